@@ -43,6 +43,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 from tests.async_publisher.conftest import Run
+from tests.waiting import until
 
 _ONCE = Retries(stop_after_attempt(1), wait_none())
 ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
@@ -509,10 +510,7 @@ def test_a_loop_that_closes_under_it_harms_nothing(broker: FakeBroker, path: Pat
     loop.set_exception_handler(lambda *_: None)  # the loop complains of tasks that are pending
     loop.close()
     broker.release_confirms()
-    deadline = time.monotonic() + 60
-    while publisher.status.open:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not publisher.status.open)
     [relay] = relay_threads()
     assert relay.is_alive()
     publisher._client.begin_close(0)  # as at the end of the interpreter

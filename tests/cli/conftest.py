@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,11 +154,3 @@ def arrived(fake: FakeBroker) -> Callable[[], dict[bytes, list[str]]]:
         return found
 
     return look
-
-
-def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for a process to have done something that nothing tells of."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)

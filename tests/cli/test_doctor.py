@@ -26,8 +26,9 @@ from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.probe import Probe
 from tests.chaos.proxy import Proxy
-from tests.cli.conftest import NOBODY, eventually
+from tests.cli.conftest import NOBODY
 from tests.cli.test_app import section
+from tests.waiting import until
 
 Run = Callable[..., Result]
 GIB = 1024**3
@@ -282,7 +283,7 @@ def link_found(run: Run, path: Path, link: str) -> dict[str, str]:
         (shown,) = (relay.status for relay in read_relays(outbox_at(path)))
         return shown.get("link") == link and (link == "connected" or bool(shown["reason"]))
 
-    eventually(is_shown)
+    until(is_shown)
     result = run("--json")
     rows = json.loads(result.stdout)
     (row,) = (row for row in rows if (row["about"], row["check"]) == ("broker", "relay"))

@@ -13,7 +13,8 @@ import pytest
 
 from reliablepub import Outbox
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import NOBODY, Cli, eventually
+from tests.cli.conftest import NOBODY, Cli
+from tests.waiting import until
 
 TO_ALL = ("--exchange", "flights", "--routing-key", "flight.{carrier}.{to.code}")
 Arrived = Callable[[], dict[bytes, list[str]]]
@@ -425,8 +426,8 @@ def test_a_file_that_is_no_outbox_is_left_alone(cli: Cli, flights: Flights) -> N
 
 def test_an_outbox_in_use_is_not_shared(cli: Cli, flights: Flights) -> None:
     relay = cli.begin("relay", "--outbox", "o.db")
-    eventually((cli.folder / "o.db").exists)
-    eventually(lambda: cli("outbox", "status", "--outbox", "o.db").code == 0)
+    until((cli.folder / "o.db").exists)
+    until(lambda: cli("outbox", "status", "--outbox", "o.db").code == 0)
     ended = cli("publish", flights(1), *TO_ALL, "--outbox", "o.db")
     assert ended.code == 4
     assert f"is relayed by process {relay.pid}" in ended.error

@@ -9,7 +9,8 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import NOBODY, Cli, eventually
+from tests.cli.conftest import NOBODY, Cli
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_it_publishes_what_is_put_in_until_a_signal(
     cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path], number: signal.Signals
 ) -> None:
     relay = cli.begin("relay", "--outbox", "o.db", "--json")
-    eventually((cli.folder / "o.db").exists)
+    until((cli.folder / "o.db").exists)
     enqueue(3)
     fake.wait_for(3, timeout_s=60)
     enqueue(2)

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import eventually
 from tests.cli.exit_codes import assert_documented
+from tests.waiting import until
 
 Run = Callable[..., Result]
 
@@ -110,10 +110,10 @@ def test_it_is_too_late_for_what_is_in_flight(run: Run, path: Path) -> None:
         broker.inject(faults.HoldConfirms())
         with Outbox(path) as outbox:
             outbox.enqueue(Message(b"", "", "q"), key="now")
-        eventually(lambda: bool(broker.messages("q")))
+        until(lambda: bool(broker.messages("q")))
         result = run("cancel", "now", "order 1", "--yes")
         assert (result.exit_code, result.stdout) == (3, "1 message cancelled\n")
         assert "message 5 left alone: in flight" in result.stderr
         assert json.loads(run("cancel", "now", "--yes", "--json").stdout)["too_late"] == [5]
         broker.release_confirms()
-        eventually(lambda: publisher.status.counters.confirmed >= 1)
+        until(lambda: publisher.status.counters.confirmed >= 1)

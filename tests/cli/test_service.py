@@ -27,7 +27,8 @@ from reliablepub.observe.health import Health, HealthServer
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, eventually
+from tests.cli.conftest import NOBODY, Cli
+from tests.waiting import until
 
 
 class Manager:
@@ -138,7 +139,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
         config.write_text(f'url = "{plain(second)}"\noutbox = "other.db"\n')
         relay.send_signal(signal.SIGHUP)
         assert "the outbox cannot be changed while the relay runs" in relay.stderr.readline()
-        eventually(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
+        until(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
         relay.send_signal(signal.SIGTERM)
         ended = cli.ended(relay)
     assert ended.code == 0
@@ -158,7 +159,7 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     enqueue(cli, b"1")
     fake.wait_for(1, timeout_s=60)
     confirmed = 'reliablepub_ended_attempts_total{outbox="o.db",outcome="confirmed"} 1.0'
-    eventually(lambda: confirmed in text_of(f"{url}/metrics"), 60)
+    until(lambda: confirmed in text_of(f"{url}/metrics"), 60)
     assert "process_resident_memory_bytes" in text_of(f"{url}/metrics")
     fake.stop()
     assert relay.stderr.readline().startswith("not connected to the broker")

@@ -17,9 +17,9 @@ from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import eventually
 from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
+from tests.waiting import until
 
 Run = Callable[..., Result]
 
@@ -214,7 +214,7 @@ def test_who_waits_is_told(run: Run, path: Path, fake: FakeBroker) -> None:
     with Publisher(fake.url, outbox=path, retry=patient, close_timeout_s=0) as publisher:
         fake.block("low on memory")
         publisher.publish(b"first", routing_key="all")  # RabbitMQ tells only those who publish
-        eventually(lambda: publisher.status.reason == "low on memory")
+        until(lambda: publisher.status.reason == "low on memory")
         receipt = publisher.publish(b"second", routing_key="all")
         assert "low on memory" in run("explain", receipt.message_id).stdout
         assert run("discard", receipt.message_id, "--yes", "--note", "too late").exit_code == 0

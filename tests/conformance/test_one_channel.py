@@ -9,8 +9,8 @@ from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
-from tests.conformance.test_states_of_the_world import until
 from tests.stores import Where
+from tests.waiting import until
 
 CONNECTS_MAX = 6
 """RabbitMQ counts a channel for a moment longer than there is one."""

@@ -5,7 +5,6 @@ The bundled broker, since it is no question of brokers.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +30,7 @@ from reliablepub.testing import FakeBroker
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.driven import DrivenPublisher
 from tests.stores import Where
+from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
 ONCE = Retries(stop_after_attempt(1), wait_none())
@@ -54,14 +54,6 @@ def lose_connection(broker: FakeBroker, publisher: Publisher) -> None:
     connects = publisher.status.connects
     broker.drop_connections()
     until(lambda: publisher.status.connects > connects)
-
-
-def until(is_true: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 100
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # -------------------------------------------------------------------- callbacks that raise

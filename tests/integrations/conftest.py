@@ -1,6 +1,5 @@
 """A database for the outbox and the application, and a relay that drains it to a test's brokers."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,12 +41,3 @@ def relayed(path: Path, broker: AmqpProbe) -> Callable[[], Status]:
             return publisher.flush(timeout_s=60)
 
     return relay
-
-
-def until(
-    condition: Callable[[], bool], timeout_s: float = 60.0, *, every_s: float = 0.005
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(every_s)

@@ -37,8 +37,8 @@ from reliablepub.integrations.sqlalchemy import SessionOutbox
 from reliablepub.outbox.admin.scheduling import by_ids, rescheduling
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
-from tests.integrations.conftest import until
 from tests.integrations.engines import engine_of
+from tests.waiting import until
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 ATTEMPT = struct.pack(">B10sc", 10, b"rp-attempt", b"l")

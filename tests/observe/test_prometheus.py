@@ -23,10 +23,11 @@ from reliablepub.cli import main
 from reliablepub.observe.metrics import Metrics
 from reliablepub.testing import FakeBroker, faults
 from tests import prometheus
-from tests.cli.conftest import Cli, eventually
+from tests.cli.conftest import Cli
 from tests.disks import fill, small_disk
 from tests.observe.test_shipped import FOLDER, alerts, panels
 from tests.prometheus import Prometheus
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 ONCE = Retries(stop_after_attempt(1), wait_none())
@@ -249,7 +250,7 @@ def test_connections_that_come_and_go(
         def drop() -> bool:
             connects = publisher.status.connects
             broker.drop_connections()
-            eventually(lambda: publisher.status.connects > connects)
+            until(lambda: publisher.status.connects > connects)
             publisher.publish(b"x", routing_key="q").result(60)
             return ("ReliablepubReconnectStorm", "storm") in server.firing()
 

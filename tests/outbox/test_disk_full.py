@@ -32,6 +32,7 @@ from reliablepub.outbox.sqlite.checkpoints import CHECKPOINT_BYTES, owed_bytes
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import KINDS, fill, give_back, small_disk
+from tests.waiting import until
 
 Make = Callable[..., Entry]
 KIB = b"x" * 1024
@@ -42,13 +43,6 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""
     with small_disk(tmp_path, request.param, 24) as mounted:
         yield mounted
-
-
-def until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < end, "it has not come true"
-        time.sleep(0.02)
 
 
 def accept_until_full(store: SqliteStore, entry: Make) -> list[Entry]:

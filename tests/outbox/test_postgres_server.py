@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from tests.chaos.proxy import Proxy
 from tests.postgres import PostgresServer, StopMode, can_connect
+from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -44,15 +45,6 @@ def insert(connection: Connection, n: int) -> None:
 def stored(url: str) -> list[int]:
     with closing(psycopg.connect(url)) as connection:
         return [n for (n,) in connection.execute("SELECT n FROM rows ORDER BY n")]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_it_is_a_server_that_loses_nothing(connection: Connection) -> None:
@@ -108,11 +100,11 @@ def test_a_smart_stop_waits_for_its_clients(
     postgres_server: PostgresServer, postgres_url: str, connection: Connection
 ) -> None:
     postgres_server.stop("smart", wait=False)
-    assert wait_until(lambda: not can_connect(postgres_url))
+    until(lambda: not can_connect(postgres_url))
     insert(connection, 1)
     assert postgres_server.is_running
     connection.close()
-    assert wait_until(lambda: not postgres_server.is_running)
+    until(lambda: not postgres_server.is_running)
 
 
 def test_a_paused_server_is_silent(
@@ -181,5 +173,5 @@ def test_no_process_outlives_a_killed_test_run_even_if_it_is_frozen() -> None:
     assert run.returncode == -signal.SIGKILL
     server = PostgresServer()
     server._folder = Path(run.stdout.strip())
-    assert wait_until(lambda: not server.processes())
+    until(lambda: not server.processes())
     subprocess.run(["rm", "-r", server.folder], check=True)

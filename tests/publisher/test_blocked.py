@@ -19,6 +19,7 @@ from reliablepub import Link, Message, OutboxFull, Publisher
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 BODY = bytes(2_048)
 MIB = 1024 * 1024
@@ -35,8 +36,7 @@ def messages(count: int, queue: str = "q") -> Iterator[Message]:
 def wait_blocked(publisher: Publisher, queue: str = "q") -> None:
     """RabbitMQ tells only those who publish; so one message is on the wire."""
     publisher.publish(b"first", routing_key=queue)
-    while publisher.status.link is not Link.BLOCKED:
-        time.sleep(0.005)
+    until(lambda: publisher.status.link is Link.BLOCKED)
 
 
 @pytest.fixture
@@ -108,8 +108,7 @@ def test_in_an_alarm_without_a_disk_the_limit_makes_callers_wait(fake: FakeBroke
 
         caller = threading.Thread(target=lambda: publisher.publish_many(offered()).wait(60))
         caller.start()
-        while publisher.status.open < 501:
-            time.sleep(0.005)
+        until(lambda: publisher.status.open >= 501)
         time.sleep(0.2)
         assert taken < 5_000, "and so takes no more from its source"
         assert publisher.status.open <= 1_000

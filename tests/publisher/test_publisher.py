@@ -42,6 +42,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
+from tests.waiting import until
 
 _ONCE = Retries(stop_after_attempt(1), wait_none())
 ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
@@ -444,10 +445,7 @@ def test_twenty_publishers_leave_no_thread_and_no_descriptor(
     before, threads = descriptors(), threading.active_count()
     for _ in range(20):
         cycle()
-    deadline = time.monotonic() + 60
-    while descriptors() > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert descriptors() <= before
+    until(lambda: descriptors() <= before)
     assert threading.active_count() == threads
 
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +28,7 @@ from reliablepub.hooks import LinkChanged, MessageStored
 from reliablepub.relay import thread
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
+from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
 ONCE = Retries(stop_after_attempt(1), wait_none())
@@ -57,14 +57,6 @@ def lose_connection(broker: FakeBroker, publisher: Publisher) -> None:
     connects = publisher.status.connects
     broker.drop_connections()
     until(lambda: publisher.status.connects > connects)
-
-
-def until(is_true: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 100
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Hook:

@@ -14,8 +14,8 @@ from reliablepub.testing import FakeBroker
 from reliablepub.transport.pika_hooks import hooks
 from tests.certificates import broker_with, signed
 from tests.chaos.proxy import Proxy
-from tests.conformance.test_survival import wait_until
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def assert_refused(url: str, outbox: Path, words: str, context: ssl.SSLContext |
     """Nothing is sent, everything is kept, and the reason can be read."""
     with Publisher(url, outbox=outbox, ssl_context=context, close_timeout_s=0) as publisher:
         publisher.publish(b"secret", routing_key="q")
-        wait_until(lambda: publisher.status.reason != "")
+        until(lambda: publisher.status.reason != "")
         assert words in publisher.status.reason.lower()
         assert publisher.status.is_refused or "EOF" in publisher.status.reason
         assert publisher.status.connects == 0
@@ -139,8 +139,8 @@ def test_rabbitmq_takes_who_shows_a_certificate_and_nobody_else(
         context, prompt = trusting(certificate, shown=certificate), RetryPolicy.prompt()
         with Publisher(node.amqps_url, outbox=None, ssl_context=context, retry=prompt) as publisher:
             receipt = publisher.publish(b"x", routing_key="nobody-is-bound-here")
-            wait_until(lambda: publisher.status.connects == 1)
-            wait_until(lambda: receipt.is_settled)
+            until(lambda: publisher.status.connects == 1)
+            until(lambda: receipt.is_settled)
         assert_refused(node.amqps_url, tmp_path / "none.db", "", trusting(certificate))
         assert_refused(node.amqps_url, tmp_path / "default.db", "certificate", None)
 

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pika
@@ -12,6 +11,7 @@ import pytest
 
 from tests.amqp_probe import AmqpProbe
 from tests.rabbitmq import RabbitMQNode, can_handshake
+from tests.waiting import until
 
 pytestmark = pytest.mark.rabbit
 
@@ -41,15 +41,6 @@ def processes_of(folder: Path) -> list[int]:
         if mark in variables:
             found.append(int(environ.parent.name))
     return found
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_pid_is_the_virtual_machine(rabbitmq_node: RabbitMQNode) -> None:
@@ -154,5 +145,5 @@ def test_nothing_is_left(rabbitmq_node: RabbitMQNode) -> None:
     with RabbitMQNode() as node:
         folder = node.folder
         assert len(processes_of(folder)) >= 2  # the virtual machine and its epmd
-    assert wait_until(lambda: not processes_of(folder))
+    until(lambda: not processes_of(folder))
     assert not folder.exists()

@@ -32,6 +32,7 @@ from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.pika import PikaTransport
 from reliablepub.transport.pika_hooks import HookedConnection, hooks
+from tests.waiting import until
 
 SECRET = "s3cr3t"
 Connect = Callable[..., "Wire"]
@@ -587,10 +588,6 @@ def test_close_leaves_no_socket_and_no_thread(fake_broker: FakeBroker, state: st
     assert time.monotonic() - since < 30.0
     if state in ("frozen", "unanswered"):
         fake_broker.thaw()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (
-        {fd for fd in open_fds() - before if not fd.startswith("/")}
-        or threading.active_count() != threads
-    ):
-        time.sleep(0.02)
+    until(lambda: all(fd.startswith("/") for fd in open_fds() - before))
+    until(lambda: threading.active_count() == threads)
     check_nothing_left(before, threads)
