@@ -1,7 +1,5 @@
 """A Prometheus of the tests' own: Debian's package, started on loopback with short intervals."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,21 +1,14 @@
 """A client of bare sockets: it says what it is told and hears single bytes."""
 
-from __future__ import annotations
-
 import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from pamqp import commands, frame
+from pamqp.base import Frame
 
+from reliablepub.testing import FakeBroker
 from tests.broker.sans_io import CAPABILITIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pamqp.base import Frame
-
-    from reliablepub.testing import FakeBroker
 
 _OPENING: tuple[tuple[Frame, int], ...] = (
     (

@@ -1,14 +1,12 @@
 """The fake broker over real TCP, seen by independent clients: pika and aio-pika."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import aio_pika
 import pika
@@ -26,9 +24,6 @@ from pika.exceptions import (
 from reliablepub.testing import FakeBroker, Fate, NodeOptions, faults
 from tests.broker.raw_tcp import hear_out, opened
 from tests.broker.sans_io import encode_publish
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 

@@ -3,18 +3,14 @@
 What it has in common with RabbitMQ is in `tests/facts`, where both are asked.
 """
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pamqp import commands
 
 from reliablepub.testing.history import Fate
+from reliablepub.testing.node import Node
 from tests.broker.sans_io import TRANSIENT, Client, Properties, encode_publish
-
-if TYPE_CHECKING:
-    from reliablepub.testing.node import Node
 
 Queue, Exchange, Basic = commands.Queue, commands.Exchange, commands.Basic
 

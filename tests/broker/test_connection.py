@@ -1,21 +1,16 @@
 """The life of a connection: handshake, heartbeats, hard errors, hostile bytes."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
+from pamqp.base import Frame
 
 from reliablepub.testing.ending import Ending
 from reliablepub.testing.node import Node
 from tests.broker.sans_io import CAPABILITIES, Client, encode_publish, node_with_queue
-
-if TYPE_CHECKING:
-    from pamqp.base import Frame
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 

@@ -1,8 +1,6 @@
 """One test per fault rule, in virtual time; and the script that decides when a rule acts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from pamqp import commands
@@ -11,12 +9,8 @@ from reliablepub.testing import faults
 from reliablepub.testing.ending import Ending
 from reliablepub.testing.faults import Fault, FaultFileError, FaultScript, PublishFault, load_faults
 from reliablepub.testing.history import Fate
+from reliablepub.testing.node import Node
 from tests.broker.sans_io import TRANSIENT, Client, encode_publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from reliablepub.testing.node import Node
 
 
 def fates(node: Node) -> list[Fate]:

@@ -1,27 +1,22 @@
 """Faults of the network and the handshake: each one seen on the wire."""
 
-from __future__ import annotations
-
 import socket
 import time
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pytest
 from pamqp import commands
+from pamqp.base import Frame
 
 from reliablepub.testing import FakeBroker, faults
 from reliablepub.testing.connection import Connection
 from reliablepub.testing.ending import Ending
+from reliablepub.testing.faults import ConnectionFault
 from reliablepub.testing.flow import Flow
 from reliablepub.testing.link import Link
+from reliablepub.testing.node import Node
 from tests.broker.raw_tcp import OPENED, OPENING, connected, hear_out, opened
 from tests.broker.sans_io import TRANSIENT, Client, encode_publish
-
-if TYPE_CHECKING:
-    from pamqp.base import Frame
-
-    from reliablepub.testing.faults import ConnectionFault
-    from reliablepub.testing.node import Node
 
 ACK_1 = b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50" + bytes(7) + b"\x01\x00\xce"
 

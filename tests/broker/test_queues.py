@@ -1,17 +1,13 @@
 """Dead letters, priorities, TTLs and expiry of queues, as seen on RabbitMQ 3.10.8."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pamqp import commands, header
 
 from reliablepub.testing.content_header import rewritten
+from reliablepub.testing.node import Node
 from tests.broker.sans_io import PERSISTENT, Client, Properties
-
-if TYPE_CHECKING:
-    from reliablepub.testing.node import Node
 
 DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
 

@@ -1,7 +1,5 @@
 """Where messages go, and what survives a restart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pamqp.commands import Basic

@@ -1,17 +1,11 @@
 """tx.*, as seen on RabbitMQ 3.10.8 with the same frames."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from pamqp import commands
 
 from reliablepub.testing.history import Fate
+from reliablepub.testing.node import Node
 from tests.broker.sans_io import PERSISTENT, TRANSIENT, Client
-
-if TYPE_CHECKING:
-    from reliablepub.testing.node import Node
 
 
 @pytest.fixture

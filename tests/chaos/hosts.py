@@ -13,8 +13,6 @@ An enqueuer:  tried 17         it begins to store message 17 by itself
               refused 17       it was told that it is not, or has rolled it back
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

@@ -5,8 +5,6 @@ loopback here too: a socket stays in the network in which it was made, whoever h
 can listen in one network, and pass on to another.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

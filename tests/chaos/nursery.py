@@ -4,8 +4,6 @@ A module of lives calls `main` when it is run. It knows how a life is described 
 process; it must never know what one does.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

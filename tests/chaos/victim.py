@@ -8,8 +8,6 @@ process. It knows both front doors; it must never know what is checked.
     failed 17      likewise
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Passwords that change and tokens that expire, under load: nothing is parked, nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -9,8 +9,6 @@ another file system on a loop device above an image in it. It runs in a process 
 the folder: the kernel keeps none of them, so each is done before the call returns.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -9,8 +9,6 @@ which it marks in the log of the file system (`forgetful`). Must never know: wha
     gone m7        that call has returned
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

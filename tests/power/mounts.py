@@ -3,8 +3,6 @@
 Knows: its process, its orders, its log. Must never know: FUSE.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

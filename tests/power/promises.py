@@ -4,8 +4,6 @@ Knows: the marks of a life, and an outbox as the next process finds it. Must nev
 synced.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens that end while a task sends: it goes on with the next one, and no row is lost."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ Each tells every call that has returned, from whatever process: `stored ID`; and
 raised: `raised ID ERROR`. What it told is compared with the outbox afterwards.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Credentials that a provider gives: asked for at each connection, renewed on the open one."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

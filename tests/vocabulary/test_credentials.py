@@ -1,7 +1,5 @@
 """Credentials as data, and the file that they may be read from."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

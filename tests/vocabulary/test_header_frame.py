@@ -4,8 +4,6 @@ Our own encoder is what counts; pamqp and pika are independent witnesses, though
 floats in a table and pamqp no bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal

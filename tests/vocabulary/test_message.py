@@ -1,7 +1,5 @@
 """A message is checked at birth: every limit, at it and one beyond."""
 
-from __future__ import annotations
-
 import copy
 import enum
 import pickle

@@ -1,7 +1,5 @@
 """Budgets for refusals, with tenacity's stops and waits, and what comes after them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
