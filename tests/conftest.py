@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, Phase, settings
 from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
 from tests.amqp_probe import unique as unique_name
-from tests.chaos.proxy import Proxy
 from tests.rabbitmq import ROOT, RabbitMQNode, is_installed
 
 if TYPE_CHECKING:  # it needs psycopg, which tests without a PostgreSQL do not
@@ -158,13 +157,6 @@ def new_postgres_outbox(
 def postgres_outbox(new_postgres_outbox: Callable[[], str]) -> str:
     """The URL of an empty outbox that no other test has."""
     return new_postgres_outbox()
-
-
-@pytest.fixture
-def postgres_link(postgres_server: "PostgresServer") -> Iterator[Proxy]:
-    """A link to that server, to be cut: `postgres_server.url_of(database, port=link.port)`."""
-    with Proxy(postgres_server.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

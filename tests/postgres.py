@@ -176,10 +176,6 @@ class PostgresServer:
         """`postgresql://postgres@127.0.0.1:PORT/DATABASE`; another port is that of a proxy."""
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
 
-    def socket_url_of(self, database: str = USER) -> str:
-        """The same, by the server's Unix socket."""
-        return f"postgresql://{USER}@/{database}?host={self._folder}&port={self.port}"
-
     @property
     def folder(self) -> Path:
         """Where everything of the server lives."""

@@ -6,6 +6,8 @@ told one thing, answer, and are compared before the next. What RabbitMQ does con
 confirmed or delivered to first) is compared without its order.
 """
 
+from __future__ import annotations
+
 import random
 import time
 from collections import Counter

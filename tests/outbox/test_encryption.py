@@ -31,9 +31,6 @@ NEW = bytes(range(32, 64))
 SECRET: dict[str, Any] = {"body": b"card 4111", "headers": {"who": "Ms Secret"}, "app_id": "hush"}
 
 
-NOT_GIVEN = "with key 'old', and that key was not given; nothing is lost: give it too$"
-
-
 @pytest.fixture
 def keys() -> OutboxKeys:
     return OutboxKeys({"old": OLD})

@@ -31,7 +31,6 @@ from tests.outbox.shim import Shim, shim
 from tests.writers import writer_of
 
 CALLS_MAX = 400
-WRITES = ("write", "truncate", "sync", "delete")
 KINDS = {
     "full": (("write",), vfs.FULL),
     "write": (("write", "truncate"), vfs.IOERR_WRITE),
@@ -100,9 +99,6 @@ def filled(memory: Path) -> Path:
 
 def new_entry(number: int, *, size: int = 3000) -> Entry:
     return Entry(Message(b"%04d" % number * (size // 4), "x", "k", message_id=f"m-{number}"), 1.0)
-
-
-OPEN_BEFORE = {f"m-{n}" for n in range(1, 37)}
 
 
 @dataclass
@@ -227,8 +223,6 @@ CASES = {
     "reading": Case(reading_it),
     "looking": Case(looking),
 }
-APP_ERRORS = (sqlite3.Error,)
-"""What the application's own statements raise is not ours to translate."""
 
 
 def open_ids(path: Path) -> set[str]:
