@@ -1,4 +1,4 @@
-"""Fixtures for every test: brokers, fake and real, databases, and names that nobody else uses.
+"""Fixtures for every test: brokers, fake and real, databases, and unique names.
 
 Tests share one broker and keep apart by fresh queue names: a name costs nothing, a virtual host of
 one's own costs half a second of rabbitmqctl. They share one PostgreSQL, with a database for each

@@ -290,7 +290,7 @@ class RabbitMQNode:
         )
 
     def set_memory_alarm(self) -> None:
-        """connection.blocked to whoever publishes, until the alarm is cleared."""
+        """Have every connection that publishes blocked, until the alarm is cleared."""
         self._is_alarmed = True
         alarm = "{{resource_limit, memory, node()}, []}"
         # To set it returns at once; to ask behind that waits until each connection has been told.
@@ -463,7 +463,7 @@ class RabbitMQNode:
         cookie = self._folder / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
-        # A start spends a third of its time looking into seventy plugins that nobody enabled. Only
+        # A start spends a third of its time looking into seventy plugins that are not enabled. Only
         # the schema of rabbitmq.conf is needed from there.
         installed = _in(self._root, _BIN / "rabbitmq-server").resolve().parent.parent / "plugins"
         plugins = self._folder / "plugins"
@@ -509,7 +509,7 @@ class RabbitMQNode:
 
 
 def can_handshake(url: str) -> bool:
-    """Whether somebody there completes an AMQP handshake."""
+    """Whether a broker there completes an AMQP handshake."""
     parameters = pika.URLParameters(url)
     try:  # without pika first: it logs an error for every port that is not open yet
         socket.create_connection((parameters.host, parameters.port), timeout=5).close()

@@ -393,7 +393,7 @@ def test_opening_that_is_cancelled_closes_again(
             await opening
         while relay_threads():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.01)
-        async with AsyncPublisher(AWAY, outbox=path):  # nobody else has the outbox
+        async with AsyncPublisher(AWAY, outbox=path):  # the outbox is free
             pass
 
     run(main())

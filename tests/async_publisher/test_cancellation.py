@@ -1,4 +1,4 @@
-"""Tasks cancelled anywhere: nothing wedges, nothing is lost, nobody gets another's verdict.
+"""Tasks cancelled anywhere: nothing wedges, nothing is lost, no task gets another's outcome.
 
 Every publish has a `message_id` of its own, which the test keeps, so that afterwards each one can
 be accounted for: what was not stored did not arrive, what was confirmed did, and the unroutable

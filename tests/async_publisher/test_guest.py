@@ -132,7 +132,7 @@ def test_an_aiormq_that_lacks_something_is_refused(
 @pytest.mark.parametrize(
     "name", ["tag_of", "written", "drained", "look_what_left", "is_blocked", "write"]
 )
-def test_a_hook_that_fails_harms_nobody_and_is_the_last(
+def test_a_hook_that_fails_is_the_last_and_the_connection_goes_on(
     run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The application's connection goes on, and the reason is told; here and to the next one."""

@@ -97,7 +97,7 @@ def test_deaths_are_counted_by_queue_and_reason(node: Node, client: Client) -> N
     assert [(one["queue"], one["count"]) for one in deaths] == [("a", 2), ("b", 1)]
 
 
-def test_a_cycle_in_which_nobody_decides_is_broken(node: Node, client: Client) -> None:
+def test_a_cycle_of_expiry_is_broken(node: Node, client: Client) -> None:
     declare(client, "loop", x_message_ttl=50, x_dead_letter_exchange="")
     client.publish("loop")
     client.wait(0.05)
@@ -189,7 +189,7 @@ def test_a_ttl_of_zero_is_for_who_waits(node: Node, client: Client) -> None:
     assert client.only(commands.Basic.Deliver).consumer_tag == "c"
 
 
-def test_a_queue_that_nobody_uses_expires(node: Node, client: Client) -> None:
+def test_an_unused_queue_expires(node: Node, client: Client) -> None:
     declare(client, "brief", x_expires=100)
     for _ in range(4):
         client.wait(0.09)

@@ -1,6 +1,6 @@
 """The account: what callers were told, against what the broker has and the outbox keeps.
 
-It knows nothing of how it came about, and asks nobody but the broker, the outbox and the callers.
+It asks the broker, the outbox and the callers; it must never know what was done to them.
 """
 
 import sqlite3

@@ -219,7 +219,7 @@ def _write(log: int, *words: object) -> None:
 
 
 def without_fence() -> None:
-    """A relay takes the next turn whoever has taken the last one."""
+    """A relay takes the next turn although another relay has taken the last one."""
     follow, take = PostgresStore._follow, PostgresStore._take_turn
 
     def blind(store: PostgresStore, turn: int, _: int, intervention: int) -> None:
@@ -289,5 +289,5 @@ def _fork(life: Life) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for their ends
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for their ends
     main(lambda **fields: _fork(Life(**fields)))

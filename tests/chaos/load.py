@@ -1,4 +1,4 @@
-"""Somebody who publishes numbered messages, on and on, and remembers what they are told.
+"""A caller that publishes numbered messages without end, and records what it is told.
 
 It knows the public interface of the publisher; it must never know brokers or faults.
 """

@@ -1,7 +1,7 @@
 """`Network`: a host's own network, as Linux has them (network namespaces); only root can make one.
 
 It knows namespaces. It must never know which servers or clients are in them. Everything listens on
-loopback here too: a socket stays in the network in which it was made, whoever has it. So a proxy
+loopback here too: a socket stays in the network in which it was made. So a proxy
 can listen in one network, and pass on to another.
 """
 
@@ -94,7 +94,7 @@ class Network:
         self._ip("-n", self._name, "link", "set", "uplink", "up")
 
     def unplug(self) -> None:
-        """Let nothing pass to or from the bridge; nobody is told."""
+        """Let nothing pass to or from the bridge; neither side is told."""
         self._ip("link", "set", self.link, "down")
 
     def plug_again(self) -> None:

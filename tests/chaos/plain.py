@@ -28,7 +28,7 @@ _CONTROLS: Final = 20
 ALL_CONFIRMED: Final = "all confirmed"
 """What `control` says of a node that takes messages."""
 CONTROL: Final = b"control"
-"""The body of what `control` publishes, which nobody was promised anything of."""
+"""The body of what `control` publishes; no confirm of it is awaited."""
 
 
 def control(url: str, exchange: str, keys: Sequence[str]) -> str:

@@ -135,7 +135,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     "for_s", [pytest.param(0.0, id="once"), pytest.param(SOAK_S, marks=pytest.mark.soak)]
 )
 def test_disk_full(arena: Arena, small_disk: Path, for_s: float) -> None:
-    """Somebody else fills the outbox's disk while the broker is away, and frees it again.
+    """Another program fills the outbox's disk while the broker is away, and frees it again.
 
     With the broker there, a slow publisher lives on the room that confirmed messages leave.
     """

@@ -5,7 +5,7 @@ process. It knows both front doors; it must never know what is checked.
 
     stored 17      publish() has returned
     confirmed 17   its receipt says so
-    failed 17      likewise
+    failed 17      its receipt says so
 """
 
 import asyncio

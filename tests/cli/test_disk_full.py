@@ -20,7 +20,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture(params=KINDS)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """An outbox that nobody has open, on a disk without a free byte."""
+    """An outbox that no process has open, on a disk without a free byte."""
     with small_disk(tmp_path, request.param, 24) as disk:
         path = disk / "outbox.db"
         with Outbox(path) as outbox:

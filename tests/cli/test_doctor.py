@@ -71,7 +71,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_it_looks_at_the_outbox_alone(run: Run) -> None:
     result = run("--json")
-    assert result.exit_code == 4, "messages are open, and nobody relays them"
+    assert result.exit_code == 4, "messages are open, and no relay runs"
     rows = json.loads(result.stdout)
     assert {row["about"] for row in rows} == {"outbox", "client"}
     assert {row["check"] for row in rows if row["level"] != "ok"} >= {"relay"}

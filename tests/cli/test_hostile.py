@@ -1,4 +1,4 @@
-"""Whoever publishes, and the broker, choose texts that operators read: none acts on a terminal."""
+"""Publishers and the broker choose texts that operators read: none acts on a terminal."""
 
 import csv
 import io

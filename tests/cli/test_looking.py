@@ -39,7 +39,7 @@ def relay(path: Path) -> Iterator[SqliteStore]:
 
 @pytest.fixture
 def alone(path: Path) -> Path:
-    """The outbox when nobody relays it."""
+    """The outbox without a relay."""
     make_trouble(path).close()
     return path
 

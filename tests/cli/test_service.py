@@ -51,7 +51,7 @@ class Manager:
                 return told
 
     def is_told(self) -> bool:
-        """Whether something was told that nobody has listened to; listens."""
+        """Whether a datagram was waiting; reads it."""
         try:
             self._socket.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -285,7 +285,7 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
     ("environment", "watchdog_s"),
     [
         ({}, None),
-        ({"WATCHDOG_USEC": "3000000"}, None),  # nobody listens
+        ({"WATCHDOG_USEC": "3000000"}, None),  # nothing listens
         ({"NOTIFY_SOCKET": "@x"}, None),
         ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000"}, 1.5),
         ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
@@ -300,7 +300,7 @@ def test_the_watchdog_is_fed_twice_in_its_time(
         environment = {**environment, "WATCHDOG_PID": str(os.getpid())}
     notifier = Notifier(environment)
     assert notifier.watchdog_s == watchdog_s
-    notifier.tell(READY=1)  # to an abstract address where nobody is: no error
+    notifier.tell(READY=1)  # to an abstract address without a listener: no error
 
 
 def test_an_abstract_address_is_one_too() -> None:

@@ -129,7 +129,7 @@ def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None
     )
 
 
-def test_an_idle_outbox_needs_nobody(path: Path) -> None:
+def test_an_idle_outbox_needs_no_operator(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         store.show(LINK)
         lines = drawn(look_closely(outbox_at(path)))

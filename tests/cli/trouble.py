@@ -4,7 +4,7 @@
 row   message
 ====  ===================================================================
 1     confirmed at the first attempt
-2     confirmed after an attempt that nobody knows the end of
+2     confirmed after an uncertain attempt
 3     parked: refused with 404
 4     parked: returned three times
 5     waits: nacked, to be sent again in an hour

@@ -90,7 +90,7 @@ def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
 def test_a_frozen_rabbitmq_is_noticed_within_twenty_seconds(
     rabbitmq_node: RabbitMQNode, outbox: Where, front_door: FrontDoor
 ) -> None:
-    """Frozen a second after there was news, which is the worst moment for whoever looks seldom."""
+    """Frozen a second after the last heartbeat, which delays its notice the most."""
     probe = AmqpProbe(rabbitmq_node.url)
     queue = probe.declare_queue()
     with front_door(rabbitmq_node.url, outbox=outbox) as publisher:

@@ -184,7 +184,7 @@ def test_what_is_parked_holds_its_key_until_a_person_decides(
             behind = of_key(key, range(tens * 10 + 1, tens * 10 + 6), queue)
             publisher.publish_many([*of_key(key, [tens * 10], lost[1], lost[0]), *behind])
         publisher.publish_many(of_key("free", range(30, 36), queue)).wait(60)
-        assert publisher.flush(60).is_flushed, "nobody waits for a person"
+        assert publisher.flush(60).is_flushed, "a flush does not wait for an operator"
         people = Outbox(outbox)
         held = {key.ordering_key: (key.outcome, key.held_back) for key in people.held_keys()}
         assert held == {"resumed": ("refused", 5), "skipped": ("returned", 5)}

@@ -1,7 +1,7 @@
 """Messages that cost more than themselves: a channel, or the whole connection.
 
 No client would send most of these, so their bytes are bent on the way out, and the brokers answer
-as they would to anybody.
+as they would to any client.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ FORBIDDEN = "immediate"
 def skip_guests(front_door: FrontDoor) -> None:
     """Who ended the connection, aiormq does not say; it may have been the application."""
     if is_guest(front_door):
-        pytest.skip("on the application's connection nobody of ours is blamed for its end")
+        pytest.skip("on the application's connection no message of ours is blamed for its end")
 
 
 @pytest.fixture

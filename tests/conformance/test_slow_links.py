@@ -84,7 +84,7 @@ def test_a_batch_of_large_messages_is_sent_once(
 def test_a_channel_opens_however_much_is_on_its_way_before_it(
     rig: Rig, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
-    """Nobody waits in vain for the channel after one that a message has cost."""
+    """The channel after one that a message has cost opens in time."""
     queue = rig.probe.declare_queue()
     messages = [Message(bytes(120_000), routing_key=queue) for _ in range(5)]
     messages.insert(0, Message(b"", exchange="missing"))

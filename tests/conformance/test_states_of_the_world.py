@@ -1,4 +1,4 @@
-"""What the broker refuses for a while is nobody's message: it waits, and others flow meanwhile.
+"""A refusal that blames a state of the broker, not a message: its messages wait, others flow.
 
 A revoked permission, an exchange that is missing during a deployment, a full queue, a login that is
 refused: at both brokers, under load, with a second destination that must not notice.

@@ -60,7 +60,7 @@ def assert_all_arrived(probe: AmqpProbe, queue: str, expected: int, *, duplicate
 
 
 def uncertain(outbox: Where) -> int:
-    """Attempts that nobody knows the end of."""
+    """How many attempts ended uncertain."""
     return sum(row["outcome"] == "uncertain" for row in Outbox(outbox).rows("history"))
 
 

@@ -73,7 +73,7 @@ def ends(connection: socket.socket) -> bytes:
     return found
 
 
-def test_clients_that_trickle_hold_few_threads_and_keep_nobody_out(
+def test_clients_that_trickle_hold_few_threads_and_keep_no_other_out(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = [connect(server) for _ in range(3 * CONNECTIONS_MAX)]

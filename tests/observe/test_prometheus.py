@@ -168,7 +168,7 @@ def test_a_relay_that_is_killed_pages_and_resolves_nothing(
     server.forget("killed again")
 
 
-def test_a_second_process_tells_that_nobody_relays(
+def test_a_second_process_tells_that_no_relay_runs(
     server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
 ) -> None:
     Metrics("orphan", outbox=outbox, registry=scraped)

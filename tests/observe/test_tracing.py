@@ -207,7 +207,7 @@ db.close()
 """
 
 
-def test_a_transaction_of_another_process_is_linked_by_whoever_relays(
+def test_a_transaction_of_another_process_is_linked_by_the_relay(
     broker: FakeBroker, exported: Exported, tracing: Tracing, outbox: Path
 ) -> None:
     command = [sys.executable, "-W", "error", "-c", ENQUEUE, str(outbox)]

@@ -72,7 +72,7 @@ def by_hand(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [enqueue, in_a_transaction, in_another_process, by_hand])
-def test_it_rings_whoever_writes(write: object, bell: Bell, path: Path) -> None:
+def test_it_rings_for_every_writer(write: object, bell: Bell, path: Path) -> None:
     assert not is_readable(bell)
     assert callable(write)
     write(path)

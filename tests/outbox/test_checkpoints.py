@@ -1,4 +1,4 @@
-"""The log is bounded whoever writes, and moved by one connection at a time."""
+"""The log is bounded for every writer, and moved by one connection at a time."""
 
 import sqlite3
 import subprocess
@@ -42,7 +42,7 @@ def moved(log: list[Operation], path: Path) -> int:
     return sum(o.kind == "write" and o.path == str(path) for o in log)
 
 
-def test_the_log_stays_short_while_nobody_relays(path: Path) -> None:
+def test_the_log_stays_short_without_a_relay(path: Path) -> None:
     sizes = []
     with closing(Outbox(path)) as one, closing(Outbox(path)) as other:
         for _ in range(100):
@@ -54,7 +54,7 @@ def test_the_log_stays_short_while_nobody_relays(path: Path) -> None:
     assert sum(a > b for a, b in pairwise(sizes)) > 2, "cut back, several times"
 
 
-def test_beside_a_relay_nobody_else_moves_it(path: Path) -> None:
+def test_beside_a_relay_no_other_process_moves_it(path: Path) -> None:
     with shim() as files, closing(SqliteStore(path)), closing(Outbox(path)) as outbox:
         files.log = []
         for _ in range(100):
@@ -141,7 +141,7 @@ def test_it_is_asked_for_only_while_the_database_is_shorter_than_its_header_says
         assert moved(files.log, path) >= 8
 
 
-def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
+def test_a_borrowed_lock_names_no_process_and_is_waited_for(path: Path) -> None:
     lock = path.with_name(path.name + ".lock")
     lock.touch(0o600)
     lock.write_text("1\n")  # of a relay that was killed

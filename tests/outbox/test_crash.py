@@ -1,4 +1,4 @@
-"""A child process is killed before every single statement; then somebody looks at what is left."""
+"""A child process is killed before each statement; the next process finds a whole outbox."""
 
 import os
 import signal

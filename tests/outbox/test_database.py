@@ -226,7 +226,9 @@ def test_a_look_does_not_take_the_log_away(
         assert again.snapshot().counters.open == 4
 
 
-def test_a_reader_in_the_middle_stops_nobody(path: Path, store: SqliteStore, entry: Make) -> None:
+def test_a_reader_in_the_middle_stops_no_writer(
+    path: Path, store: SqliteStore, entry: Make
+) -> None:
     store.commit(Changes(new=[one := entry()]))
     with reading(path) as connection:
         assert connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone() == (1,)

@@ -334,7 +334,7 @@ def application(memory: Path) -> Path:
 
 
 def complaint(path: Path) -> str:
-    """What somebody is told who only looks."""
+    """What `Outbox.status` raises."""
     try:
         Outbox(path).status()
     except OutboxError as error:

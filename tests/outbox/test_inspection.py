@@ -95,9 +95,7 @@ def test_tags_count_as_long_as_their_relay(store: SqliteStore, path: Path, entry
     assert read_in_flight(outbox_at(path), limit=9) == []
 
 
-def test_what_nobody_knows_the_end_of_is_listed(
-    store: SqliteStore, path: Path, entry: Make
-) -> None:
+def test_uncertain_attempts_are_listed(store: SqliteStore, path: Path, entry: Make) -> None:
     store.commit(Changes(new=(new := [entry(), entry(), entry()])))
     unsure = [Attempt(new[n], "1-1", n, CUT, 5.0 + n) for n in (0, 2)]
     store.commit(Changes(rescheduled=[new[0], new[2]], attempts=unsure))

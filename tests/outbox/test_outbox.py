@@ -337,7 +337,7 @@ def test_threads_may_share_it(path: Path) -> None:
         assert outbox.status().stored == 100
 
 
-def test_one_that_nobody_closes_goes_without_a_warning(path: Path) -> None:
+def test_one_that_is_never_closed_goes_without_a_warning(path: Path) -> None:
     Outbox(path).enqueue(Message(b"x"))  # Python 3.13 warns of a connection that is left open
     gc.collect()
     assert not path.with_name(path.name + "-wal").exists(), "it is closed"

@@ -237,7 +237,7 @@ def check(log: list[Operation], folder: Path, seed: int, *, every: int = 1) -> i
                 disk.fail(Path(left), share)
                 found, known = look(Path(left) / "outbox.db")
             assert promises.must <= found, f"lost at operation {index} of {len(log)}, {share=}"
-            assert known <= promises.may, "nothing is there that nobody asked for"
+            assert known <= promises.may, "nothing is there that no caller stored"
             count += 1
     return count
 

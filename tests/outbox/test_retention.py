@@ -291,7 +291,7 @@ def test_a_file_with_tables_of_others_is_not_written_anew(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_space_is_given_back_later_while_somebody_else_writes(path: Path) -> None:
+def test_space_is_given_back_later_while_another_process_writes(path: Path) -> None:
     with closing(file_of_pages(path, 20, 80)) as connection:
         connection.execute("PRAGMA busy_timeout = 0")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:

@@ -209,7 +209,7 @@ def test_without_the_look_the_stranger_would_read_along(
 
 
 @pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
-def test_a_pipe_holds_nobody_up(path: Path, entry: Make, suffix: str) -> None:
+def test_a_pipe_does_not_block(path: Path, entry: Make, suffix: str) -> None:
     fill(path, entry)
     beside = path.with_name(f"outbox.db{suffix}")
     beside.unlink(missing_ok=True)

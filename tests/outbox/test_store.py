@@ -359,7 +359,7 @@ def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Mak
     ]
     assert snapshot.counters.open == 2
     assert snapshot.counters.open_bytes == sum(e.message.size for e in found)
-    assert not store.changed_elsewhere()  # our own commit is not somebody else's
+    assert not store.changed_elsewhere()  # our own commit does not count
 
 
 def test_only_one_relay_at_a_time(store: SqliteStore, path: Path) -> None:
@@ -370,7 +370,7 @@ def test_only_one_relay_at_a_time(store: SqliteStore, path: Path) -> None:
 def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) -> None:
     loser = SqliteStore(path)
     loser.commit(Changes(new=[one := entry()]))
-    lock_path(path).unlink()  # somebody "repaired" the outbox by removing the lock
+    lock_path(path).unlink()  # an operator "repaired" the outbox by removing the lock
     with closing(SqliteStore(path)) as winner:
         with pytest.raises(OutboxInUse, match="taken over by process"):
             loser.commit(Changes(confirmed=[one]))

@@ -108,7 +108,7 @@ class Mounted:
 
 
 def need_mounts() -> None:
-    """Skip the test, and say so, where nobody may mount; as root nothing is skipped."""
+    """Skip the test, and say so, where mounting is not permitted; as root nothing is skipped."""
     if os.geteuid():
         pytest.skip("mounting a file system that fails needs root")
 

@@ -45,7 +45,7 @@ class Promises:
         Raises:
             AssertionError: it is not.
             sqlite3.Error: the file cannot be read.
-            OutboxError: likewise.
+            OutboxError: it cannot be read.
         """
         must = self._promised - self._released
         open_, parked, confirmed = found(path)

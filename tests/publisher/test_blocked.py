@@ -122,7 +122,7 @@ def test_in_an_alarm_without_a_disk_the_limit_makes_callers_wait(fake: FakeBroke
 def test_ten_minutes_of_alarm_cost_no_memory(rabbitmq_node: RabbitMQNode, tmp_path: Path) -> None:
     """As many are offered as the machine lets one caller store, up to 5 000 a second."""
     probe = AmqpProbe(rabbitmq_node.url)
-    # Of millions it keeps few: nobody consumes them, and they would cause an alarm of their own.
+    # Of millions it keeps few: no consumer takes them, and they would cause an alarm of their own.
     queue = probe.declare_queue(arguments={"x-max-length": 1_000})
     with Publisher(rabbitmq_node.url, outbox=tmp_path / "o.db", close_timeout_s=60) as publisher:
         publisher.publish_many(messages(20_000, queue)).wait(60)

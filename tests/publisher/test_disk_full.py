@@ -56,7 +56,9 @@ def test_more_goes_through_a_disk_than_fits_on_it(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_disk_that_somebody_else_has_filled_is_told_and_drains(tmp_path: Path, kind: str) -> None:
+def test_a_disk_that_another_program_has_filled_is_told_and_drains(
+    tmp_path: Path, kind: str
+) -> None:
     """With enqueuers that press on; a little that is freed goes to the relay, and more to them."""
     with small_disk(tmp_path, kind, 24) as disk, FakeBroker() as broker:
         path = disk / "outbox.db"

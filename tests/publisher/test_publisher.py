@@ -255,7 +255,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> 
             publisher.publish(b"x")
             os._exit(1)
         with contextlib.suppress(PublisherClosed):
-            waiting.result()  # nobody will ever settle it here
+            waiting.result()  # no relay of this process will settle it
             os._exit(2)
         os._exit(42)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
@@ -406,7 +406,7 @@ def test_two_callers_of_a_failed_turn_do_not_share_their_error(
 # -------------------------------------------------------------------- the relay dies
 
 
-def test_whoever_waits_learns_the_cause_when_the_relay_dies(
+def test_a_waiting_caller_learns_the_cause_when_the_relay_dies(
     publisher: Publisher, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.inject(faults.HoldConfirms())
@@ -468,7 +468,7 @@ def test_a_limit_that_limits_nothing_is_refused_before_a_file_is_made(
 
 
 @pytest.mark.parametrize("source", ["\ud800", 7])
-def test_a_source_that_cannot_be_stored_is_refused_and_harms_nobody(
+def test_a_source_that_cannot_be_stored_is_refused_and_others_go_on(
     publisher: Publisher, source: Any
 ) -> None:
     with pytest.raises(InvalidMessage, match="source"):
@@ -483,7 +483,7 @@ def test_a_heartbeat_that_pika_would_fail_over_is_refused(heartbeat_s: Any) -> N
             kind(AWAY, outbox=None, heartbeat_s=heartbeat_s)
 
 
-def test_a_publisher_that_nobody_keeps_gets_its_last_chance(broker: FakeBroker) -> None:
+def test_a_publisher_without_references_still_flushes(broker: FakeBroker) -> None:
     code = (
         "import gc, sys; from reliablepub import Publisher;"
         "Publisher(sys.argv[1], outbox=None).publish(b'x', routing_key='q'); gc.collect()"

@@ -1,4 +1,4 @@
-"""What the application has us call may call us, block and log: nobody waits for ever."""
+"""Callbacks may call the publisher, block and log: no thread waits forever."""
 
 import asyncio
 import logging
@@ -77,9 +77,7 @@ class Hook:
 # -------------------------------------------------------------------- callbacks that call us
 
 
-def test_whoever_waits_for_the_relay_on_its_own_thread_is_told_so(
-    broker: FakeBroker, outbox: Path
-) -> None:
+def test_a_wait_for_the_relay_on_its_own_thread_raises(broker: FakeBroker, outbox: Path) -> None:
     hook = Hook()
     with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
         later = datetime.now(UTC) + timedelta(days=1)

@@ -92,7 +92,7 @@ def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
     assert len(tls_broker.messages("q")) == 1
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_by_default(
+def test_an_untrusted_certificate_is_refused_by_default(
     tls_broker: FakeBroker, tmp_path: Path
 ) -> None:
     assert_refused(tls_broker.url, tmp_path / "o.db", "certificate", None)
@@ -132,7 +132,7 @@ def test_a_client_shows_its_certificate(certificate: Path, tmp_path: Path) -> No
 
 @pytest.mark.rabbit
 @pytest.mark.usefixtures("rabbitmq_node")  # which says what to do where there is no RabbitMQ
-def test_rabbitmq_takes_who_shows_a_certificate_and_nobody_else(
+def test_rabbitmq_takes_only_clients_that_show_a_certificate(
     certificate: Path, tmp_path: Path
 ) -> None:
     with RabbitMQNode(tls=certificate) as node:
@@ -158,7 +158,7 @@ def test_a_host_name_is_resolved_anew_for_each_attempt(
             if host != "broker.example":
                 return real(host, *arguments, **options)
             asked.append(host)
-            where = "127.0.0.1" if len(asked) > 2 else "127.0.0.2"  # nobody listens there
+            where = "127.0.0.1" if len(asked) > 2 else "127.0.0.2"  # nothing listens there
             return real(where, *arguments, **options)
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)

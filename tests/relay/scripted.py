@@ -135,7 +135,7 @@ class WatchedStore:
 
 @dataclass
 class Told:
-    """Whoever handed a chunk over, and what they were told, in order."""
+    """The caller that handed a chunk over, and what it was told, in order."""
 
     log: list[str] = field(default_factory=list)
     is_stored: bool = False

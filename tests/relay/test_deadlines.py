@@ -248,7 +248,9 @@ def test_what_another_process_put_in_expires_without_being_read_first(
     assert ledger(w) == (0, 0, 1, 2)
 
 
-def test_whoever_retries_an_expired_message_still_wants_it(sqlite: SqliteStore, path: Path) -> None:
+def test_an_expired_message_that_is_retried_has_no_deadline(
+    sqlite: SqliteStore, path: Path
+) -> None:
     w = World(sqlite)
     w.hand_over("a", expires_in_s=5.0)
     w.turn()
@@ -428,7 +430,7 @@ def test_a_clock_that_is_set_forward_makes_it_due_and_one_set_back_lets_it_wait(
     assert w.sent == ["a", "b"]
 
 
-def test_nobody_who_flushes_waits_for_tomorrow(world: Build) -> None:
+def test_a_flush_does_not_wait_for_a_delayed_message(world: Build) -> None:
     w = world(policy=patient(3, 1.0))
     w.hand_over("tomorrow", not_before=in_s(w, 86_400.0))
     w.turn()

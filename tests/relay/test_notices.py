@@ -201,7 +201,7 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
     ]
 
 
-def test_nothing_is_gathered_for_what_nobody_listens_to(store: Store) -> None:
+def test_events_without_listeners_are_not_collected(store: Store) -> None:
     class Quiet:
         def on_parked(self, events: Sequence[hooks.MessageGivenUp]) -> None:
             raise AssertionError

@@ -65,7 +65,9 @@ def test_each_waits_for_the_confirm_of_the_one_before(world: Build) -> None:
     assert_nothing_is_left(w)
 
 
-def test_keys_do_not_wait_for_each_other_and_nobody_without_a_key_waits(world: Build) -> None:
+def test_keys_do_not_wait_for_each_other_and_messages_without_a_key_do_not_wait(
+    world: Build,
+) -> None:
     w = world()
     w.hand_over("a1", "a2", ordering_key="a")
     w.hand_over("b1", "b2", ordering_key="b")
@@ -234,7 +236,7 @@ def test_whose_time_comes_before_its_turn_waits_for_its_turn(world: Build) -> No
     assert w.sent == ["a"]
     wait_s = w.turn()
     assert wait_s is not None
-    assert wait_s > 0, "and nobody spins over it"
+    assert wait_s > 0, "the relay does not spin"
     confirm_all(w)
     assert w.sent == ["a", "b"]
 
@@ -297,7 +299,7 @@ def test_a_parked_message_holds_its_key_where_everybody_can_see_it(
     w.hand_over("e", ordering_key="k")
     w.turn(after_s=100.0)
     assert w.sent == ["a", "x", "b"]
-    assert w.relay.lowest_awaited(0, w.time.wall) is None, "nobody who flushes waits for a person"
+    assert w.relay.lowest_awaited(0, w.time.wall) is None, "a flush does not wait for an operator"
     with Outbox(path) as outbox:
         [key] = outbox.held_keys()
         assert (key.ordering_key, key.message_id, key.outcome) == ("k", "b", "nacked")

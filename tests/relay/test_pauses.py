@@ -173,7 +173,7 @@ def test_without_a_connection_nothing_is_probed(store: Store) -> None:
     assert w.session.buffered == 0
 
 
-def test_when_nobody_waits_there_the_pause_is_forgotten(store: Store) -> None:
+def test_without_waiting_messages_the_pause_is_forgotten(store: Store) -> None:
     w = World(store, policy=RetryPolicy(nacked=FEW, breaker=Breaker(1, wait_fixed(10))))
     w.connect()
     told = hand_over(w, "a1")
@@ -260,7 +260,7 @@ def test_a_next_run_without_a_breaker_lets_go_of_all_that_waits(path: Path) -> N
         assert sorted(w.sent) == ["a1", "a2", "a3", "a4"]
 
 
-def test_whoever_waits_for_the_outbox_to_run_empty_waits_for_them_too(store: Store) -> None:
+def test_a_flush_waits_for_them_too(store: Store) -> None:
     w, _ = paused(store)
     settle_held(w)
     hand_over(w, "a5")
@@ -287,7 +287,7 @@ def test_a_strategy_that_fails_is_replaced_by_the_default(store: Store) -> None:
 
 
 def turns(w: World) -> None:
-    """As many as it takes to read whoever is next of its key, and send it."""
+    """As many turns as it takes to read the next message of the key, and send it."""
     for _ in range(4):
         w.turn(is_flushing=True)
 

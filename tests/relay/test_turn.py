@@ -48,7 +48,7 @@ def test_a_confirm_rides_on_the_commit_of_the_next_message(world: Build) -> None
     assert w.sent == ["a", "b"]
 
 
-def test_a_confirm_is_committed_at_once_when_somebody_flushes(world: Build) -> None:
+def test_a_confirm_is_committed_at_once_during_a_flush(world: Build) -> None:
     w = world()
     w.hand_over("a")
     w.turn()
@@ -83,7 +83,9 @@ def test_what_the_window_does_not_allow_is_stored_and_sent_later(world: Build) -
     assert w.sent == ["a", "b", "c"]
 
 
-def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_nobody_waits(world: Build) -> None:
+def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_no_caller_waits(
+    world: Build,
+) -> None:
     w = world(window_max=4, loaded_max=6)
     assert not w.relay.is_unhurried, "there is nothing to wait for"
     w.hand_over("a", "b", "c", "d")

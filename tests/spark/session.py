@@ -75,7 +75,7 @@ def _worker_python(path: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has just now."""
+    """A free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

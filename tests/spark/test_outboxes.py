@@ -24,7 +24,7 @@ HOSTS = 3
 
 @pytest.fixture
 def hosts(tmp_path: Path, fake: FakeBroker) -> Path:
-    """Outboxes of several hosts: each with n parked messages, and one that nobody has relayed."""
+    """Outboxes of several hosts: each with n parked messages, and one that no relay has opened."""
     for n in range(HOSTS):
         path = tmp_path / f"host{n}.db"
         with Publisher(fake.url, outbox=path, retry=RetryPolicy(returned=ONCE)) as publisher:

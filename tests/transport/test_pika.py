@@ -291,7 +291,7 @@ def test_a_peer_that_stalls_is_a_lost_connection_that_says_where(
         server = stack.enter_context(closing(socket.socket()))
         server.bind(("127.0.0.1", 0))
         server.listen(backlog)
-        for _ in range(3 if backlog == 0 else 0):  # nobody else gets in
+        for _ in range(3 if backlog == 0 else 0):  # no other client gets in
             filler = stack.enter_context(closing(socket.socket()))
             filler.settimeout(0)
             filler.connect_ex(server.getsockname())

@@ -369,7 +369,7 @@ def test_headers_that_contain_themselves_end_too() -> None:
 
 def test_our_own_header_names_are_reserved() -> None:
     assert "reserved" in problem_with(headers={"rp-attempt": "1"})
-    assert header({"rp-attempt": "1"})  # further down it is nobody's business
+    assert header({"rp-attempt": "1"})  # only the top level is reserved
 
 
 @pytest.mark.parametrize("name", ["CC", "BCC"])
