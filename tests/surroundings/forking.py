@@ -95,7 +95,7 @@ def worker_beside_a_publisher(path: Path) -> None:
 
 
 def worker_with_a_database(path: Path) -> None:
-    """Fork after the first publish; the worker enqueues in transactions of its own."""
+    """A `multiprocessing` worker outlives the publisher, and enqueues in its own transactions."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE orders (id TEXT)")
     with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
