@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -43,7 +42,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 from tests.async_publisher.conftest import Run
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 _ONCE = Retries(stop_after_attempt(1), wait_none())
 ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
@@ -205,10 +204,11 @@ def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
 ) -> None:
     commit = SqliteStore.commit
     threads: set[int] = set()
+    go_on = threading.Event()
 
     def slowly(store: SqliteStore, turn: Changes) -> Any:
         threads.add(threading.get_ident())
-        time.sleep(0.2)
+        go_on.wait(60)
         return commit(store, turn)
 
     taken = 0
@@ -223,12 +223,12 @@ def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
         async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
             monkeypatch.setattr(SqliteStore, "commit", slowly)
             task = asyncio.create_task(publisher.publish_many(counted()))
-            await asyncio.sleep(0.15)
+            await until_async(lambda: threads)
+            await asyncio.sleep(0.1)  # the stream goes on as far as it may
             assert taken <= 5 * 500 + 1
-            await asyncio.sleep(0.5)
-            assert threads
             assert threading.get_ident() not in threads
             task.cancel()
+            go_on.set()
             await asyncio.wait([task])
 
     run(main())
@@ -378,21 +378,23 @@ def test_opening_that_is_cancelled_closes_again(
     run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = SqliteStore.snapshot
+    is_opening, is_cancelled = threading.Event(), threading.Event()
 
     def slow_snapshot(store: SqliteStore) -> Any:
-        time.sleep(0.1)
+        is_opening.set()
+        is_cancelled.wait(60)
         return snapshot(store)
 
     monkeypatch.setattr(SqliteStore, "snapshot", slow_snapshot)
 
     async def main() -> None:
         opening = asyncio.create_task(AsyncPublisher(AWAY, outbox=path).open())
-        await asyncio.sleep(0.02)
+        await until_async(is_opening.is_set)
         opening.cancel()
+        is_cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await opening
-        while relay_threads():  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not relay_threads())
         async with AsyncPublisher(AWAY, outbox=path):  # the outbox is free
             pass
 

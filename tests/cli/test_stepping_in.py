@@ -170,14 +170,13 @@ def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: Fake
     fake.declare_queue("elsewhere")
     fake.inject(faults.Latency(delay_s=0.01, keep=True))  # so that there is a backlog
     changed = dict.fromkeys((Action.PARK, Action.DISCARD, Action.REROUTE), 0)
-    published = 0
-
-    def is_done() -> bool:
-        return min(changed.values()) >= 15
+    published, is_done = 0, threading.Event()
 
     def publish() -> None:
         nonlocal published
-        while not is_done():
+        while not is_done.wait(0.001):
+            if publisher.status.open > 1_000:
+                continue
             batch = range(published, published + 100)
             publisher.publish_many(
                 Message(b"%d" % n, routing_key="all", message_id=f"m-{n}") for n in batch
@@ -187,16 +186,20 @@ def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: Fake
     with Publisher(fake.url, outbox=path, window_max=20) as publisher:
         producer = threading.Thread(target=publish)
         producer.start()
-        while not is_done():
-            for action in changed:
-                routing_key = "elsewhere" if action is Action.REROUTE else None
-                chosen = find_ids(outbox_at(path), Selection(states=("ready",)))[-7:]
-                changed[action] += intervene(
-                    outbox_at(path), chosen, Intervention(action, routing_key=routing_key)
-                ).changed
-        producer.join()
-        publisher.flush(timeout_s=30)
-        counters = publisher.status.counters
+        try:
+            while min(changed.values()) < 15:
+                for action in changed:
+                    routing_key = "elsewhere" if action is Action.REROUTE else None
+                    chosen = find_ids(outbox_at(path), Selection(states=("ready",)))[-7:]
+                    changed[action] += intervene(
+                        outbox_at(path), chosen, Intervention(action, routing_key=routing_key)
+                    ).changed
+        finally:
+            is_done.set()
+            producer.join()
+        status = publisher.flush(timeout_s=60)
+        assert status.is_flushed
+        counters = status.counters
     parked = {message.message_id for message in Outbox(path).parked(published)}
     arrived = [
         m.properties.message_id for name in ("all", "elsewhere") for m in fake.messages(name)

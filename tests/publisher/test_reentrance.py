@@ -28,7 +28,7 @@ from reliablepub.hooks import LinkChanged, MessageStored
 from reliablepub.relay import thread
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
 ONCE = Retries(stop_after_attempt(1), wait_none())
@@ -157,10 +157,7 @@ def test_a_hook_that_waits_for_the_loop_which_waits_for_the_relay_is_not_for_eve
 
             hook.call = wait_for_the_loop
             await publisher.publish(b"x", routing_key="q")
-            for _ in range(1000):
-                if hook.raised:
-                    break
-                await asyncio.sleep(0.01)
+            await until_async(lambda: hook.raised)
             assert isinstance(hook.raised.pop(), RelayHeldUp)
             await (await publisher.publish(b"z", routing_key="q"))
             status = await publisher.flush(30)
