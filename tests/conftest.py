@@ -84,6 +84,12 @@ def rabbitmq(rabbitmq_url: str) -> Iterator[AmqpProbe]:
     probe.close()
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the outbox of a test is to be."""
+    return tmp_path / "outbox.db"
+
+
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
 def broker(request: pytest.FixtureRequest) -> Iterator[AmqpProbe]:
     """A probe into the fake broker, then into the real one: for what must hold at both."""

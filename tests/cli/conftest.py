@@ -6,15 +6,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from reliablepub.cli import main
 from reliablepub.cli.app import CommandLine
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
 from tests.cli.exit_codes import assert_documented
+from tests.cli.trouble import make_trouble
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "amqp://guest:hush@127.0.0.1:1/"
@@ -121,6 +126,34 @@ def cli(tmp_path: Path, fake: FakeBroker) -> Iterator[Cli]:
     cli = Cli(tmp_path, fake.url)
     yield cli
     cli.close()
+
+
+@pytest.fixture
+def relay(path: Path) -> Iterator[SqliteStore]:
+    """A relay at work on an outbox with every kind of trouble."""
+    with closing(make_trouble(path)) as store:
+        yield store
+
+
+Run = Callable[..., Result]
+"""Runs `reliablepub outbox` in this process, on the outbox at `path`."""
+
+
+@pytest.fixture
+def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+
+    def invoke(*arguments: object, **settings: Any) -> Result:
+        return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
+
+    return invoke
+
+
+def parsed(result: Result) -> Any:
+    """What a command that succeeds prints as JSON."""
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 @pytest.fixture

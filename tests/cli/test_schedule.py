@@ -1,21 +1,16 @@
 """What is sent later: listed by time, cancelled and rescheduled from the command line."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from reliablepub import Message, Outbox, Publisher
-from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.exit_codes import assert_documented
+from tests.cli.conftest import Run
 from tests.waiting import until
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture
@@ -31,19 +26,6 @@ def path(tmp_path: Path) -> Path:
             )
         outbox.enqueue(b"")
     return path
-
-
-@pytest.fixture
-def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
-
-    def invoke(*arguments: object, **settings: Any) -> Result:
-        words = ["outbox", *map(str, arguments)]
-        result = CliRunner().invoke(main, words, **settings)
-        assert_documented(words, result.exit_code)
-        return result
-
-    return invoke
 
 
 def ids(result: Result) -> list[int]:

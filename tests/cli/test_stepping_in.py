@@ -2,47 +2,19 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Withdrawn
-from reliablepub.cli import main
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
+from tests.cli.conftest import Run
 from tests.cli.test_app import json_keys
-from tests.cli.trouble import make_trouble
 from tests.waiting import until
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "o.db"
-
-
-@pytest.fixture
-def relay(path: Path) -> Iterator[SqliteStore]:
-    with closing(make_trouble(path)) as store:
-        yield store
-
-
-@pytest.fixture
-def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
-
-    def invoke(*arguments: object, **settings: Any) -> Result:
-        return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
-
-    return invoke
 
 
 def state_of(run: Run, id_: int) -> str:

@@ -103,11 +103,6 @@ class Hang:
         self.released.wait(60)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "o.db"
-
-
 @contextmanager
 def probed(
     broker: FakeBroker, path: Path, *hooks: object

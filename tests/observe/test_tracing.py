@@ -1,7 +1,6 @@
 """Traces: a caller's context reaches consumers, and every attempt is a span that links to it."""
 
 import asyncio
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from reliablepub import (
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.observe.tracing import Tracing
 from reliablepub.testing import FakeBroker, faults
+from tests.sqlite import sql
 
 ONCE = Retries(stop_after_attempt(1), wait_none())
 AT_ONCE = RetryPolicy(nacked=ONCE, returned=ONCE, refused=ONCE)
@@ -313,6 +313,5 @@ def test_what_a_stamp_raises_the_caller_gets_and_nothing_is_stored(
             publisher.publish_many(many)
     with closing(Outbox(outbox, hooks=[Strict()])) as opened, pytest.raises(LookupError):
         opened.enqueue(Message(b"bad", routing_key="q"))
-    with closing(sqlite3.connect(outbox)) as db:
-        (stored,) = db.execute("SELECT stored FROM reliablepub_ledger").fetchone()
+    [(stored,)] = sql(outbox, "SELECT stored FROM reliablepub_ledger")
     assert stored == 0

@@ -19,11 +19,6 @@ TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
-@pytest.fixture
 def store(path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(path)
     yield store

@@ -17,6 +17,7 @@ from reliablepub.outbox.sqlite import bell as bells
 from reliablepub.outbox.sqlite.bell import MISSED_MAX, Bell
 from reliablepub.outbox.sqlite.location import libc
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.sqlite import sql
 
 Make = Callable[..., Entry]
 
@@ -25,11 +26,6 @@ import sys
 from reliablepub import Message, Outbox
 Outbox(sys.argv[1]).enqueue(Message(b"", routing_key="q"))
 """
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
 
 
 @pytest.fixture
@@ -66,9 +62,11 @@ def in_another_process(path: Path) -> None:
 
 
 def by_hand(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as shell, shell:
-        shell.execute("UPDATE reliablepub_messages SET due_at = 0")
-        shell.execute("CREATE TABLE IF NOT EXISTS of_the_application (id)")
+    sql(
+        path,
+        "UPDATE reliablepub_messages SET due_at = 0",
+        "CREATE TABLE IF NOT EXISTS of_the_application (id)",
+    )
 
 
 @pytest.mark.parametrize("write", [enqueue, in_a_transaction, in_another_process, by_hand])

@@ -1,7 +1,6 @@
 """A clock that is set moves stored times part by part, and each time once."""
 
 import random
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import HELD, Changes, Entry, Step
 from reliablepub.outbox.sqlite import clock_steps
 from reliablepub.outbox.sqlite.store import SqliteStore, write_changes
+from tests.sqlite import sql
 
 HOUR = 3_600.0
 START = 1e9
@@ -58,8 +58,7 @@ Times = dict[int, tuple[float | None, ...]]
 
 def times_in(store: SqliteStore) -> Times:
     columns = "id, due_at, expires_at, refused_at"
-    with closing(sqlite3.connect(store.path)) as connection:
-        rows = connection.execute(f"SELECT {columns} FROM reliablepub_messages").fetchall()
+    rows = sql(store.path, f"SELECT {columns} FROM reliablepub_messages")
     return {id_: (due, expires, refused) for id_, due, expires, refused in rows}
 
 

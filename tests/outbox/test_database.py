@@ -20,7 +20,7 @@ from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
 from tests.outbox.shim import IOERR_SHMMAP, shim
-from tests.writers import writer_of
+from tests.sqlite import sql, writer_of
 
 Make = Callable[..., Entry]
 
@@ -68,9 +68,7 @@ def test_who_finds_it_current_waits_for_no_writer(
 def test_a_checkpoint_is_as_large_whatever_pages_a_file_has(
     path: Path, page_bytes: int, pages: int
 ) -> None:
-    with closing(sqlite3.connect(path)) as app:
-        app.execute(f"PRAGMA page_size = {page_bytes}")
-        app.execute("CREATE TABLE orders (id)")
+    sql(path, f"PRAGMA page_size = {page_bytes}", "CREATE TABLE orders (id)")
     path.chmod(0o600)
     with closing(SqliteStore(path)) as store:
         assert store._writer.opened().execute("PRAGMA page_size").fetchone() == (page_bytes,)
@@ -171,9 +169,8 @@ def test_a_look_creates_nothing(path: Path) -> None:
 
 def test_a_look_shows_damaged_text_too(path: Path, store: SqliteStore, entry: Make) -> None:
     store.commit(Changes(new=[entry(), entry()]))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        broken = "UPDATE reliablepub_messages SET exchange = CAST(x'61ff' AS TEXT) WHERE id = 1"
-        connection.execute(broken)
+    broken = "UPDATE reliablepub_messages SET exchange = CAST(x'61ff' AS TEXT) WHERE id = 1"
+    sql(path, broken)
     assert [row["exchange"] for row in Outbox(path).rows("open")] == ["a\ufffd", "orders"]
 
 
@@ -279,8 +276,7 @@ def test_a_reader_that_keeps_the_log_from_being_made_is_reported(
 
 def test_only_a_lock_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SqliteStore(path).close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
+    sql(path, "PRAGMA journal_mode = DELETE")
     tried, make_log = [], database_module._write_ahead
 
     def fails(connection: sqlite3.Connection, path: Path) -> None:

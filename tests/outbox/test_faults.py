@@ -28,7 +28,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Shim, shim
-from tests.writers import writer_of
+from tests.sqlite import sql, writer_of
 
 CALLS_MAX = 400
 KINDS = {
@@ -327,9 +327,7 @@ def test_the_nth_call_fails(
 def application(memory: Path) -> Path:
     """A database of an application, without an outbox."""
     path = memory / "application.db"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("CREATE TABLE orders (id INTEGER)")
+    sql(path, "PRAGMA journal_mode = WAL", "CREATE TABLE orders (id INTEGER)")
     return path
 
 

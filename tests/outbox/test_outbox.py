@@ -34,7 +34,7 @@ from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
-from tests.writers import writer_of
+from tests.sqlite import sql, writer_of
 
 Make = Callable[..., Entry]
 RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
@@ -361,8 +361,7 @@ def test_one_that_was_refused_leaves_nothing_to_be_closed(
 def test_after_an_error_it_looks_afresh(path: Path) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"1"))
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("DROP TABLE reliablepub_messages")
+        sql(path, "DROP TABLE reliablepub_messages")
         with pytest.raises(OutboxError, match="could not be used"):
             outbox.enqueue(Message(b"2"))
         for file in path.parent.iterdir():
@@ -407,8 +406,7 @@ def test_only_what_was_put_in_after_the_holder_is_behind_it(path: Path, entry: M
         parked = [Attempt(new[1], "1-1", 1, RETURNED, 5.0)]
         store.commit(Changes(parked=parked, attempts=parked))
     [held] = Outbox(path).held_keys()
-    with closing(sqlite3.connect(path)) as connection:
-        [row] = connection.execute("SELECT id, held_back FROM reliablepub_held_keys").fetchall()
+    [row] = sql(path, "SELECT id, held_back FROM reliablepub_held_keys")
     assert row == (held.id, held.held_back) == (2, 2)
 
 

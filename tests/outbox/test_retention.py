@@ -16,7 +16,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
-from tests.writers import writer_of
+from tests.sqlite import count, sql, writer_of
 
 Make = Callable[..., Entry]
 DAY_S = 86_400.0
@@ -43,11 +43,6 @@ def app(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE orders (id)")
         yield connection
-
-
-def count(path: Path, table: str) -> int:
-    with closing(sqlite3.connect(path)) as connection:
-        return int(connection.execute(f"SELECT count(*) FROM reliablepub_{table}").fetchone()[0])
 
 
 def test_a_second_message_with_the_same_key_is_not_stored(path: Path) -> None:
@@ -161,9 +156,8 @@ def test_confirmed_messages_are_kept_for_a_while_if_asked(
         clock.now += 2
         store.commit(Changes(new=[entry()]))
         assert count(path, "confirmed") == 1
-    with closing(sqlite3.connect(path)) as connection:
-        query = "SELECT id, message_id, exchange FROM reliablepub_confirmed_messages"
-        assert connection.execute(query).fetchall() == [(3, "m-3", "orders")]
+    query = "SELECT id, message_id, exchange FROM reliablepub_confirmed_messages"
+    assert sql(path, query) == [(3, "m-3", "orders")]
     assert Outbox(path).audit().is_right
     with closing(SqliteStore(path)) as store:  # not asked any more: they go
         store.commit(Changes(new=[entry()]))

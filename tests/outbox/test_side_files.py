@@ -29,6 +29,7 @@ from reliablepub.outbox.sqlite.status_file import (
     status_file_path,
 )
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.sqlite import sql
 
 STRANGER = 65534
 OWNER = 4321
@@ -176,9 +177,7 @@ def test_root_takes_over_no_log_that_is_planted_in_between(
 
 
 def test_root_can_share_an_application_s_database(shared: Path, stranger: Plant) -> None:
-    with closing(sqlite3.connect(shared)) as connection, connection:
-        connection.execute("CREATE TABLE t (a)")
-        connection.execute("INSERT INTO t VALUES (7)")
+    sql(shared, "CREATE TABLE t (a)", "INSERT INTO t VALUES (7)")
     for _ in range(2):
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(BODY))
@@ -303,9 +302,7 @@ def test_a_message_in_a_transaction_of_the_application_goes_into_no_planted_log(
     def victim() -> None:
         os.setuid(OWNER)
         os.umask(0o077)
-        with closing(sqlite3.connect(shared)) as app:
-            app.execute("PRAGMA journal_mode = WAL")
-            app.execute("CREATE TABLE orders (id)")
+        sql(shared, "PRAGMA journal_mode = WAL", "CREATE TABLE orders (id)")
         stranger(": > p.db-wal; : > p.db-shm")
         with closing(sqlite3.connect(shared)) as app:
             app.execute("INSERT INTO orders VALUES (1)")

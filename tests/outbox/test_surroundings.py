@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.environment import look_around
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.sqlite import sql
 
 Make = Callable[..., Entry]
 
@@ -35,8 +35,7 @@ def test_what_the_file_is_told_of_itself(path: Path) -> None:
     around = look_around(path)
     assert (around.sqlite, around.journal) == (sqlite3.sqlite_version, "wal")
     assert around.is_shared is False
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id)")
+    sql(path, "CREATE TABLE orders (id)")
     assert look_around(path).is_shared is True
 
 

@@ -22,6 +22,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.sqlite import sql
 
 Make = Callable[..., Entry]
 ALL = {"limit": 1000, "bytes_max": 10**9}
@@ -228,8 +229,7 @@ def test_exchanges_for_which_messages_wait_are_found_on_disk(
     expected = [HeldExchange("a", 2, 101.0), HeldExchange("b", 2, 100.0)]
     assert store.held_exchanges(9) == expected
     assert store.held_exchanges(1) == expected[:1]
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE reliablepub_messages SET exchange = CAST(x'ff' AS TEXT) WHERE id = 1")
+    sql(path, "UPDATE reliablepub_messages SET exchange = CAST(x'ff' AS TEXT) WHERE id = 1")
     assert [one.exchange for one in store.held_exchanges(9)] == ["a", "b", None]
 
 

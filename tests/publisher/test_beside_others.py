@@ -43,11 +43,6 @@ class Confirmed:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
-@pytest.fixture
 def confirmed(
     fake_broker: FakeBroker, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Confirmed]:

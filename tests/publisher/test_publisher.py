@@ -51,11 +51,6 @@ AWAY = "amqp://127.0.0.1:1/"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
-@pytest.fixture
 def broker(fake_broker: FakeBroker) -> FakeBroker:
     fake_broker.declare_queue("q")
     return fake_broker

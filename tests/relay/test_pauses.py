@@ -20,6 +20,7 @@ from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
 from reliablepub.relay.status import Paused
 from tests.relay.scripted import Told, World
+from tests.sqlite import sql
 
 FEW = Retries(stop_after_attempt(3), wait_fixed(1))
 POLICY = RetryPolicy(FEW, FEW, FEW, breaker=Breaker(refusals_max=2, pause=wait_fixed(10)))
@@ -554,8 +555,7 @@ def test_more_exchanges_than_are_remembered_are_let_go(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         w, _ = missing(store)
     few = replace(PATIENT, breaker=Breaker(2, wait_fixed(10), destinations_max=1))
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE reliablepub_messages SET exchange = 'z', due_at = 9e999 WHERE id = 3")
+    sql(path, "UPDATE reliablepub_messages SET exchange = 'z', due_at = 9e999 WHERE id = 3")
     with closing(SqliteStore(path)) as store:
         again = World(store, policy=few, time=w.time)
         again.connect()

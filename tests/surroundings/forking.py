@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from reliablepub import Message, Outbox, Publisher, ReliablePubError
+from tests.sqlite import sql
 from tests.surroundings.app import NOWHERE
 
 COUNT: Final = 20
@@ -96,8 +97,7 @@ def worker_beside_a_publisher(path: Path) -> None:
 
 def worker_with_a_database(path: Path) -> None:
     """A `multiprocessing` worker outlives the publisher, and enqueues in its own transactions."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id TEXT)")
+    sql(path, "CREATE TABLE orders (id TEXT)")
     with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
         call(publishing(publisher), "before")
         closed = CONTEXT.Event()
