@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from reliablepub import Outbox
+from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import NOBODY, Cli
 from tests.waiting import until
@@ -128,17 +130,19 @@ def test_a_bad_line_of_stdin_names_what_is_stored(cli: Cli, fake: FakeBroker) ->
         (("publish", "-", "--routing-key", "q", "--not-before", "2999-01-01T00Z"), "needs --outb"),
     ],
 )
-def test_wrong_usage_is_one_line(cli: Cli, arguments: tuple[str, ...], problem: str) -> None:
-    ended = cli(*arguments, input="")
-    assert ended.code == 2
-    assert problem in ended.error
-    assert ended.err.count("\n") == 1
+def test_wrong_usage_is_one_line(arguments: tuple[str, ...], problem: str) -> None:
+    ended = CliRunner(env={"RELIABLEPUB_URL": NOBODY}).invoke(main, arguments)
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith("Error: ")
+    assert problem in ended.stderr
+    assert "hush" not in ended.output
+    assert ended.stderr.count("\n") == 1
 
 
-def test_the_url_is_required(cli: Cli) -> None:
-    del cli.environment["RELIABLEPUB_URL"]
-    ended = cli("publish", "-", "--routing-key", "q", input="")
-    assert (ended.code, "Missing option '--url'" in ended.error) == (2, True)
+def test_the_url_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+    ended = CliRunner().invoke(main, ["publish", "-", "--routing-key", "q"])
+    assert (ended.exit_code, "Missing option '--url'" in ended.stderr) == (2, True)
 
 
 # ---------------------------------------------------------------------- the broker is not well

@@ -62,8 +62,6 @@ class Trouble:
 
 
 CHANGES: Final = ("write", "truncate", "create", "unlink", "rename", "fsync", "fsyncdir")
-ALLOCATES: Final = ("write", "truncate", "create")
-"""Calls that need room on the disk."""
 
 
 class Orders:
