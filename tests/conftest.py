@@ -5,6 +5,7 @@ one's own costs half a second of rabbitmqctl. They share one PostgreSQL, with a 
 test: it costs 25 ms. With CI=true a missing RabbitMQ or PostgreSQL fails; it never skips.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -42,6 +43,25 @@ def _interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _our_loggers_are_enabled() -> None:
+    """Frameworks that configure logging in another test disable the loggers they do not know."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("reliablepub") and isinstance(logger, logging.Logger):
+            logger.disabled = False
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """The root logger at level INFO; its level and handlers are restored."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    root.setLevel(logging.INFO)
+    yield root
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def _miss(server: str, package: str) -> NoReturn:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -38,12 +37,7 @@ class Nursery:
         print(json.dumps(asdict(life)), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
 

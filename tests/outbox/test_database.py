@@ -13,7 +13,7 @@ from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import checkpoints, location
+from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.outbox.sqlite import database as database_module
 from reliablepub.outbox.sqlite.database import PAGE_BYTES, reading
 from reliablepub.outbox.sqlite.lock import RelayLock
@@ -375,9 +375,8 @@ def test_of_a_log_that_was_cut_off_the_whole_commits_are_there(path: Path, entry
 
 
 def test_a_folder_that_everybody_may_write_is_warned_of(
-    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(location.LOGGER, "disabled", False)  # as a logging.config may leave it
     path.parent.chmod(0o1777)
     for _ in range(2):
         SqliteStore(path).close()

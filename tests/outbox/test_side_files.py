@@ -336,9 +336,8 @@ def test_of_a_status_file_no_more_is_read_than_one_can_have(path: Path, entry: M
 
 
 def test_folders_that_others_can_write_to_are_warned_of_once(
-    shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    shared: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(location.LOGGER, "disabled", False)
     root = shared.parent
     me, my_group = os.geteuid(), os.getegid()
     cases = [

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -43,13 +43,6 @@ def broker(fake_broker: FakeBroker) -> FakeBroker:
 @pytest.fixture
 def outbox(tmp_path: Path) -> Path:
     return tmp_path / "outbox.db"
-
-
-@pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `logging.config` of another test's may have disabled our loggers."""
-    for name in ("hooks", "link", "messages", "relay"):
-        monkeypatch.setattr(logging.getLogger(f"reliablepub.{name}"), "disabled", False)
 
 
 def lose_connection(broker: FakeBroker, publisher: Publisher) -> None:
@@ -198,18 +191,8 @@ def test_a_lock_of_the_applications_around_publish_and_in_a_hook_is_not_for_ever
 # -------------------------------------------------------------------- logging
 
 
-@pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    root.setLevel(logging.INFO)
-    yield root
-    root.setLevel(level)
-    root.handlers[:] = handlers
-
-
 def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
-    broker: FakeBroker, outbox: Path, root: logging.Logger
+    broker: FakeBroker, outbox: Path, root_logger: logging.Logger
 ) -> None:
     hang, release = threading.Event(), threading.Event()
 
@@ -222,7 +205,7 @@ def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
             raise SystemExit("by a handler")
 
     bad = Bad()
-    root.addHandler(bad)
+    root_logger.addHandler(bad)
     try:
         with Publisher(broker.url, outbox=outbox) as publisher:
             for _ in range(2):
@@ -231,21 +214,20 @@ def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
                 hang.set()
     finally:
         release.set()
-        root.removeHandler(bad)
+        root_logger.removeHandler(bad)
 
 
 def test_what_the_rooms_below_log_on_the_relays_thread_waits_for_no_handler_either(
-    outbox: Path, root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+    outbox: Path, root_logger: logging.Logger
 ) -> None:
     logger, said = logging.getLogger("reliablepub.outbox"), list[str]()
-    monkeypatch.setattr(logger, "disabled", False)
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said.append(f"{threading.current_thread().name}: {record.getMessage()}")
 
     handler, hook = Handler(), Hook(lambda: logger.warning("said %s", "below"))
-    root.addHandler(handler)
+    root_logger.addHandler(handler)
     with Publisher(AWAY, outbox=outbox, hooks=[hook], close_timeout_s=0) as publisher:
         handler.acquire()
         try:
@@ -256,7 +238,7 @@ def test_what_the_rooms_below_log_on_the_relays_thread_waits_for_no_handler_eith
         until(lambda: said.count("reliablepub-log: said below") == 2)
     logger.warning("on the caller's own")
     assert f"{threading.current_thread().name}: on the caller's own" in said
-    root.removeHandler(handler)
+    root_logger.removeHandler(handler)
 
 
 # -------------------------------------------------------------------- a relay that fails

@@ -27,11 +27,7 @@ TRACED: dict[str, FieldValue] = {
 
 
 @pytest.fixture(autouse=True)
-def log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[pytest.LogCaptureFixture]:
-    for logger in (journal.LINK, journal.MESSAGES):
-        monkeypatch.setattr(logger, "disabled", False)  # a logging.config of another test's may
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     with caplog.at_level(logging.DEBUG, "reliablepub"):
         yield caplog
 

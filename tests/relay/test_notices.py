@@ -13,7 +13,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
-from reliablepub.relay.callbacks import LOGGER, calls_of
+from reliablepub.relay.callbacks import calls_of
 from tests.relay.scripted import PARK_AT_ONCE, World
 
 ONCE = Retries(stop_after_attempt(1), wait_fixed(1))
@@ -171,9 +171,8 @@ def test_pauses_are_told(store: Store) -> None:
 
 
 def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
-    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(LOGGER, "disabled", False)  # a logging.config of another test's may do so
 
     class Broken:
         def on_stored(self, events: Sequence[hooks.MessageStored]) -> None:
