@@ -14,15 +14,7 @@ from typing import Any
 import pytest
 from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import (
-    AsyncPublisher,
-    Confirmed,
-    Message,
-    Outbox,
-    Retries,
-    RetryPolicy,
-    Unroutable,
-)
+from reliablepub import AsyncPublisher, Confirmed, Message, Outbox, Retries, RetryPolicy, Unroutable
 from reliablepub.testing import FakeBroker, faults
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import OpenPublisher, Run

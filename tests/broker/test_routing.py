@@ -7,11 +7,7 @@ from pamqp.header import ContentHeader
 
 from reliablepub.testing.history import Fate, Publish
 from reliablepub.testing.queues import Queue
-from reliablepub.testing.routing import (
-    Binding,
-    Exchange,
-    VirtualHost,
-)
+from reliablepub.testing.routing import Binding, Exchange, VirtualHost
 
 BODY = b"body"
 

@@ -15,14 +15,7 @@ from collections import Counter
 
 import pytest
 
-from reliablepub import (
-    Link,
-    Message,
-    Outbox,
-    Publisher,
-    PublisherClosed,
-    StillOpen,
-)
+from reliablepub import Link, Message, Outbox, Publisher, PublisherClosed, StillOpen
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import (
     Crash,

@@ -21,14 +21,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import (
-    AsyncPublisher,
-    Message,
-    Outbox,
-    Publisher,
-    Retries,
-    RetryPolicy,
-)
+from reliablepub import AsyncPublisher, Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.observe.tracing import Tracing
 from reliablepub.testing import FakeBroker, faults

@@ -20,14 +20,7 @@ from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_line
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.rows import (
-    COUNT_MAX,
-    ID_MAX,
-    SIZE_MAX,
-    TIME_MAX,
-    checksum_of,
-    misfits,
-)
+from reliablepub.outbox.rows import COUNT_MAX, ID_MAX, SIZE_MAX, TIME_MAX, checksum_of, misfits
 from reliablepub.outbox.sqlite.salvage import Pages, Value, _checksum
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind

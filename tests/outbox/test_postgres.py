@@ -11,14 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from reliablepub import (
-    Message,
-    Outbox,
-    OutboxInUse,
-    OutboxUnreachable,
-    OutboxUnsure,
-    Publisher,
-)
+from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership

@@ -16,18 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, encode, frame, header
 
-from reliablepub.headers import (
-    ATTEMPT_HEADER,
-    NESTING_MAX,
-    SHORT_STRING_MAX,
-    _checked_table,
-)
-from reliablepub.message import (
-    EXPIRATION_MS_MAX,
-    HEADER_BYTES_MAX,
-    PRIORITY_MAX,
-    Message,
-)
+from reliablepub.headers import ATTEMPT_HEADER, NESTING_MAX, SHORT_STRING_MAX, _checked_table
+from reliablepub.message import EXPIRATION_MS_MAX, HEADER_BYTES_MAX, PRIORITY_MAX, Message
 from reliablepub.transport.frames import encode_properties
 
 FRAME_MAX: Final = 131_072
