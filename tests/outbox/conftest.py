@@ -18,11 +18,34 @@ from tests.stores import STORES, open_store, outbox_of
 TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
 
 
+class Clock:
+    """A wall clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture
 def store(path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(path)
     yield store
     store.close()
+
+
+@pytest.fixture
+def app(path: Path) -> Iterator[sqlite3.Connection]:
+    """The application's own connection to the file, with a table of its own."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+        yield connection
 
 
 @pytest.fixture(params=STORES)

@@ -4,7 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from select import select
@@ -26,12 +26,6 @@ import sys
 from reliablepub import Message, Outbox
 Outbox(sys.argv[1]).enqueue(Message(b"", routing_key="q"))
 """
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[SqliteStore]:
-    with closing(SqliteStore(path)) as store:
-        yield store
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pickle
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -46,14 +46,6 @@ def open_messages(path: Path) -> list[Message]:
         assert len(entries) == store.snapshot().counters.open
         assert sum(e.message.size for e in entries) == store.snapshot().counters.open_bytes
         return [entry.message for entry in entries]
-
-
-@pytest.fixture
-def app(path: Path) -> Iterator[sqlite3.Connection]:
-    """The application's own database, with a table of its own."""
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE orders (id INTEGER)")
-        yield db
 
 
 def test_a_message_is_stored_under_its_id(path: Path) -> None:

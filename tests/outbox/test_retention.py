@@ -1,7 +1,7 @@
 """What is kept of messages that are gone, and space that is given back."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
@@ -16,6 +16,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Clock
 from tests.sqlite import count, sql, writer_of
 
 Make = Callable[..., Entry]
@@ -23,26 +24,10 @@ DAY_S = 86_400.0
 REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr("time.time", clock)
     return clock
-
-
-@pytest.fixture
-def app(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id)")
-        yield connection
 
 
 def test_a_second_message_with_the_same_key_is_not_stored(path: Path) -> None:

@@ -239,7 +239,6 @@ def test_what_is_held_is_found_by_an_index(store: SqliteStore, path: Path) -> No
     values = {"exchange": "", "routing_key": "", "id": 0, "limit": 1}
     with closing(sqlite3.connect(path)) as db:
         for name in (*names, *counts):
-            sql = QUERIES[name]
             given = (1,) if name == "held_exchanges" else values
-            [*plan] = db.execute(f"EXPLAIN QUERY PLAN {sql}", given)
+            [*plan] = db.execute(f"EXPLAIN QUERY PLAN {QUERIES[name]}", given)
             assert all("reliablepub_messages_held" in row[3] for row in plan), (name, plan)
