@@ -88,18 +88,14 @@ def test_a_frame_with_a_wrong_end(client: RawClient) -> None:
     assert client.told() == [f"connection.close 501 {text} (0, 0)"]
 
 
+X_16 = "x" * 16
 FRAMES = [
     (9, 1, b"abc", '501 FRAME_ERROR - type 9, all octets = <<"abc">>: unknown_frame'),
+    (9, 1, b"x" * 17, f'501 FRAME_ERROR - type 9, first 16 octets = <<"{X_16}">>: unknown_frame'),
     (HEARTBEAT, 1, b"", "505 UNEXPECTED_FRAME - type 8, all octets = <<>>"),
     (HEARTBEAT, 0, b"a", '501 FRAME_ERROR - type 8, all octets = <<"a">>: unknown_frame'),
     (HEARTBEAT, 0, b"\0\1", "501 FRAME_ERROR - type 8, all octets = <<0,1>>: unknown_frame"),
     (HEADER, 0, b"abc", '501 FRAME_ERROR - type 2, all octets = <<"abc">>: unknown_frame'),
-    (
-        HEADER,
-        0,
-        b"x" * 17,
-        f'501 FRAME_ERROR - type 2, first 16 octets = <<"{"x" * 16}">>: unknown_frame',
-    ),
     (METHOD, 1, b"ab", '501 FRAME_ERROR - type 1, all octets = <<"ab">>: unknown_frame'),
     (METHOD, 0, b"ab", '501 FRAME_ERROR - type 1, all octets = <<"ab">>: unknown_frame'),
     (HEADER, 1, b"abc", '501 FRAME_ERROR - type 2, all octets = <<"abc">>: unknown_frame'),
