@@ -163,10 +163,13 @@ def test_a_broker_that_does_not_answer_is_left(run: Run, fake: FakeBroker) -> No
         def silenced(*_: object, **__: object) -> None:
             proxy.is_silent_down = True
 
-        with patch.object(probe_module, "_note", silenced):
+        with (
+            patch.object(probe_module, "_note", silenced),
+            patch.object(probe_module._Asking._answer, "__defaults__", (0.5,)),
+        ):
             *_, row = json.loads(run("--url", proxy.url, "--json").stdout)
     assert (row["check"], row["level"]) == ("connection", "problem")
-    assert "the broker has not answered within 5 s" in row["found"]
+    assert "the broker has not answered within 0.5 s" in row["found"]
 
 
 @pytest.mark.parametrize(

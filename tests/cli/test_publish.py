@@ -297,14 +297,14 @@ def test_a_killed_run_is_resumed_and_nothing_is_lost(
     path = flights(20_000)
     publish = ("publish", path, *TO_ALL, "--outbox", "o.db", "--json")
     first = cli.begin(*publish)
-    fake.wait_for(1000, timeout_s=60)
+    fake.wait_for(1, timeout_s=60)
     first.kill()
     cli.ended(first)
 
     second = cli(*publish)
     assert second.code == 0, second.err
     done = second.json["resumed_at"] - 1
-    assert 1000 <= done < 20_000
+    assert 0 < done < 20_000
     assert second.err.splitlines()[0] == (
         f"resuming at record {done + 1}: {done} were stored by a run that did not finish"
     )
@@ -351,7 +351,7 @@ def test_a_signal_ends_it_in_good_order(
 ) -> None:
     publish = ("publish", flights(20_000), *TO_ALL, "--outbox", "o.db", "--json")
     process = cli.begin(*publish)
-    fake.wait_for(1000, timeout_s=60)
+    fake.wait_for(1, timeout_s=60)
     process.send_signal(number)
     ended = cli.ended(process)
     assert ended.code == 3
