@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
 
-from reliablepub import Expired, Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import Breaker, Expired, Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import (
     Crash,
@@ -55,7 +55,8 @@ def test_a_key_waits_for_what_is_refused_and_then_returned(
     broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange, queue = unique("exchange"), broker.declare_queue()
-    retry = RetryPolicy(returned=SOON, refused=SOON)
+    breaker = Breaker(pause=wait_fixed(0.05))
+    retry = RetryPolicy(returned=SOON, refused=SOON, breaker=breaker)
     with front_door(broker.url, outbox=outbox, retry=retry) as publisher:
         waiting = publisher.publish_many(of_key("waits", range(6), "k", exchange))
         for key in range(1, 4):  # whose channels are closed because of the first
