@@ -445,9 +445,7 @@ class RabbitMQNode:
             config += _PEER_CONFIG.format(peer=self._beside.name)
         if self._tls is not None:
             config += _TLS_CONFIG.format(
-                amqps_port=self._amqps_port,
-                authority=self._tls.with_name("ca.crt"),
-                file=self._tls,
+                amqps_port=self._amqps_port, authority=self._tls.with_name("ca.crt"), file=self._tls
             )
         config += self._config.replace("{folder}", self._inner_folder)
         (self._folder / "rabbitmq.conf").write_text(config)
@@ -472,13 +470,7 @@ class RabbitMQNode:
         port = str(self._epmd_port)
         epmd = subprocess.Popen(
             self._command(
-                "setpriv",
-                "--pdeathsig=KILL",
-                "epmd",
-                "-port",
-                port,
-                "-address",
-                self._site.address,
+                "setpriv", "--pdeathsig=KILL", "epmd", "-port", port, "-address", self._site.address
             ),
             env=self._env,
             start_new_session=True,

@@ -11,10 +11,7 @@ from reliablepub.testing import FakeBroker
 from tests.broker.sans_io import CAPABILITIES
 
 _OPENING: tuple[tuple[Frame, int], ...] = (
-    (
-        commands.Connection.StartOk({"capabilities": {**CAPABILITIES}}, "PLAIN", "\0guest\0guest"),
-        0,
-    ),
+    (commands.Connection.StartOk({"capabilities": {**CAPABILITIES}}, "PLAIN", "\0guest\0guest"), 0),
     (commands.Connection.TuneOk(2047, 131072, 0), 0),
     (commands.Connection.Open("/"), 0),
     (commands.Channel.Open(), 1),

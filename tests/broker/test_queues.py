@@ -15,8 +15,7 @@ DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
 def declare(client: Client, name: str, **arguments: Any) -> None:
     table = {key.replace("_", "-"): value for key, value in arguments.items()}
     client.call(
-        commands.Queue.Declare(queue=name, durable=True, arguments=table),
-        commands.Queue.DeclareOk,
+        commands.Queue.Declare(queue=name, durable=True, arguments=table), commands.Queue.DeclareOk
     )
 
 

@@ -98,9 +98,7 @@ def close_account(
     return Account(len(told.stored), len(arrived), len(parked), duplicates, wrong)
 
 
-def _look(
-    where: Path | str | None,
-) -> tuple[set[int], set[int], set[int], list[object]]:
+def _look(where: Path | str | None) -> tuple[set[int], set[int], set[int], list[object]]:
     """Parked, parked without a reason, open, and differences of the ledger."""
     if where is None:
         return set(), set(), set(), []

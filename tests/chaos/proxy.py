@@ -41,11 +41,7 @@ class Proxy:
     """
 
     def __init__(
-        self,
-        target_port: int,
-        *,
-        held_bytes: int | None = None,
-        network: Network | None = None,
+        self, target_port: int, *, held_bytes: int | None = None, network: Network | None = None
     ) -> None:
         self._target_port = target_port
         self._network = network

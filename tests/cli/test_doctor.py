@@ -88,7 +88,7 @@ def test_names_that_the_broker_does_not_have_are_found(
     rows = json.loads(result.stdout)
     problems = [row["found"] for row in rows if row["check"] in ("exchange", "queue")]
     assert [problem.split(",")[0] for problem in problems] == [
-        *("exchange 'nowhere'", "queue 'no queue'"),
+        *("exchange 'nowhere'", "queue 'no queue'")
     ]
     assert "404 NOT_FOUND" in problems[0]
     assert not fake.messages("all")

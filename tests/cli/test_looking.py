@@ -255,7 +255,7 @@ def test_tags_in_flight_are_those_of_the_relay_at_work(run: Run, relay: SqliteSt
 def test_what_may_have_arrived_twice_is_listed(run: Run, relay: SqliteStore) -> None:
     rows = parsed(run("duplicates", "--json"))
     assert [(row["id"], row["unsure"], row["is_confirmed"]) for row in rows] == [
-        *((5, 1, 0), (10, 1, 0), (2, 1, 1)),
+        *((5, 1, 0), (10, 1, 0), (2, 1, 1))
     ]
     assert "confirmed too" in run("duplicates").stdout
 

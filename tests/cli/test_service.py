@@ -111,14 +111,8 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     fake.wait_for(1, timeout_s=60)
 
     for text, problem in (
-        (
-            "outbxo = 'o.db'\n",
-            "not reopened, nothing was changed: relay.toml: unknown key",
-        ),
-        (
-            "url = 'http://x/'\noutbox = 'o.db'\n",
-            "not reopened, nothing was changed: the",
-        ),
+        ("outbxo = 'o.db'\n", "not reopened, nothing was changed: relay.toml: unknown key"),
+        ("url = 'http://x/'\noutbox = 'o.db'\n", "not reopened, nothing was changed: the"),
     ):
         config.write_text(text)
         relay.send_signal(signal.SIGHUP)

@@ -84,11 +84,7 @@ SCRIPTS = (
         "The ack of the first comes when its sender has given up waiting; the second is nacked, "
         "later.",
         letters("one", "two"),
-        (
-            late("one", AFTER_THE_TIMEOUT_S),
-            faults.Nack(routing_key="two"),
-            late("two", LONG_S),
-        ),
+        (late("one", AFTER_THE_TIMEOUT_S), faults.Nack(routing_key="two"), late("two", LONG_S)),
     ),
     Script(
         "no confirm ever",

@@ -83,9 +83,7 @@ def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str]
 
 
 def test_a_publisher_that_had_finished_is_not_started_again(
-    fake_broker: FakeBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill = story._Act.kill_at_a_third
 

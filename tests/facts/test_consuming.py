@@ -204,13 +204,7 @@ def test_dead_letters(client: RawClient, queue: str, reason: str) -> None:
     (death,) = headers["x-death"]
     assert {
         key: death[key] for key in ("count", "exchange", "queue", "reason", "routing-keys")
-    } == {
-        "count": 1,
-        "exchange": "",
-        "queue": name,
-        "reason": reason,
-        "routing-keys": [name],
-    }
+    } == {"count": 1, "exchange": "", "queue": name, "reason": reason, "routing-keys": [name]}
     assert headers["x-first-death-reason"] == reason
     assert headers["x-first-death-queue"] == name
     assert headers["x-first-death-exchange"] == ""

@@ -156,8 +156,7 @@ def test_of_several_wrong_arguments_one_is_named(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["x-dead-letter-strategy", "x-delivery-limit", "x-max-age", "x-initial-cluster-size"],
+    "name", ["x-dead-letter-strategy", "x-delivery-limit", "x-max-age", "x-initial-cluster-size"]
 )
 def test_arguments_of_other_queue_types(client: RawClient, name: str) -> None:
     place = f"invalid arg '{name}' for queue 'wrong' in vhost '/'"

@@ -297,10 +297,7 @@ FORGIVEN: list[tuple[Frame, str]] = [
     (commands.Queue.Unbind(queue="nowhere", exchange="amq.direct"), "queue.unbindok"),
     (commands.Queue.Unbind(queue="nowhere", exchange="nowhere else"), "queue.unbindok"),
     (commands.Exchange.Delete(exchange="nowhere"), "exchange.deleteok"),
-    (
-        commands.Exchange.Unbind(destination="nowhere", source="nowhere else"),
-        "exchange.unbindok",
-    ),
+    (commands.Exchange.Unbind(destination="nowhere", source="nowhere else"), "exchange.unbindok"),
     (commands.Basic.Cancel("nobody"), "basic.cancelok nobody"),
     (commands.Basic.Recover(requeue=True), "basic.recoverok"),
     (commands.Channel.Flow(active=True), "channel.flowok True"),

@@ -279,9 +279,7 @@ def test_a_held_task_is_sent_as_celery_would_have(
     assert sorted(sent(sides, send)) == sorted(expected)
 
 
-def test_a_held_task_is_cancelled_and_rescheduled_by_its_id(
-    offline: tuple[Celery, Outbox],
-) -> None:
+def test_a_held_task_is_cancelled_and_rescheduled_by_its_id(offline: tuple[Celery, Outbox]) -> None:
     app, outbox = offline
     use_outbox(app, outbox, hold_eta=True)
     results = [app.tasks["add"].apply_async((n,), countdown=60) for n in range(2)]

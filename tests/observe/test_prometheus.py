@@ -398,10 +398,7 @@ class Disk:
 
 
 def test_disks_that_fill_up(
-    server: Prometheus,
-    scraped: CollectorRegistry,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Prometheus, scraped: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alert_of = {"large": "DiskIsNearlyFull", "small": "DiskIsNearlyFull", "filling": "DiskFillsUp"}
     disks = {"large": Disk(4e9, 100e9), "small": Disk(90e6, 1e9), "filling": Disk(14e9, 100e9)}
@@ -421,10 +418,7 @@ def test_disks_that_fill_up(
 
 
 def test_a_disk_that_is_full(
-    server: Prometheus,
-    scraped: CollectorRegistry,
-    broker: FakeBroker,
-    tmp_path: Path,
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, tmp_path: Path
 ) -> None:
     with (
         small_disk(tmp_path, "tmpfs", 24) as disk,

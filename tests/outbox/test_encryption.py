@@ -94,10 +94,7 @@ def test_keys_are_rotated(path: Path) -> None:
         with Outbox(path, keys=keys) as outbox:
             outbox.enqueue(message(number))
     query = "SELECT properties FROM reliablepub_messages ORDER BY id"
-    assert sql(path, query) == [
-        ('{"$key":"old","v":2}',),
-        ('{"$key":"new","v":2}',),
-    ]
+    assert sql(path, query) == [('{"$key":"old","v":2}',), ('{"$key":"new","v":2}',)]
     with closing(SqliteStore(path, keys=OutboxKeys(both))) as store:
         assert read(store) == [message(1), message(2)]
 

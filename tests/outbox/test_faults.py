@@ -210,9 +210,7 @@ def looking(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
 
 CASES = {
     "turn": Case(
-        turn,
-        frozenset({"m-101", "m-102", "m-103"}),
-        frozenset({"m-1", "m-2", "m-3", "m-4"}),
+        turn, frozenset({"m-101", "m-102", "m-103"}), frozenset({"m-1", "m-2", "m-3", "m-4"})
     ),
     "settle": Case(settle, removes=frozenset({"m-1", "m-2", "m-3"})),
     "enqueue": Case(enqueue, frozenset({"m-101"})),

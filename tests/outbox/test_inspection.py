@@ -115,10 +115,10 @@ def test_failures_are_told_newest_first_and_reasons_by_number(
     store.commit(Changes(rescheduled=new, attempts=attempts))
     newest, reasons = read_failures(outbox_at(path), failures=9, reasons=9)
     assert [(row["id"], row["outcome"]) for row in newest] == [
-        *((3, "returned"), (2, "uncertain"), (1, "returned")),
+        *((3, "returned"), (2, "uncertain"), (1, "returned"))
     ]
     assert [(row["reply_text"], row["attempts"]) for row in reasons] == [
-        *(("NO_ROUTE", 2), ("connection lost", 1)),
+        *(("NO_ROUTE", 2), ("connection lost", 1))
     ]
     assert read_failures(outbox_at(path), failures=2, reasons=1) == (newest[:2], reasons[:1])
 

@@ -363,10 +363,7 @@ def test_after_an_error_it_looks_afresh(path: Path) -> None:
 
 
 def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
-    with (
-        Outbox(path) as outbox,
-        closing(sqlite3.connect(path, isolation_level=None)) as other,
-    ):
+    with Outbox(path) as outbox, closing(sqlite3.connect(path, isolation_level=None)) as other:
         outbox.enqueue(Message(b"1"))
         before = writer_of(outbox).opened()
         assert before is not None

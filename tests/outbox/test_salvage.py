@@ -357,7 +357,7 @@ def test_every_broken_row_is_named_with_its_reason(three: Path) -> None:
     found = Outbox(three.with_name("new.db")).salvage(three)
     assert found.open == 3
     assert [(row.id, row.message_id) for row in found.broken] == [
-        *((11, "m-1"), (12, "m-2"), (13, "m-3")),
+        *((11, "m-1"), (12, "m-2"), (13, "m-3"))
     ]
     assert {row.reason.partition(" is ")[0] for row in found.broken} == {"the checksum"}
 

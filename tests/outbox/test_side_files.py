@@ -81,10 +81,7 @@ def test_a_planted_file_is_not_adopted(
     shared: Path, stranger: Plant, entry: Make, suffix: str
 ) -> None:
     stranger(f": > p.db{suffix}")
-    for use in (
-        lambda: SqliteStore(shared),
-        lambda: Outbox(shared).enqueue(Message(BODY)),
-    ):
+    for use in (lambda: SqliteStore(shared), lambda: Outbox(shared).enqueue(Message(BODY))):
         with pytest.raises(OutboxError, match=f"p.db{suffix} belongs to user {STRANGER}"):
             use()
     assert shared.with_name(f"p.db{suffix}").read_bytes() == b""
@@ -109,10 +106,7 @@ def test_nor_beside_an_outbox_that_is_there(
 
 
 def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
-    shared: Path,
-    stranger: Plant,
-    child: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Path, stranger: Plant, child: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = location.check_side_files
     looks = 0
@@ -185,10 +179,7 @@ def test_root_can_share_an_application_s_database(shared: Path, stranger: Plant)
 
 
 def test_without_the_look_the_stranger_would_read_along(
-    shared: Path,
-    stranger: Plant,
-    child: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Path, stranger: Plant, child: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def victim() -> None:
         os.setuid(OWNER)

@@ -27,7 +27,7 @@ FILES = {
         "mkdocs.yml",
         "pyproject.toml",
         "PKG-INFO",
-    ),
+    )
 }
 FOLDERS = (".ci", "docs", "examples", "reliablepub", "spark_sink", "tests")
 

@@ -201,9 +201,7 @@ class World:
         self.transport = ScriptedTransport(self.log)
         self.inbox = Inbox(lambda: None)
         self.session: Session[Entry] = Session(
-            window_max=window_max,
-            window_bytes_max=10_000_000,
-            confirm_timeout_s=confirm_timeout_s,
+            window_max=window_max, window_bytes_max=10_000_000, confirm_timeout_s=confirm_timeout_s
         )
         self.relay = Relay(
             store=self.store,

@@ -321,9 +321,7 @@ def test_the_story_of_a_message_tells_its_attempts_and_its_end(sqlite: SqliteSto
 # -------------------------------------------------------------------- clocks that are set
 
 
-def test_a_clock_that_is_set_back_expires_nothing_twice_and_nothing_too_early(
-    world: Build,
-) -> None:
+def test_a_clock_that_is_set_back_expires_nothing_twice_and_nothing_too_early(world: Build) -> None:
     w = world()
     wall = w.time.now
     w.relay._clock = Clock(lambda: w.time.now, lambda: wall, lambda: 0.0)

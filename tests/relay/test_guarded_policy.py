@@ -125,9 +125,7 @@ def talks(_refusal: Refusal) -> str:
 
 @pytest.mark.parametrize("decide", [raises, talks])
 def test_a_callback_that_errs_changes_nothing_and_is_logged_once(
-    store: Store,
-    decide: Callable[[Refusal], Any],
-    caplog: pytest.LogCaptureFixture,
+    store: Store, decide: Callable[[Refusal], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     w = World(store, policy=RetryPolicy(FIVE, FIVE, FIVE, decide))
     with caplog.at_level(logging.ERROR, "reliablepub"):

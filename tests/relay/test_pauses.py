@@ -30,12 +30,7 @@ def hand_over(w: World, *ids: str, is_keyed: bool = False) -> Told:
     """Messages to the queue, and perhaps of the ordering key, that their ids begin with."""
     told = Told(w.log)
     messages = [
-        Message(
-            b"x",
-            routing_key=id_[0],
-            ordering_key=id_[1] if is_keyed else None,
-            message_id=id_,
-        )
+        Message(b"x", routing_key=id_[0], ordering_key=id_[1] if is_keyed else None, message_id=id_)
         for id_ in ids
     ]
     w.inbox.put(told.chunk_of(messages))

@@ -186,11 +186,7 @@ def test_a_micro_batch_costs_little(
     spark.dataSource.register(SilentDataSource)
     source = tmp_path / "source"
     source.mkdir()
-    sinks = {
-        "noop": {},
-        "silent": {},
-        "rabbitmq": {"url": rabbitmq.url, "routing_key": queue},
-    }
+    sinks = {"noop": {}, "silent": {}, "rabbitmq": {"url": rabbitmq.url, "routing_key": queue}}
     wall_ms: dict[str, list[float]] = {sink: [] for sink in sinks}
     cpu_ms: dict[str, list[float]] = {sink: [] for sink in sinks}
     for turn in range(MICRO_BATCH_TURNS):
