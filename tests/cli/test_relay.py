@@ -119,15 +119,6 @@ def test_there_is_nothing_to_drain_without_an_outbox(cli: Cli) -> None:
     assert list(cli.folder.iterdir()) == []
 
 
-def test_one_relay_at_a_time(cli: Cli) -> None:
-    first = cli.begin("relay", "--outbox", "o.db")
-    assert first.stderr is not None
-    first.stderr.readline()
-    ended = cli("relay", "--outbox", "o.db")
-    assert ended.code == 4
-    assert f"is relayed by process {first.pid}" in ended.error
-
-
 @pytest.mark.parametrize("options", [[], ["--drain"]])
 def test_a_relay_that_fails_ends_with_its_exit_code(
     cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path], options: list[str]

@@ -9,11 +9,12 @@ import pytest
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Cli
+from tests.stores import DURABLE
 
 TAKEN_OVER_S = 5.0
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=DURABLE)
 def where(request: pytest.FixtureRequest, cli: Cli) -> str:
     """A path, and a URL."""
     if request.param == "sqlite":
@@ -86,6 +87,6 @@ def test_without_it_a_second_relay_ends(cli: Cli, where: str) -> None:
     assert line_of(owner) == "connected to the broker\n"
     second = cli("relay", "--outbox", where)
     assert second.code == 4
-    assert "relayed by" in second.err or "another process" in second.err
+    assert f"is relayed by process {owner.pid}" in second.error
     owner.send_signal(signal.SIGTERM)
     assert cli.ended(owner).code == 0
