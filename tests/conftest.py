@@ -19,6 +19,7 @@ from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
 from tests.amqp_probe import unique as unique_name
 from tests.rabbitmq import ROOT, RabbitMQNode, is_installed
+from tests.stores import DURABLE, Where, outbox_of
 
 if TYPE_CHECKING:  # it needs psycopg, which tests without a PostgreSQL do not
     from tests.postgres import PostgresServer
@@ -108,6 +109,14 @@ def rabbitmq(rabbitmq_url: str) -> Iterator[AmqpProbe]:
 def path(tmp_path: Path) -> Path:
     """Where the outbox of a test is to be."""
     return tmp_path / "outbox.db"
+
+
+@pytest.fixture(params=DURABLE)
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
+    """Where the outbox of a test is to be: a file, then a database."""
+    found = outbox_of(request.param, request, tmp_path)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])

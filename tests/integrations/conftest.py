@@ -9,20 +9,13 @@ from sqlalchemy import Engine
 from reliablepub import Publisher, Status
 from tests.amqp_probe import AmqpProbe
 from tests.integrations.engines import engine_of
+from tests.stores import Where
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "app.db"
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def database(request: pytest.FixtureRequest, path: Path) -> str:
+def database(where: Where) -> str:
     """The path of a file, then the URL of a PostgreSQL database: for what must hold on both."""
-    if request.param == "sqlite":
-        return str(path)
-    url: str = request.getfixturevalue("postgres_outbox")
-    return url
+    return str(where)
 
 
 @pytest.fixture

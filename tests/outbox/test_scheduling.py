@@ -33,18 +33,11 @@ from reliablepub.outbox.admin.scheduling import due
 from reliablepub.outbox.admin.selection import Selection
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker, faults
-from tests.stores import DURABLE, Where, outbox_of
+from tests.stores import Where
 from tests.waiting import until
 
 PATIENCE_S = 60.0
 ONCE = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()))
-
-
-@pytest.fixture(params=DURABLE)
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
-    found = outbox_of(request.param, request, tmp_path)
-    assert found is not None
-    return found
 
 
 @pytest.fixture
