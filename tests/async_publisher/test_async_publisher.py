@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -28,8 +27,6 @@ from reliablepub import (
     PublisherClosed,
     PublisherFailed,
     PublisherForked,
-    Retries,
-    RetryPolicy,
     StillOpen,
     WrongEventLoop,
 )
@@ -40,10 +37,9 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 from tests.async_publisher.conftest import Run
+from tests.policies import AT_ONCE
 from tests.waiting import until, until_async
 
-_ONCE = Retries(stop_after_attempt(1), wait_none())
-ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
 AWAY = "amqp://127.0.0.1:1/"
 
 
@@ -109,7 +105,7 @@ def test_a_receipt_raises_what_the_broker_said_each_time(
 ) -> None:
     async def main() -> None:
         broker.inject(faults.Nack())
-        async with AsyncPublisher(broker.url, outbox=path, retry=ONCE) as publisher:
+        async with AsyncPublisher(broker.url, outbox=path, retry=AT_ONCE) as publisher:
             receipt = await publisher.publish(b"x", routing_key="q")
             for _ in range(2):
                 with pytest.raises(Nacked):

@@ -13,7 +13,6 @@ import aiormq
 import pytest
 from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.abc import ChannelFrame
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -21,8 +20,6 @@ from reliablepub import (
     Link,
     Message,
     Refused,
-    Retries,
-    RetryPolicy,
     Topology,
     Unroutable,
     WrongEventLoop,
@@ -33,13 +30,11 @@ from reliablepub.transport import aiormq_hooks
 from reliablepub.transport.aiormq_hooks import GuestChannels
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import Run
+from tests.policies import AT_ONCE
 from tests.waiting import until_async
 
-_ONCE = Retries(stop_after_attempt(1), wait_none())
 pytestmark = pytest.mark.parametrize("run", ["asyncio"], indirect=True)
 """Of the loops one is enough here: on both of them, guests are cancelled in test_cancellation."""
-
-ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
 
 
 @asynccontextmanager
@@ -228,7 +223,7 @@ def test_its_channels_and_ours_close_without_a_thought_for_each_other(
         connection.close_callbacks.add(lambda *_: lost.append(1))
         done = asyncio.Event()
         meddler = asyncio.create_task(meddle(connection, done))  # two would harm each other
-        async with AsyncPublisher(connection=connection, outbox=path, retry=ONCE) as publisher:
+        async with AsyncPublisher(connection=connection, outbox=path, retry=AT_ONCE) as publisher:
             for turn in range(3):
                 ours = [
                     Message(b"%d" % n, routing_key=queue, exchange="" if n % 100 else "missing")
@@ -362,7 +357,7 @@ def test_returns_of_every_kind_of_header_can_be_read(
     async def main() -> None:
         async with (
             host(probe.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path, retry=ONCE) as publisher,
+            AsyncPublisher(connection=connection, outbox=path, retry=AT_ONCE) as publisher,
         ):
             for body in (b"", b"x" * 300_000):
                 receipt = await publisher.publish(

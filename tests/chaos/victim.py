@@ -21,6 +21,7 @@ from tenacity import stop_after_attempt, stop_never, wait_none
 from reliablepub import AsyncPublisher, Message, Publisher, PublishError, Retries, RetryPolicy
 from tests.chaos.failpoints import arm
 from tests.chaos.nursery import main
+from tests.policies import ONCE
 
 WINDOW_MAX: Final = 50
 PIECE: Final = 5
@@ -74,7 +75,7 @@ OPTIONS: Final = {
     "retry": RetryPolicy(
         nacked=Retries(stop_never, wait_none()),
         returned=Retries(stop_after_attempt(2), wait_none()),
-        refused=Retries(stop_after_attempt(1), wait_none()),
+        refused=ONCE,
     ),
 }
 

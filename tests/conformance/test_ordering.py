@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
+from tenacity import stop_after_attempt, stop_never, wait_fixed
 
 from reliablepub import Breaker, Expired, Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.testing import FakeBroker
@@ -24,12 +24,12 @@ from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
 from tests.conformance.test_survival import WINDOW, uncertain
+from tests.policies import ONCE
 from tests.stores import Where
 from tests.waiting import until
 
 BOTH_DOORS = pytest.mark.parametrize("front_door", ["threads", "asyncio"], indirect=True)
 SOON = Retries(stop_never, wait_fixed(0.05))
-ONCE = Retries(stop_after_attempt(1), wait_none())
 
 
 def of_key(

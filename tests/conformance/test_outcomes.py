@@ -24,11 +24,12 @@ from reliablepub import (
 )
 from reliablepub.headers import FieldValue
 from tests.amqp_probe import AmqpProbe
+from tests.policies import ONCE
 
 IMPATIENT = RetryPolicy(
     nacked=Retries(stop_after_attempt(2), wait_none()),
     returned=Retries(stop_after_attempt(2), wait_none()),
-    refused=Retries(stop_after_attempt(1), wait_none()),
+    refused=ONCE,
 )
 
 

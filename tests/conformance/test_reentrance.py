@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
+from tenacity import wait_none
 
 from reliablepub import (
     GiveUp,
@@ -29,11 +29,11 @@ from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.driven import DrivenPublisher
+from tests.policies import ONCE
 from tests.stores import Where
 from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
-ONCE = Retries(stop_after_attempt(1), wait_none())
 
 
 @pytest.fixture

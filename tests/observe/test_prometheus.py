@@ -26,11 +26,11 @@ from tests import prometheus
 from tests.cli.conftest import Cli
 from tests.disks import fill, small_disk
 from tests.observe.test_shipped import FOLDER, alerts, panels
+from tests.policies import ONCE
 from tests.prometheus import Prometheus
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
-ONCE = Retries(stop_after_attempt(1), wait_none())
 QUICK_PAUSES = RetryPolicy(
     returned=Retries(stop_after_attempt(1000), wait_none()),
     breaker=Breaker(refusals_max=1, pause=wait_fixed(1)),

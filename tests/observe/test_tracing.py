@@ -19,16 +19,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import AsyncPublisher, Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import AsyncPublisher, Message, Outbox, Publisher
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.observe.tracing import Tracing
 from reliablepub.testing import FakeBroker, faults
+from tests.policies import AT_ONCE
 from tests.sqlite import sql
-
-ONCE = Retries(stop_after_attempt(1), wait_none())
-AT_ONCE = RetryPolicy(nacked=ONCE, returned=ONCE, refused=ONCE)
 
 
 class Exported:

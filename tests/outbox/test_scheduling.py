@@ -16,7 +16,6 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     ConfigurationError,
@@ -25,19 +24,17 @@ from reliablepub import (
     NotAnOutbox,
     Outbox,
     Publisher,
-    Retries,
-    RetryPolicy,
     ScheduleChange,
 )
 from reliablepub.outbox.admin.scheduling import due
 from reliablepub.outbox.admin.selection import Selection
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker, faults
+from tests.policies import AT_ONCE
 from tests.stores import Where
 from tests.waiting import until
 
 PATIENCE_S = 60.0
-ONCE = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()))
 
 
 @pytest.fixture
@@ -169,7 +166,7 @@ def test_it_is_too_late_for_what_a_queue_may_have(
 def test_a_parked_message_is_cancelled_and_not_rescheduled(
     outbox: Outbox, where: Where, broker: FakeBroker
 ) -> None:
-    with Publisher(broker.url, outbox=where, retry=ONCE) as publisher:
+    with Publisher(broker.url, outbox=where, retry=AT_ONCE) as publisher:
         outbox.enqueue(Message(b"", "", "nowhere"), key="a")
         until(lambda: outbox.status().parked)
         assert publisher.status.counters.open == 0

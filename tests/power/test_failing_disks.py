@@ -15,16 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import Outbox, Publisher, RetryPolicy
 from reliablepub.errors import OutboxError, OutboxUnsure, PublisherClosed
 from reliablepub.outbox.sqlite import ballast
 from reliablepub.testing import FakeBroker
+from tests.policies import ONCE
 from tests.power.images import FOLDER, IMAGE, mounted, written_down
 from tests.power.mounts import CHANGES, Mounted, Trouble, forgetful
 
-RETRY = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()), breaker=None)
+RETRY = RetryPolicy(returned=ONCE, breaker=None)
 CALLS_MAX = 600
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
 

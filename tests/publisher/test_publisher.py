@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -31,8 +30,6 @@ from reliablepub import (
     PublisherFailed,
     PublisherForked,
     Refused,
-    Retries,
-    RetryPolicy,
     StillOpen,
 )
 from reliablepub.front.receipt import Issued
@@ -41,10 +38,9 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
+from tests.policies import AT_ONCE
 from tests.waiting import until
 
-_ONCE = Retries(stop_after_attempt(1), wait_none())
-ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)
 AWAY = "amqp://127.0.0.1:1/"
 
@@ -57,7 +53,7 @@ def broker(fake_broker: FakeBroker) -> FakeBroker:
 
 @pytest.fixture
 def publisher(broker: FakeBroker, path: Path) -> Iterator[Publisher]:
-    publisher = Publisher(broker.url, outbox=path, retry=ONCE)
+    publisher = Publisher(broker.url, outbox=path, retry=AT_ONCE)
     yield publisher
     with contextlib.suppress(PublisherFailed):  # of a test that has broken it
         publisher.close(0)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -19,7 +18,6 @@ from reliablepub import (
     Publisher,
     PublisherFailed,
     RelayHeldUp,
-    Retries,
     WrongEventLoop,
     WrongThread,
 )
@@ -31,7 +29,6 @@ from reliablepub.testing import FakeBroker
 from tests.waiting import until, until_async
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
-ONCE = Retries(stop_after_attempt(1), wait_none())
 
 
 @pytest.fixture

@@ -8,17 +8,16 @@ from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import Message, Outbox, Publisher, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 from spark_sink import OutboxDataSource
 from spark_sink.outboxes import COLUMNS
+from tests.policies import ONCE
 
 pytestmark = pytest.mark.timeout(300)
 
-ONCE = Retries(stop_after_attempt(1), wait_none())
 HOSTS = 3
 
 
