@@ -26,11 +26,10 @@ from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.probe import Probe
 from tests.chaos.proxy import Proxy
-from tests.cli.conftest import NOBODY
+from tests.cli.conftest import NOBODY, Run
 from tests.cli.test_app import section
 from tests.waiting import until
 
-Run = Callable[..., Result]
 GIB = 1024**3
 GOOD = Surroundings(
     sqlite="3.51.3",

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Run
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\x9b1m\r\n\u202eevil\u2028"
 NOTE = EVIL.replace("\x00", "")
 """With U+0000 it is refused, since PostgreSQL cannot store it."""
-Run = Callable[..., Result]
 
 
 @pytest.fixture

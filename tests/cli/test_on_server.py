@@ -26,12 +26,12 @@ from reliablepub.outbox.postgres.creating import roles
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Run
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
-Run = Callable[..., Result]
 SECRET = "canary"
 """A password, which no output may show."""
 

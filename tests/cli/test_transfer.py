@@ -19,8 +19,6 @@ from reliablepub.outbox.opening import outbox_at
 from tests.cli.trouble import make_trouble
 from tests.sqlite import sql
 
-Run = Callable[..., Result]
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:

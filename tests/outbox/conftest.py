@@ -15,6 +15,8 @@ from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.stores import STORES, open_store, outbox_of
 
+Make = Callable[..., Entry]
+"""Makes an entry; its arguments are fields of the message."""
 TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
 
 
@@ -56,7 +58,7 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]
 
 
 @pytest.fixture
-def entry() -> Callable[..., Entry]:
+def entry() -> Make:
     """Make entries with bodies and ids of their own."""
     count = 0
 

@@ -4,7 +4,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from select import select
@@ -12,14 +11,13 @@ from select import select
 import pytest
 
 from reliablepub import Message, Outbox
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite import bell as bells
 from reliablepub.outbox.sqlite.bell import MISSED_MAX, Bell
 from reliablepub.outbox.sqlite.location import libc
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.sqlite import sql
-
-Make = Callable[..., Entry]
 
 ENQUEUE = """
 import sys

@@ -3,7 +3,6 @@
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -14,16 +13,16 @@ import reliablepub.outbox
 from reliablepub.errors import OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import checkpoints, lock
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.outbox.shim import Operation, shim
 
-Make = Callable[..., Entry]
 KIB = b"x" * 1024
 
 

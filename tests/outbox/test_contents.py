@@ -1,6 +1,5 @@
 """What is in a message is shown as text only if it is text."""
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 import pytest
 
 from reliablepub.outbox.admin.inspection import Contents, read_contents
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.sqlite import sql
-
-Make = Callable[..., Entry]
 
 
 @pytest.mark.parametrize(

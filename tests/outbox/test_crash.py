@@ -18,7 +18,8 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import NACKED, Outcome, OutcomeKind
+from reliablepub.outcome import NACKED
+from tests.outcomes import REFUSED
 from tests.sqlite import count, sql
 
 Rows = Callable[[Path], dict[str, list[tuple[Any, ...]]]]
@@ -75,8 +76,7 @@ def fill(path: Path) -> tuple[SqliteStore, Changes]:
     old = [new_entry(n) for n in range(1, 8)]
     first = Batch(1, 1, old)
     store.commit(Changes(new=old, sources={"s": 7}, sent=[first]))
-    refused = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
-    parked = [Attempt(e, "1-1", e.id, refused, 2.0) for e in old[2:4]]
+    parked = [Attempt(e, "1-1", e.id, REFUSED, 2.0) for e in old[2:4]]
     nacked = Attempt(old[4], "1-1", 5, NACKED, 2.0)
     old[4].due_at, old[4].nacked = 9.0, 1
     new = [new_entry(n) for n in range(8, 11)]

@@ -19,10 +19,9 @@ from reliablepub.outbox.sqlite.database import PAGE_BYTES, reading
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
+from tests.outbox.conftest import Make
 from tests.outbox.shim import IOERR_SHMMAP, shim
 from tests.sqlite import sql, writer_of
-
-Make = Callable[..., Entry]
 
 
 def test_only_the_owner_may_read_any_of_its_files(path: Path, entry: Make) -> None:

@@ -32,9 +32,9 @@ from reliablepub.outbox.sqlite.checkpoints import CHECKPOINT_BYTES, owed_bytes
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import KINDS, fill, give_back, small_disk
+from tests.outbox.conftest import Make
 from tests.waiting import until
 
-Make = Callable[..., Entry]
 KIB = b"x" * 1024
 
 

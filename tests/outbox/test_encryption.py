@@ -22,11 +22,10 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import checksum_of, to_text
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.outcomes import REFUSED
 from tests.sqlite import sql
 
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 OLD = bytes(range(32))
 NEW = bytes(range(32, 64))
 SECRET: dict[str, Any] = {"body": b"card 4111", "headers": {"who": "Ms Secret"}, "app_id": "hush"}

@@ -25,9 +25,9 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import ballast, lock
 from reliablepub.outbox.sqlite import database as database_module
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Shim, shim
+from tests.outcomes import REFUSED
 from tests.sqlite import sql, writer_of
 
 CALLS_MAX = 400
@@ -41,7 +41,6 @@ KINDS = {
     "readonly": (("open", "write"), vfs.READONLY),
     "cantopen": (("open", "shm_map"), vfs.CANTOPEN),
 }
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import json
 import sqlite3
 import struct
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,17 @@ from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import COUNT_MAX, ID_MAX, SIZE_MAX, TIME_MAX, checksum_of, misfits
 from reliablepub.outbox.sqlite.salvage import Pages, Value, _checksum
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.outbox.conftest import Make
+from tests.outcomes import REFUSED
 from tests.sqlite import sql
 
-Make = Callable[..., Entry]
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 PAGE = 4_096
 HEADER = (b"SQLite format 3\0" + struct.pack(">H", PAGE)).ljust(100, b"\0")
 FIRST = HEADER.ljust(PAGE, b"\0")

@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,9 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
 
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 CUT = Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost")
 
 

@@ -34,10 +34,9 @@ from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
 from tests.sqlite import sql, writer_of
-
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 
 
 def open_messages(path: Path) -> list[Message]:

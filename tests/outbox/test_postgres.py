@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -19,10 +19,10 @@ from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
-Make = Callable[..., Entry]
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
 
 

@@ -24,12 +24,10 @@ from reliablepub.outbox.sqlite import ballast, checkpoints
 from reliablepub.outbox.sqlite import database as database_module
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
+from tests.outcomes import REFUSED
 from tests.power.disk import write_torn
-
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox.conftest import Clock
+from tests.outcomes import REFUSED
 from tests.sqlite import count, sql
 
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 LATE = Outcome(OutcomeKind.EXPIRED, 0, "not sent")
 NOW = 1_000_000.0
 

@@ -11,17 +11,15 @@ import pytest
 
 from reliablepub.message import Message
 from reliablepub.outbox.database import KEYS_KEPT_S
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
-from tests.outbox.conftest import Clock
+from tests.outbox.conftest import Clock, Make
+from tests.outcomes import REFUSED
 from tests.sqlite import count, sql, writer_of
 
-Make = Callable[..., Entry]
 DAY_S = 86_400.0
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
 @pytest.fixture

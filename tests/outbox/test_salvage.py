@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import REFUSED
 from tests.sqlite import sql
-
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
-Make = Callable[..., Entry]
 
 
 def fill(path: Path, count: int = 300) -> dict[int, bytes]:

@@ -16,7 +16,7 @@ import pytest
 
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import location
 from reliablepub.outbox.sqlite.ballast import Ballast
@@ -25,13 +25,13 @@ from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
 from reliablepub.outbox.sqlite.status_file import STATUS_BYTES_MAX, relaying, status_file_path
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.sqlite import sql
 
 STRANGER = 65534
 OWNER = 4321
 BODY = b"for the eyes of the owner" * 40
 
-Make = Callable[..., Entry]
 Plant = Callable[[str], str]
 
 

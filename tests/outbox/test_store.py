@@ -25,11 +25,11 @@ from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import lock_path
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
+from tests.outbox.conftest import Make
 from tests.outbox.shim import shim
+from tests.outcomes import RETURNED
 from tests.sqlite import sql
 
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 EXPIRED = Outcome(OutcomeKind.EXPIRED, 0, "too late")
 ALL = {"limit": 1000, "bytes_max": 10**9}
 

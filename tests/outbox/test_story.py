@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -13,10 +13,10 @@ from reliablepub.outbox.admin.story import Next, Story, resolve, tell
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Store
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
 from tests.stores import Where, open_store
 
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 CUT = Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost")
 
 

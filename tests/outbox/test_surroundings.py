@@ -4,7 +4,6 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +11,12 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.environment import look_around
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.sqlite import sql
-
-Make = Callable[..., Entry]
 
 
 def test_addresses_are_told_in_order(path: Path) -> None:

@@ -1,7 +1,7 @@
 """What waits in a store: for its turn, its time, its end, its destination."""
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -21,12 +21,11 @@ from reliablepub.outbox.entry import (
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import REFUSED
 from tests.sqlite import sql
 
-Make = Callable[..., Entry]
 ALL = {"limit": 1000, "bytes_max": 10**9}
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
 def ids(entries: list[Entry]) -> list[int]:

@@ -1,6 +1,5 @@
 """Deadlines and delays of messages: in memory and on disk, with and without a broker."""
 
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +14,9 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.elsewhere import POLL_S
+from tests.relay.conftest import Build
 from tests.relay.scripted import Time, Told, World, disk_full, patient
 
-Build = Callable[..., World]
 EXPIRED = OutcomeKind.EXPIRED
 NOT_SENT = Outcome(EXPIRED, 0, "not sent", Persistence.NOT_WRITTEN)
 MAYBE = Outcome(EXPIRED, 0, "may have arrived", Persistence.POSSIBLY_PERSISTED)

@@ -1,6 +1,5 @@
 """Ordering keys: one message of a key at a time, in their order, whatever happens to each."""
 
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +15,9 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
+from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World, disk_full, patient
 
-Build = Callable[..., World]
 LONG = 10_000_000_000.0
 """Past the real time, at which people's changes fall due."""
 

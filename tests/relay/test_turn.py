@@ -1,7 +1,5 @@
 """One turn: take in, commit, send, in this order and no other."""
 
-from collections.abc import Callable
-
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
@@ -11,9 +9,8 @@ from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S
 from reliablepub.relay.status import Link
+from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World
-
-Build = Callable[..., World]
 
 
 def test_a_message_is_stored_then_its_caller_is_told_then_it_is_sent(world: Build) -> None:
