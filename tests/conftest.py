@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
 from tests.amqp_probe import unique as unique_name
+from tests.disks import folder_in_memory
 from tests.rabbitmq import ROOT, RabbitMQNode, is_installed
 from tests.stores import DURABLE, Where, outbox_of
 
@@ -109,6 +110,13 @@ def rabbitmq(rabbitmq_url: str) -> Iterator[AmqpProbe]:
 def path(tmp_path: Path) -> Path:
     """Where the outbox of a test is to be."""
     return tmp_path / "outbox.db"
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder where a sync costs nothing."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture(params=DURABLE)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -14,6 +13,8 @@ from typing import Any, Final, Self
 
 import pytest
 import yaml
+
+from tests.rabbitmq import free_ports
 
 SERVER: Final = shutil.which("prometheus")
 TOOL: Final = shutil.which("promtool")
@@ -62,9 +63,7 @@ class Prometheus:
             ],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         self._log = (folder / "log").open("w")
         assert SERVER is not None

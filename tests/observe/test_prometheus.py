@@ -4,7 +4,6 @@ The rules are those that are shipped, with seconds for minutes: `quickened`.
 """
 
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from tests.disks import fill, small_disk
 from tests.observe.test_shipped import FOLDER, alerts, panels
 from tests.policies import ONCE
 from tests.prometheus import Prometheus
+from tests.rabbitmq import free_ports
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
@@ -96,13 +96,6 @@ def until_scraped(server: Prometheus, counter: str, outbox: str) -> None:
     server.until(lambda: bool(server.query(query)), query)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
-
-
 def enqueue(path: Path, count: int) -> None:
     with closing(Outbox(path)) as outbox:
         for _ in range(count):
@@ -140,7 +133,7 @@ def test_a_relay_that_is_killed_pages_and_resolves_nothing(
     server: Prometheus, cli: Cli, fake: FakeBroker, tmp_path: Path
 ) -> None:
     """Its backlog stays an alert without it, until it is back and has delivered."""
-    port = free_port()
+    (port,) = free_ports(1)
     options = ("--outbox", "o.db", "--name", "killed", "--health-port", str(port))
     url = fake.url
     fake.stop()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,6 +24,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import ballast, lock
 from reliablepub.outbox.sqlite import database as database_module
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.disks import folder_in_memory
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Shim, shim
 from tests.outcomes import REFUSED
@@ -75,10 +75,9 @@ def faulty(files: Shim) -> Iterator[Shim]:
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """A folder where a sync costs nothing: what a failing one means does not depend on the disk."""
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
+    """The same folder for all tests here."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

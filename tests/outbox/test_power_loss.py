@@ -7,7 +7,7 @@ finds on it must hold all that `commit` or `enqueue` had returned for by then.
 
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,6 @@ from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
 from tests.outcomes import REFUSED
 from tests.power.disk import write_torn
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
 
 
 class Disk:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -27,13 +26,6 @@ from tests.power.mounts import CHANGES, Mounted, Trouble, forgetful
 RETRY = RetryPolicy(returned=ONCE, breaker=None)
 CALLS_MAX = 600
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.pika import PikaTransport
 from reliablepub.transport.pika_hooks import HookedConnection, hooks
+from tests.rabbitmq import free_ports
 from tests.waiting import until
 
 SECRET = "s3cr3t"
@@ -129,13 +130,6 @@ def test_listening_ends_when_a_watched_descriptor_is_readable(wire: Connect) -> 
 # -------------------------------------------------------------------- connecting
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-        assert isinstance(port, int)
-        return port
-
-
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -151,7 +145,7 @@ def free_port() -> int:
 def test_a_failed_connection_gives_a_short_reason_without_secrets(
     wire: Connect, fake_broker: FakeBroker, url: str, reason: str
 ) -> None:
-    w = wire(url.format(secret=SECRET, port=fake_broker.port, free=free_port()))
+    w = wire(url.format(secret=SECRET, port=fake_broker.port, free=free_ports(1)[0]))
     w.transport.connect()
     said = w.lost_reason()
     assert SECRET not in said
@@ -321,7 +315,7 @@ def test_a_frame_without_end_is_not_read_before_authentication_either(wire: Conn
 
 
 def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> None:
-    urls = [f"amqp://127.0.0.1:{free_port()}/", fake_broker.url]
+    urls = [f"amqp://127.0.0.1:{free_ports(1)[0]}/", fake_broker.url]
     transport = PikaTransport(parse_addresses(urls), run=1, heartbeat_s=10)
     kinds: list[type[Any]] = []
     for _ in range(2):
