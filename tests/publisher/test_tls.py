@@ -49,16 +49,17 @@ def assert_refused(url: str, outbox: Path, words: str, context: ssl.SSLContext |
         assert "guest" not in publisher.status.reason
 
 
-@pytest.mark.parametrize("is_hooked", [True, False])
-def test_a_trusted_broker_gets_the_message(
-    tls_broker: FakeBroker,
-    certificate: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_hooked: bool,  # noqa: FBT001
-) -> None:
-    if not is_hooked:
+@pytest.fixture(params=["hooks", "the public way"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through pika."""
+    if request.param == "the public way":
         monkeypatch.setattr(hooks, "_why_off", "a test takes the other way")
+
+
+@pytest.mark.usefixtures("_both_ways")
+def test_a_trusted_broker_gets_the_message(
+    tls_broker: FakeBroker, certificate: Path, tmp_path: Path
+) -> None:
     context = trusting(certificate)
     with Publisher(tls_broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
         receipts = [publisher.publish(bytes(size), routing_key="q") for size in (0, 10, 300_000)]
@@ -67,19 +68,13 @@ def test_a_trusted_broker_gets_the_message(
     assert [len(message.body) for message in tls_broker.messages("q")] == [0, 10, 300_000]
 
 
-@pytest.mark.parametrize("is_hooked", [True, False])
+@pytest.mark.usefixtures("_both_ways")
 def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
-    tls_broker: FakeBroker,
-    certificate: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_hooked: bool,  # noqa: FBT001
+    tls_broker: FakeBroker, certificate: Path, tmp_path: Path
 ) -> None:
     """What TLS makes of the bytes is more than what was written, and leaves just as well."""
-    if not is_hooked:
-        monkeypatch.setattr(hooks, "_why_off", "a test takes the other way")
     with Proxy(tls_broker.port, held_bytes=16 * 1024) as proxy:
-        proxy.bytes_per_s = 250_000
+        proxy.bytes_per_s = 400_000
         with Publisher(
             proxy.url.replace("amqp:", "amqps:"),
             outbox=tmp_path / "o.db",
