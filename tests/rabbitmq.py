@@ -277,7 +277,7 @@ class RabbitMQNode:
         os.kill(self.pid, signal.SIGCONT)
 
     def close_all_connections(self, reason: str) -> None:
-        """connection.close 320 to everybody."""
+        """connection.close 320 to every client."""
         self._do(
             "rabbit_connection_tracking_handler:close_connections("
             "rabbit_connection_tracking:list_on_node(node()), "

@@ -398,7 +398,7 @@ def test_closing_that_is_cancelled_goes_on_closing(run: Run[None], path: Path) -
     run(main())
 
 
-def test_a_relay_that_dies_is_told_to_everybody(
+def test_a_relay_that_dies_is_told_to_every_task(
     run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Relay.turn

@@ -75,7 +75,7 @@ def enqueue(cli: Cli, body: bytes) -> None:
 
 
 def plain(fake: FakeBroker) -> str:
-    """Its URL without the password, which is that of everybody."""
+    """Its URL without the password, which is the default one."""
     return fake.url.replace("guest:guest@", "")
 
 

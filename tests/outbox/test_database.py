@@ -373,7 +373,7 @@ def test_of_a_log_that_was_cut_off_the_whole_commits_are_there(path: Path, entry
         assert Outbox(crashed).audit().is_right
 
 
-def test_a_folder_that_everybody_may_write_is_warned_of(
+def test_a_folder_that_every_user_may_write_is_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.chmod(0o1777)

@@ -37,7 +37,7 @@ Plant = Callable[[str], str]
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """An outbox in a folder like /tmp: everybody can create files there, and remove their own."""
+    """An outbox in a folder like /tmp: each user can create files there, and remove their own."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     yield folder / "p.db"

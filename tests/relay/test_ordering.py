@@ -291,7 +291,7 @@ def held(sqlite: SqliteStore) -> World:
     return w
 
 
-def test_a_parked_message_holds_its_key_where_everybody_can_see_it(
+def test_a_parked_message_holds_its_key_where_operators_see_it(
     sqlite: SqliteStore, path: Path
 ) -> None:
     w = held(sqlite)

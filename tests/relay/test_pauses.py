@@ -1,4 +1,4 @@
-"""Destinations that keep refusing: paused, probed, and let go, while everybody else goes on.
+"""Destinations that keep refusing: paused, probed, and let go, while the others go on.
 
 With ordering keys too: who is paused holds those behind it in its key, wherever they go.
 """

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy
 from reliablepub.cli import main

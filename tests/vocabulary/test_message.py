@@ -199,7 +199,7 @@ def test_a_deadline_is_a_number_of_seconds(value: Any) -> None:
         (1_900_000_000, "int, not a datetime"),
     ],
 )
-def test_a_delay_is_a_time_that_everybody_reads_alike(value: Any, problem: str) -> None:
+def test_a_delay_is_a_time_that_every_reader_understands_alike(value: Any, problem: str) -> None:
     with pytest.raises(InvalidMessage, match=rf"^not_before: is .*{problem}"):
         Message(b"", not_before=value)
 
