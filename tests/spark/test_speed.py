@@ -213,9 +213,7 @@ def test_a_micro_batch_costs_little(
     print()
     for sink in sinks:
         wall, cpu = statistics.median(wall_ms[sink]), statistics.median(cpu_ms[sink])
-        print(
-            f"a micro-batch of 2 rows to {sink:8} {wall:5.0f} ms, {cpu:5.0f} ms CPU in all processes"
-        )
+        print(f"a micro-batch of 2 rows to {sink:8} {wall:5.0f} ms, {cpu:5.0f} ms CPU in all")
     ours, java, python = wall_ms["rabbitmq"], wall_ms["noop"], wall_ms["silent"]
     more_ms = [one - other for one, other in zip(ours, java, strict=True)]
     assert statistics.median(more_ms) <= MICRO_BATCH_MS_MAX
