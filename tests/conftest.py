@@ -1,10 +1,11 @@
-"""Fixtures for every test: brokers, fake and real, databases, and names that nobody else uses.
+"""Fixtures for every test: brokers, fake and real, databases, and unique names.
 
 Tests share one broker and keep apart by fresh queue names: a name costs nothing, a virtual host of
 one's own costs half a second of rabbitmqctl. They share one PostgreSQL, with a database for each
 test: it costs 25 ms. With CI=true a missing RabbitMQ or PostgreSQL fails; it never skips.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from hypothesis import HealthCheck, Phase, settings
 from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
 from tests.amqp_probe import unique as unique_name
-from tests.chaos.proxy import Proxy
+from tests.disks import folder_in_memory
 from tests.rabbitmq import ROOT, RabbitMQNode, is_installed
+from tests.stores import DURABLE, Where, outbox_of
 
 if TYPE_CHECKING:  # it needs psycopg, which tests without a PostgreSQL do not
     from tests.postgres import PostgresServer
@@ -43,6 +45,25 @@ def _interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _our_loggers_are_enabled() -> None:
+    """Frameworks that configure logging in another test disable the loggers they do not know."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("reliablepub") and isinstance(logger, logging.Logger):
+            logger.disabled = False
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """The root logger at level INFO; its level and handlers are restored."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    root.setLevel(logging.INFO)
+    yield root
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def _miss(server: str, package: str) -> NoReturn:
@@ -83,6 +104,27 @@ def rabbitmq(rabbitmq_url: str) -> Iterator[AmqpProbe]:
     probe = AmqpProbe(rabbitmq_url)
     yield probe
     probe.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the outbox of a test is to be."""
+    return tmp_path / "outbox.db"
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder where a sync costs nothing."""
+    with folder_in_memory() as folder:
+        yield folder
+
+
+@pytest.fixture(params=DURABLE)
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
+    """Where the outbox of a test is to be: a file, then a database."""
+    found = outbox_of(request.param, request, tmp_path)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
@@ -158,13 +200,6 @@ def new_postgres_outbox(
 def postgres_outbox(new_postgres_outbox: Callable[[], str]) -> str:
     """The URL of an empty outbox that no other test has."""
     return new_postgres_outbox()
-
-
-@pytest.fixture
-def postgres_link(postgres_server: "PostgresServer") -> Iterator[Proxy]:
-    """A link to that server, to be cut: `postgres_server.url_of(database, port=link.port)`."""
-    with Proxy(postgres_server.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

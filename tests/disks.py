@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
@@ -16,6 +17,14 @@ import pytest
 KINDS: Final = ("ext4", pytest.param("tmpfs", marks=pytest.mark.soak))
 """ext4 promises space before it has it, and is what hosts have; in memory all is simpler."""
 _MIB: Final = 1024 * 1024
+
+
+@contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """A folder where a sync costs nothing: what a failing one means does not depend on the disk."""
+    shared = Path("/dev/shm")
+    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, LiteralString, Self
 
 import psycopg
@@ -118,12 +117,7 @@ class PostgresServer:
             self._exit = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     def start(self) -> None:
@@ -175,10 +169,6 @@ class PostgresServer:
     def url_of(self, database: str = USER, *, user: str = USER, port: int | None = None) -> str:
         """`postgresql://postgres@127.0.0.1:PORT/DATABASE`; another port is that of a proxy."""
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
-
-    def socket_url_of(self, database: str = USER) -> str:
-        """The same, by the server's Unix socket."""
-        return f"postgresql://{USER}@/{database}?host={self._folder}&port={self.port}"
 
     @property
     def folder(self) -> Path:

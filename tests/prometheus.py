@@ -1,11 +1,8 @@
 """A Prometheus of the tests' own: Debian's package, started on loopback with short intervals."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -16,6 +13,8 @@ from typing import Any, Final, Self
 
 import pytest
 import yaml
+
+from tests.rabbitmq import free_ports
 
 SERVER: Final = shutil.which("prometheus")
 TOOL: Final = shutil.which("promtool")
@@ -64,9 +63,7 @@ class Prometheus:
             ],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         self._log = (folder / "log").open("w")
         assert SERVER is not None

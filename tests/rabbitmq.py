@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 import pika
@@ -164,12 +164,7 @@ class RabbitMQNode:
             self._exit = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     def start(self) -> None:
@@ -282,7 +277,7 @@ class RabbitMQNode:
         os.kill(self.pid, signal.SIGCONT)
 
     def close_all_connections(self, reason: str) -> None:
-        """connection.close 320 to everybody."""
+        """connection.close 320 to every client."""
         self._do(
             "rabbit_connection_tracking_handler:close_connections("
             "rabbit_connection_tracking:list_on_node(node()), "
@@ -290,7 +285,7 @@ class RabbitMQNode:
         )
 
     def set_memory_alarm(self) -> None:
-        """connection.blocked to whoever publishes, until the alarm is cleared."""
+        """Have every connection that publishes blocked, until the alarm is cleared."""
         self._is_alarmed = True
         alarm = "{{resource_limit, memory, node()}, []}"
         # To set it returns at once; to ask behind that waits until each connection has been told.
@@ -450,9 +445,7 @@ class RabbitMQNode:
             config += _PEER_CONFIG.format(peer=self._beside.name)
         if self._tls is not None:
             config += _TLS_CONFIG.format(
-                amqps_port=self._amqps_port,
-                authority=self._tls.with_name("ca.crt"),
-                file=self._tls,
+                amqps_port=self._amqps_port, authority=self._tls.with_name("ca.crt"), file=self._tls
             )
         config += self._config.replace("{folder}", self._inner_folder)
         (self._folder / "rabbitmq.conf").write_text(config)
@@ -463,7 +456,7 @@ class RabbitMQNode:
         cookie = self._folder / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
-        # A start spends a third of its time looking into seventy plugins that nobody enabled. Only
+        # A start spends a third of its time looking into seventy plugins that are not enabled. Only
         # the schema of rabbitmq.conf is needed from there.
         installed = _in(self._root, _BIN / "rabbitmq-server").resolve().parent.parent / "plugins"
         plugins = self._folder / "plugins"
@@ -477,13 +470,7 @@ class RabbitMQNode:
         port = str(self._epmd_port)
         epmd = subprocess.Popen(
             self._command(
-                "setpriv",
-                "--pdeathsig=KILL",
-                "epmd",
-                "-port",
-                port,
-                "-address",
-                self._site.address,
+                "setpriv", "--pdeathsig=KILL", "epmd", "-port", port, "-address", self._site.address
             ),
             env=self._env,
             start_new_session=True,
@@ -509,7 +496,7 @@ class RabbitMQNode:
 
 
 def can_handshake(url: str) -> bool:
-    """Whether somebody there completes an AMQP handshake."""
+    """Whether a broker there completes an AMQP handshake."""
     parameters = pika.URLParameters(url)
     try:  # without pika first: it logs an error for every port that is not open yet
         socket.create_connection((parameters.host, parameters.port), timeout=5).close()

@@ -51,7 +51,7 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return end - start + 1
 
 
-def test_everybody_imports_downwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_import_downwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logging.config.dictConfig", lambda _: None)  # it disables our loggers
     assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import aio_pika
@@ -34,11 +33,6 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run[Any]]:
         loop.set_exception_handler(lambda _, context: complaints.append(context))
         yield runner.run
     assert complaints == []
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ It knows asyncio. It must never know publishers.
 """
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 TICK_S = 0.001
@@ -21,12 +20,7 @@ class LagMeter:
         await asyncio.sleep(0)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
 

@@ -1,4 +1,4 @@
-"""Tasks cancelled anywhere: nothing wedges, nothing is lost, nobody gets another's verdict.
+"""Tasks cancelled anywhere: nothing wedges, nothing is lost, no task gets another's outcome.
 
 Every publish has a `message_id` of its own, which the test keeps, so that afterwards each one can
 be accounted for: what was not stored did not arrive, what was confirmed did, and the unroutable
@@ -14,15 +14,7 @@ from typing import Any
 import pytest
 from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import (
-    AsyncPublisher,
-    Confirmed,
-    Message,
-    Outbox,
-    Retries,
-    RetryPolicy,
-    Unroutable,
-)
+from reliablepub import AsyncPublisher, Confirmed, Message, Outbox, Retries, RetryPolicy, Unroutable
 from reliablepub.testing import FakeBroker, faults
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import OpenPublisher, Run

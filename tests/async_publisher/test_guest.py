@@ -13,7 +13,6 @@ import aiormq
 import pytest
 from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.abc import ChannelFrame
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -21,8 +20,6 @@ from reliablepub import (
     Link,
     Message,
     Refused,
-    Retries,
-    RetryPolicy,
     Topology,
     Unroutable,
     WrongEventLoop,
@@ -33,12 +30,11 @@ from reliablepub.transport import aiormq_hooks
 from reliablepub.transport.aiormq_hooks import GuestChannels
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import Run
+from tests.policies import AT_ONCE
+from tests.waiting import until_async
 
-_ONCE = Retries(stop_after_attempt(1), wait_none())
 pytestmark = pytest.mark.parametrize("run", ["asyncio"], indirect=True)
 """Of the loops one is enough here: on both of them, guests are cancelled in test_cancellation."""
-
-ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
 
 
 @asynccontextmanager
@@ -55,12 +51,6 @@ def numbers(connection: aio_pika.abc.AbstractConnection) -> set[int]:
     """Channel numbers that are taken."""
     assert connection.transport is not None
     return set(connection.transport.connection.channels)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - it is seen from another thread
-            await asyncio.sleep(0.005)
 
 
 # -------------------------------------------------------------------- opening
@@ -132,7 +122,7 @@ def test_an_aiormq_that_lacks_something_is_refused(
 @pytest.mark.parametrize(
     "name", ["tag_of", "written", "drained", "look_what_left", "is_blocked", "write"]
 )
-def test_a_hook_that_fails_harms_nobody_and_is_the_last(
+def test_a_hook_that_fails_is_the_last_and_the_connection_goes_on(
     run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The application's connection goes on, and the reason is told; here and to the next one."""
@@ -155,7 +145,7 @@ def test_a_hook_that_fails_harms_nobody_and_is_the_last(
                 else:
                     monkeypatch.setattr(GuestChannels, name, fail)
                 await publisher.publish(b"ours too", routing_key="nowhere")
-                await until(lambda: "a hook failed" in publisher.status.reason)
+                await until_async(lambda: "a hook failed" in publisher.status.reason)
             message = aio_pika.Message(b"theirs")
             await theirs.default_exchange.publish(message, "q")
             with pytest.raises(ConfigurationError, match="a hook failed"):
@@ -170,7 +160,7 @@ def test_a_connection_without_a_free_channel_number_says_so(run: Run[None]) -> N
             channels = [await connection.channel() for _ in range(2)]
             async with AsyncPublisher(connection=connection, outbox=None) as publisher:
                 receipt = await publisher.publish(b"ours", routing_key="q")
-                await until(lambda: "no free channel number" in publisher.status.reason)
+                await until_async(lambda: "no free channel number" in publisher.status.reason)
                 await channels[0].close()
                 await receipt
 
@@ -233,7 +223,7 @@ def test_its_channels_and_ours_close_without_a_thought_for_each_other(
         connection.close_callbacks.add(lambda *_: lost.append(1))
         done = asyncio.Event()
         meddler = asyncio.create_task(meddle(connection, done))  # two would harm each other
-        async with AsyncPublisher(connection=connection, outbox=path, retry=ONCE) as publisher:
+        async with AsyncPublisher(connection=connection, outbox=path, retry=AT_ONCE) as publisher:
             for turn in range(3):
                 ours = [
                     Message(b"%d" % n, routing_key=queue, exchange="" if n % 100 else "missing")
@@ -266,7 +256,7 @@ def test_closed_by_the_application_everything_stays_in_the_outbox(
             publisher = AsyncPublisher(connection=connection, outbox=path)
             await publisher.open()
             await (await publisher.publish(b"before", routing_key=queue))
-        await until(lambda: "has closed its connection" in publisher.status.reason)
+        await until_async(lambda: "has closed its connection" in publisher.status.reason)
         await publisher.publish(b"after", routing_key=queue)
         status = await publisher.aclose(0.1)
         assert (status.open, status.in_flight) == (1, 0)
@@ -288,9 +278,9 @@ def test_a_plain_connection_is_back_when_the_application_connects_it_again(
         async with AsyncPublisher(connection=connection, outbox=path) as publisher:
             await (await publisher.publish(b"0", routing_key="q"))
             broker.drop_connections()
-            await until(lambda: "connection is lost" in publisher.status.reason)
+            await until_async(lambda: "connection is lost" in publisher.status.reason)
             receipt = await publisher.publish(b"1", routing_key="q")
-            await until(lambda: publisher.status.link is Link.CONNECTING)
+            await until_async(lambda: publisher.status.link is Link.CONNECTING)
             await connection.connect()
             await receipt.result(60)
             assert publisher.status.connects == 2
@@ -313,7 +303,7 @@ def test_every_other_task_can_be_cancelled_the_library_s_own_too(
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
             await publisher.publish(b"2000", routing_key=queue)
-            await until(lambda: "connection is lost" in publisher.status.reason)
+            await until_async(lambda: "connection is lost" in publisher.status.reason)
             assert (await publisher.aclose(0)).open > 0
         async with (
             host(probe.url) as connection,
@@ -367,7 +357,7 @@ def test_returns_of_every_kind_of_header_can_be_read(
     async def main() -> None:
         async with (
             host(probe.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path, retry=ONCE) as publisher,
+            AsyncPublisher(connection=connection, outbox=path, retry=AT_ONCE) as publisher,
         ):
             for body in (b"", b"x" * 300_000):
                 receipt = await publisher.publish(
@@ -388,7 +378,7 @@ def test_without_a_free_number_it_waits_for_one(run: Run[None]) -> None:
                 connection=connection, outbox=None, confirm_timeout_s=0.1
             ) as publisher:
                 receipt = await publisher.publish(b"x", routing_key="q")
-                await until(lambda: publisher.status.connects > 1)
+                await until_async(lambda: publisher.status.connects > 1)
                 assert not receipt.is_settled
                 await theirs[1].close()
                 await receipt.result(60)
@@ -409,7 +399,7 @@ def test_while_the_broker_blocks_the_application_goes_on(
             await (await publisher.publish(b"0", routing_key="q"))
             broker.block("low on memory")
             held = await publisher.publish(b"1", routing_key="q")
-            await until(lambda: publisher.status.link is Link.BLOCKED)
+            await until_async(lambda: publisher.status.link is Link.BLOCKED)
             batch = await publisher.publish_many(Message(b"x", routing_key="q") for _ in range(500))
             await asyncio.sleep(0.5)  # longer than a confirm may take
             status = publisher.status

@@ -2,7 +2,7 @@
 
 ``-m bench -s`` prints the figures. Clients and broker share the machine's processors, so the broker
 bounds every throughput; what a message costs the client's processor is printed too, and says more.
-Likewise the lag: an idle loop beside the same load, from another process, shows what the machine
+The lag too: an idle loop beside the same load, from another process, shows what the machine
 adds.
 """
 

@@ -1,7 +1,5 @@
 """What the tests of the fake broker share."""
 
-from __future__ import annotations
-
 import pytest
 
 from reliablepub.testing.node import Node

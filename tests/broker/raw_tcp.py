@@ -1,27 +1,17 @@
 """A client of bare sockets: it says what it is told and hears single bytes."""
 
-from __future__ import annotations
-
 import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from pamqp import commands, frame
+from pamqp.base import Frame
 
+from reliablepub.testing import FakeBroker
 from tests.broker.sans_io import CAPABILITIES
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pamqp.base import Frame
-
-    from reliablepub.testing import FakeBroker
-
 _OPENING: tuple[tuple[Frame, int], ...] = (
-    (
-        commands.Connection.StartOk({"capabilities": {**CAPABILITIES}}, "PLAIN", "\0guest\0guest"),
-        0,
-    ),
+    (commands.Connection.StartOk({"capabilities": {**CAPABILITIES}}, "PLAIN", "\0guest\0guest"), 0),
     (commands.Connection.TuneOk(2047, 131072, 0), 0),
     (commands.Connection.Open("/"), 0),
     (commands.Channel.Open(), 1),

@@ -1,21 +1,16 @@
 """A client that speaks to a `Connection` without sockets or threads, in virtual time."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeVar
+from typing import Self, TypeVar
 
 from pamqp import body, commands, frame, header
+from pamqp.base import Frame
+from pamqp.common import FieldTable
+from pamqp.frame import FrameTypes
 
 from reliablepub.testing.connection import Connection
+from reliablepub.testing.faults import ConnectionFault
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions
-
-if TYPE_CHECKING:
-    from pamqp.base import Frame
-    from pamqp.common import FieldTable
-    from pamqp.frame import FrameTypes
-
-    from reliablepub.testing.faults import ConnectionFault
 
 F = TypeVar("F", bound="Frame")
 Properties = commands.Basic.Properties
@@ -51,7 +46,7 @@ class Client:
         self.send(method, channel)
         return self.only(answer)
 
-    def open(self, *, channels: int = 1, confirm: bool = True, heartbeat: int = 0) -> Client:
+    def open(self, *, channels: int = 1, confirm: bool = True, heartbeat: int = 0) -> Self:
         self.write(b"AMQP\x00\x00\x09\x01")
         properties: FieldTable = {"capabilities": {**CAPABILITIES}}
         self.send(commands.Connection.StartOk(properties, "PLAIN", "\0guest\0guest"), 0)

@@ -1,19 +1,13 @@
 """Virtual hosts and permissions, with the texts of RabbitMQ 3.10.8."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pika
 import pytest
 from pamqp import commands
+from pamqp.base import Frame
 
 from reliablepub.testing import FakeBroker, NodeOptions, Permissions
 from reliablepub.testing.node import Node
 from tests.broker.sans_io import Client
-
-if TYPE_CHECKING:
-    from pamqp.base import Frame
 
 OPTIONS = NodeOptions(
     users={"guest": "guest", "ann": "secret"},

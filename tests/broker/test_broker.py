@@ -1,14 +1,12 @@
 """The fake broker over real TCP, seen by independent clients: pika and aio-pika."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import aio_pika
 import pika
@@ -19,7 +17,6 @@ from pika.exceptions import (
     ChannelClosedByBroker,
     ConnectionClosedByBroker,
     NackError,
-    ProbableAuthenticationError,
     StreamLostError,
     UnroutableError,
 )
@@ -27,9 +24,6 @@ from pika.exceptions import (
 from reliablepub.testing import FakeBroker, Fate, NodeOptions, faults
 from tests.broker.raw_tcp import hear_out, opened
 from tests.broker.sans_io import encode_publish
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -160,15 +154,6 @@ def test_aio_pika(fake_broker: FakeBroker) -> None:
     assert len(fake_broker.messages("q")) == 49
 
 
-def test_a_wrong_password_and_a_wrong_vhost(fake_broker: FakeBroker) -> None:
-    with pytest.raises(ProbableAuthenticationError, match="403"):
-        connect(fake_broker, credentials=pika.PlainCredentials("guest", "wrong"))
-    with pytest.raises(AMQPConnectionError) as refused:
-        connect(fake_broker, virtual_host="nope")
-    assert "530" in str(refused.value)
-    assert fake_broker.connections == 0
-
-
 def test_other_users_and_vhosts_are_in_the_url() -> None:
     options = NodeOptions(users={"app user": "p/w:@"}, virtual_hosts=("a/b",))
     with FakeBroker(options=options) as broker:
@@ -294,30 +279,6 @@ def channel_of_retrying(broker: FakeBroker) -> Iterator[BlockingChannel]:
 # -------------------------------------------------------------------------------- faults
 
 
-def test_nack_reaches_pika(fake_broker: FakeBroker) -> None:
-    fake_broker.declare_queue("q")
-    fake_broker.inject(faults.Nack(routing_key="q"))
-    with channel_of(fake_broker) as channel:
-        with pytest.raises(NackError):
-            send(channel, b"one")
-        send(channel, b"two")
-    assert bodies(fake_broker) == [b"two"]
-
-
-def test_close_channel_reaches_pika(fake_broker: FakeBroker) -> None:
-    fake_broker.inject(faults.CloseChannel(code=403, text="no write permission"))
-    with channel_of(fake_broker) as channel, pytest.raises(ChannelClosedByBroker) as closed:
-        send(channel, b"one")
-    assert closed.value.reply_code == 403
-    assert closed.value.reply_text == "ACCESS_REFUSED - no write permission"
-
-
-def test_close_connection_reaches_pika(fake_broker: FakeBroker) -> None:
-    fake_broker.inject(faults.CloseConnection(code=541))
-    with channel_of(fake_broker) as channel, pytest.raises(ConnectionClosedByBroker, match="541"):
-        send(channel, b"one")
-
-
 @pytest.mark.parametrize("reset", [True, False])
 def test_drop_connection_after_acceptance(fake_broker: FakeBroker, reset: bool) -> None:  # noqa: FBT001
     fake_broker.declare_queue("q")
@@ -342,47 +303,6 @@ def test_refuse_handshake(fake_broker: FakeBroker) -> None:
         connect(fake_broker)
     with channel_of(fake_broker) as channel:
         assert channel.is_open
-
-
-def test_hold_and_release(fake_broker: FakeBroker) -> None:
-    fake_broker.declare_queue("q")
-    fake_broker.inject(faults.HoldConfirms())
-    done = threading.Event()
-
-    def publish() -> None:
-        with channel_of(fake_broker) as channel:
-            send(channel, b"one")
-            done.set()
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    fake_broker.wait_for(1)
-    assert not done.wait(0.05)
-    fake_broker.release_confirms()
-    thread.join(60)
-    assert done.is_set()
-
-
-def test_block_is_told_to_pika_and_the_publish_is_withheld(fake_broker: FakeBroker) -> None:
-    fake_broker.declare_queue("q")
-    connection = connect(fake_broker)
-    told: list[str] = []
-    connection.add_on_connection_blocked_callback(lambda _, frame: told.append(frame.method.reason))
-    connection.add_on_connection_unblocked_callback(lambda *_: told.append("over"))
-    channel = connection.channel()
-    channel.confirm_delivery()
-    fake_broker.block("low on disk")
-    threading.Thread(target=unblock_later, args=(fake_broker,)).start()
-    send(channel, b"one")
-    connection.process_data_events()
-    connection.close()
-    assert told == ["low on disk", "over"]
-    assert bodies(fake_broker) == [b"one"]
-
-
-def unblock_later(broker: FakeBroker) -> None:
-    broker.wait_for(lambda: [one.fate for one in broker.published] == [Fate.WITHHELD])
-    broker.unblock()
 
 
 def test_freeze_answers_nothing_until_thawed(fake_broker: FakeBroker) -> None:

@@ -1,18 +1,14 @@
 """Time that a test sets ahead: what expires, ends and closes, without waiting."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pamqp import commands
 
 from reliablepub.testing import FakeBroker, NodeOptions, faults
 from tests.facts.raw_client import RawClient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DAY_S = 86_400.0
 

@@ -1,7 +1,5 @@
 """`reliablepub broker` as a process."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

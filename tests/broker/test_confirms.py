@@ -1,7 +1,5 @@
 """Coalescing as rabbit_channel:coalesce_and_send does it."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,11 +1,10 @@
 """The control port: what a test in any language can ask a broker for, over HTTP."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pika
@@ -18,9 +17,6 @@ from reliablepub.testing.control import ControlServer
 from tests.broker.raw_tcp import opened
 from tests.broker.sans_io import encode_publish
 from tests.broker.test_broker import channel_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE_S = 60
 

@@ -1,17 +1,12 @@
 """Faults between a queue and its consumers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from pamqp import commands
 
 from reliablepub.testing import FakeBroker, faults
 from tests.facts.raw_client import RawClient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Q = "q"
 

@@ -1,7 +1,5 @@
 """The page that lists the faults lists all of them, with their fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

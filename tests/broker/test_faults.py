@@ -1,8 +1,6 @@
 """One test per fault rule, in virtual time; and the script that decides when a rule acts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from pamqp import commands
@@ -11,12 +9,8 @@ from reliablepub.testing import faults
 from reliablepub.testing.connection import Ending
 from reliablepub.testing.faults import Fault, FaultFileError, FaultScript, PublishFault, load_faults
 from reliablepub.testing.history import Fate
+from reliablepub.testing.node import Node
 from tests.broker.sans_io import TRANSIENT, Client, encode_publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from reliablepub.testing.node import Node
 
 
 def fates(node: Node) -> list[Fate]:
@@ -298,19 +292,6 @@ def test_block_ends_by_itself(node: Node, client: Client) -> None:
     assert client.confirms() == ["ack 1"]
 
 
-def test_blocked_is_told_only_to_who_publishes(node: Node, client: Client) -> None:
-    other = Client(node).open()
-    node.block("low on memory")
-    client.listen()
-    assert client.names() == []
-    client.publish()
-    client.only(commands.Connection.Blocked)
-    other.call(commands.Queue.Declare(queue="q", passive=True), commands.Queue.DeclareOk)
-    node.unblock()
-    other.listen()
-    assert other.names() == []
-
-
 def test_freeze_withholds_and_is_announced(node: Node, client: Client) -> None:
     node.script.inject(faults.Freeze(nth=2, for_s=1.0))
     publish_some(client, 3)
@@ -336,17 +317,6 @@ def test_a_frozen_broker_does_not_miss_its_clients_and_may_wake_up_blocked(node:
     client.wait(0.01)
     client.only(commands.Connection.Unblocked)
     assert client.confirms() == ["ack 1"]
-
-
-def test_refuse_handshake(node: Node) -> None:
-    refused = Client(node, faults.RefuseHandshake(code=530, text="no more")).open(channels=0)
-    refused.write(b"")
-    assert not refused.connection.is_open
-    silent = Client(node, faults.RefuseHandshake(code=None))
-    silent.write(b"AMQP\x00\x00\x09\x01")
-    silent.send(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest"), 0)
-    assert silent.connection.ending is Ending.FLUSH
-    assert silent.names() == ["Connection.Start"]
 
 
 def test_two_faults_on_one_publish(node: Node, client: Client) -> None:

@@ -1,7 +1,5 @@
 """What is remembered of publishes is bounded, by count and by bytes."""
 
-from __future__ import annotations
-
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.options import NodeOptions
 from tests.broker.sans_io import Client, node_with_queue

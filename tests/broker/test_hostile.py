@@ -3,8 +3,6 @@
 The short runs are part of every test run; `-m soak` is the long one.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 import time

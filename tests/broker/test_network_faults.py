@@ -1,26 +1,21 @@
 """Faults of the network and the handshake: each one seen on the wire."""
 
-from __future__ import annotations
-
 import socket
 import time
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pytest
 from pamqp import commands
+from pamqp.base import Frame
 
-from reliablepub.testing import FakeBroker, Fate, faults
+from reliablepub.testing import FakeBroker, faults
 from reliablepub.testing.connection import Connection, Ending
+from reliablepub.testing.faults import ConnectionFault
 from reliablepub.testing.flow import Flow
 from reliablepub.testing.link import Link
+from reliablepub.testing.node import Node
 from tests.broker.raw_tcp import OPENED, OPENING, connected, hear_out, opened
 from tests.broker.sans_io import TRANSIENT, Client, encode_publish
-
-if TYPE_CHECKING:
-    from pamqp.base import Frame
-
-    from reliablepub.testing.faults import ConnectionFault
-    from reliablepub.testing.node import Node
 
 ACK_1 = b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50" + bytes(7) + b"\x01\x00\xce"
 
@@ -77,16 +72,6 @@ def test_a_connection_is_dropped_within_a_confirm(fake_broker: FakeBroker, size:
         sock.sendall(encode_publish("q"))
         assert hear_out(sock) == (ACK_1[:size], True)
     assert len(fake_broker.messages("q")) == 1
-
-
-def test_accepted_but_the_ack_is_lost(fake_broker: FakeBroker) -> None:
-    fake_broker.declare_queue("q")
-    fake_broker.inject(faults.DropConnection(accepted=True))
-    with opened(fake_broker) as sock:
-        sock.sendall(encode_publish("q"))
-        assert hear_out(sock) == (b"", True)
-    assert len(fake_broker.messages("q")) == 1
-    assert fake_broker.published[0].fate is Fate.ACCEPTED
 
 
 @pytest.mark.parametrize("values", [{}, {"sent": 1, "received": 1}, {"sent": -1}, {"received": -1}])

@@ -1,7 +1,5 @@
 """pytest-xdist: brokers of the fixture side by side, one for each worker, and one for all."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

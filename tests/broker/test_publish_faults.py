@@ -1,22 +1,16 @@
 """Faults of a publish that take time, or take something away under it; mixes; and all as TOML."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from pamqp import commands
 
 from reliablepub.testing import faults
+from reliablepub.testing.faults import Fault
 from reliablepub.testing.history import Fate
+from reliablepub.testing.node import Node
 from tests.broker.sans_io import TRANSIENT, Client, encode_publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from reliablepub.testing.faults import Fault
-    from reliablepub.testing.node import Node
 
 RETURN = ["Basic.Return", "ContentHeader", "ContentBody"]
 

@@ -1,7 +1,5 @@
 """How fast the fake broker is: printed, and never a reason to fail."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,12 +1,11 @@
 """AMQPS: a broker with a certificate, and clients that look at it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import aio_pika
 import pika
@@ -14,10 +13,6 @@ import pytest
 
 from reliablepub.testing import FakeBroker, faults
 from tests.broker.raw_tcp import OPENED, OPENING, hear_out
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

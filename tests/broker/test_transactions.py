@@ -1,19 +1,11 @@
 """tx.*, as seen on RabbitMQ 3.10.8 with the same frames."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from pamqp import commands
 
 from reliablepub.testing.history import Fate
+from reliablepub.testing.node import Node
 from tests.broker.sans_io import PERSISTENT, TRANSIENT, Client
-
-if TYPE_CHECKING:
-    from pamqp.base import Frame
-
-    from reliablepub.testing.node import Node
 
 
 @pytest.fixture
@@ -21,14 +13,6 @@ def tx(node: Node) -> Client:
     client = Client(node).open(confirm=False)
     client.call(commands.Tx.Select(), commands.Tx.SelectOk)
     return client
-
-
-@pytest.mark.parametrize("method", [commands.Tx.Commit(), commands.Tx.Rollback()])
-def test_without_select_there_is_no_end(node: Node, method: Frame) -> None:
-    client = Client(node).open(confirm=False)
-    close = client.call(method, commands.Channel.Close)
-    assert close.reply_text == "PRECONDITION_FAILED - channel is not transactional"
-    assert close.class_id == 90
 
 
 def test_publishes_take_place_with_the_commit(node: Node, tx: Client) -> None:
@@ -107,10 +91,3 @@ def test_a_queue_that_refuses_fails_the_commit(node: Node, tx: Client) -> None:
     close = tx.only(commands.Channel.Close)
     assert close.reply_text == "PRECONDITION_FAILED - partial tx completion"
     assert len(node.vhost.queues["full"].ready) == 1
-
-
-def test_confirms_and_transactions_exclude_each_other(client: Client, tx: Client) -> None:
-    close = client.call(commands.Tx.Select(), commands.Channel.Close)
-    assert close.reply_text == "PRECONDITION_FAILED - cannot switch from confirm to tx mode"
-    close = tx.call(commands.Confirm.Select(), commands.Channel.Close)
-    assert close.reply_text == "PRECONDITION_FAILED - cannot switch from tx to confirm mode"

@@ -1,6 +1,6 @@
 """The account: what callers were told, against what the broker has and the outbox keeps.
 
-It knows nothing of how it came about, and asks nobody but the broker, the outbox and the callers.
+It asks the broker, the outbox and the callers; it must never know what was done to them.
 """
 
 import sqlite3
@@ -98,9 +98,7 @@ def close_account(
     return Account(len(told.stored), len(arrived), len(parked), duplicates, wrong)
 
 
-def _look(
-    where: Path | str | None,
-) -> tuple[set[int], set[int], set[int], list[object]]:
+def _look(where: Path | str | None) -> tuple[set[int], set[int], set[int], list[object]]:
     """Parked, parked without a reason, open, and differences of the ledger."""
     if where is None:
         return set(), set(), set(), []

@@ -20,6 +20,7 @@ from tests.chaos.load import KEYS, OPTIONS, WINDOW_MAX, Load, message
 from tests.chaos.proxy import Proxy
 from tests.chaos.timeline import Timeline
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 CALM_S = 1.0
 DRAIN_S = 100.0
@@ -162,10 +163,7 @@ class Arena:
 
     def _confirmed_more_than(self, load: Load, count: int) -> None:
         """It works (again): something new is confirmed."""
-        deadline = time.monotonic() + DRAIN_S
-        while load.counts[1] <= count:
-            assert time.monotonic() < deadline, "nothing is confirmed any more"
-            time.sleep(0.02)
+        until(lambda: load.counts[1] > count, DRAIN_S, what="another confirm")
 
     def arrivals(self) -> Iterator[tuple[bytes, str]]:
         """Everything in the queues, by a client of its own."""

@@ -307,7 +307,7 @@ class Fleet:
         self.server.start()
 
     def stop_database_smartly(self) -> None:
-        """It waits for its clients, who go on, and lets nobody else in; then it loses patience."""
+        """It refuses new clients and waits for those that go on; then it ends their connections."""
         self.server.stop("smart", wait=False)
         time.sleep(1.0)
         if self.server.is_running:

@@ -13,8 +13,6 @@ An enqueuer:  tried 17         it begins to store message 17 by itself
               refused 17       it was told that it is not, or has rolled it back
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random
@@ -221,7 +219,7 @@ def _write(log: int, *words: object) -> None:
 
 
 def without_fence() -> None:
-    """A relay takes the next turn whoever has taken the last one."""
+    """A relay takes the next turn although another relay has taken the last one."""
     follow, take = PostgresStore._follow, PostgresStore._take_turn
 
     def blind(store: PostgresStore, turn: int, _: int, intervention: int) -> None:
@@ -291,5 +289,5 @@ def _fork(life: Life) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for their ends
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for their ends
     main(lambda **fields: _fork(Life(**fields)))

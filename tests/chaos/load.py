@@ -1,4 +1,4 @@
-"""Somebody who publishes numbered messages, on and on, and remembers what they are told.
+"""A caller that publishes numbered messages without end, and records what it is told.
 
 It knows the public interface of the publisher; it must never know brokers or faults.
 """
@@ -20,6 +20,7 @@ from reliablepub import (
     RetryPolicy,
 )
 from tests.chaos.account import Told
+from tests.waiting import until
 
 PIECE: Final = 20
 WINDOW_MAX: Final = 500
@@ -93,9 +94,7 @@ class Load:
     def wait_until_it_flows(self, timeout_s: float) -> float:
         """Wait until messages of each key, handed over from now on, are confirmed; the seconds."""
         began, before = time.monotonic(), len(self._receipts)
-        while len(self._receipts) == before:
-            assert time.monotonic() < began + timeout_s, "nothing is accepted any more"
-            time.sleep(0.02)
+        until(lambda: len(self._receipts) > before, timeout_s, what="another stored message")
         self._receipts[before][1].wait(began + timeout_s - time.monotonic())
         return time.monotonic() - began
 

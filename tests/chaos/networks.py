@@ -1,11 +1,9 @@
 """`Network`: a host's own network, as Linux has them (network namespaces); only root can make one.
 
 It knows namespaces. It must never know which servers or clients are in them. Everything listens on
-loopback here too: a socket stays in the network in which it was made, whoever has it. So a proxy
+loopback here too: a socket stays in the network in which it was made. So a proxy
 can listen in one network, and pass on to another.
 """
-
-from __future__ import annotations
 
 import ctypes
 import itertools
@@ -15,7 +13,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 _CLONE_NEWNET: Final = 0x40000000
@@ -55,12 +52,7 @@ class Network:
         self.mend()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ip("netns", "delete", self._name)
 
     @contextmanager
@@ -96,7 +88,7 @@ class Network:
         self._ip("-n", self._name, "link", "set", "uplink", "up")
 
     def unplug(self) -> None:
-        """Let nothing pass to or from the bridge; nobody is told."""
+        """Let nothing pass to or from the bridge; neither side is told."""
         self._ip("link", "set", self.link, "down")
 
     def plug_again(self) -> None:

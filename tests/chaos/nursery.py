@@ -4,8 +4,6 @@ A module of lives calls `main` when it is run. It knows how a life is described 
 process; it must never know what one does.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -40,12 +37,7 @@ class Nursery:
         print(json.dumps(asdict(life)), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
 

@@ -19,6 +19,7 @@ from pika.connection import Connection
 from reliablepub import Message
 from tests.chaos.account import Told
 from tests.chaos.load import PIECE, RATE_PER_S, WINDOW_MAX
+from tests.waiting import until
 
 _PATIENCE_S: Final = 4.0
 """What a confirm may take, and a connection."""
@@ -27,7 +28,7 @@ _CONTROLS: Final = 100  # more than a new channel of ours sends at once
 ALL_CONFIRMED: Final = "all confirmed"
 """What `control` says of a node that takes messages."""
 CONTROL: Final = b"control"
-"""The body of what `control` publishes, which nobody was promised anything of."""
+"""The body of what `control` publishes; no confirm of it is awaited."""
 
 
 def control(url: str, exchange: str, keys: Sequence[str]) -> str:
@@ -119,9 +120,12 @@ class PlainLoad:
     def wait_until_it_flows(self, timeout_s: float) -> float:
         """Wait until messages of each kind are confirmed; the seconds."""
         began, seen = time.monotonic(), set(self.told.confirmed)
-        while len({n % self._kinds for n in self.told.confirmed.copy() - seen}) < self._kinds:
-            assert time.monotonic() < began + timeout_s, "nothing is confirmed any more"
-            time.sleep(0.1)
+
+        def are_all_confirmed() -> bool:
+            new = self.told.confirmed.copy() - seen
+            return len({n % self._kinds for n in new}) == self._kinds
+
+        until(are_all_confirmed, timeout_s, every_s=0.1, what="a confirm of each kind")
         return time.monotonic() - began
 
     # ------------------------------------------------------------------ a connection

@@ -10,7 +10,6 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from tests.chaos.networks import Network
@@ -42,11 +41,7 @@ class Proxy:
     """
 
     def __init__(
-        self,
-        target_port: int,
-        *,
-        held_bytes: int | None = None,
-        network: Network | None = None,
+        self, target_port: int, *, held_bytes: int | None = None, network: Network | None = None
     ) -> None:
         self._target_port = target_port
         self._network = network
@@ -86,12 +81,7 @@ class Proxy:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._held_bytes)
         return sock
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

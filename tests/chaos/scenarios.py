@@ -203,7 +203,7 @@ def answers_withheld_and_then_cut(arena: Arena) -> None:
 
 @scenario()
 def network_silent(arena: Arena) -> None:
-    """Nothing passes, and nobody says so."""
+    """Nothing passes, and neither side is told."""
     arena.proxy.is_silent_up = arena.proxy.is_silent_down = True
     time.sleep(8.0)
     arena.proxy.heal()

@@ -18,6 +18,7 @@ from tests.chaos.arena import Arena, Result
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 SOAK_S = float(os.environ.get("RELIABLEPUB_CHAOS_S", "180"))
 REPORT = os.environ.get("RELIABLEPUB_CHAOS_REPORT")
@@ -134,7 +135,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     "for_s", [pytest.param(0.0, id="once"), pytest.param(SOAK_S, marks=pytest.mark.soak)]
 )
 def test_disk_full(arena: Arena, small_disk: Path, for_s: float) -> None:
-    """Somebody else fills the outbox's disk while the broker is away, and frees it again.
+    """Another program fills the outbox's disk while the broker is away, and frees it again.
 
     With the broker there, a slow publisher lives on the room that confirmed messages leave.
     """
@@ -147,9 +148,8 @@ def test_disk_full(arena: Arena, small_disk: Path, for_s: float) -> None:
             with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(b"x" * 65_536)
-            before, deadline = arena.load.turned_away, time.monotonic() + 60
-            while arena.load.turned_away == before and time.monotonic() < deadline:
-                time.sleep(0.05)  # there is room in what the outbox has already
+            before = arena.load.turned_away
+            until(lambda: arena.load.turned_away > before)  # the outbox itself had some room
             filler.unlink()
             arena.node.clear_memory_alarm()
 

@@ -88,7 +88,7 @@ class Story:
         return ids
 
     def close(self) -> Account:
-        """Drain by a publisher that nobody kills; then compare."""
+        """Drain by a publisher that is not killed; then compare."""
         with Publisher(self._broker.url, outbox=self.outbox, **OPTIONS) as publisher:  # type: ignore[arg-type]
             assert publisher.flush(60).open == 0
         arrivals = [
@@ -129,7 +129,7 @@ def test_killed_at_a_named_point(
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])
 @pytest.mark.parametrize("failpoint", NAMES)
-def test_nobody_is_told_that_no_queue_has_what_a_queue_has(
+def test_a_message_that_a_queue_has_is_never_called_not_written(
     nursery: Nursery, broker: FakeBroker, tmp_path: Path, failpoint: str, *, is_async: bool
 ) -> None:
     """Before the next relay has judged what the killed one left, and after a person discards it."""

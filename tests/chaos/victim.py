@@ -5,10 +5,8 @@ process. It knows both front doors; it must never know what is checked.
 
     stored 17      publish() has returned
     confirmed 17   its receipt says so
-    failed 17      likewise
+    failed 17      its receipt says so
 """
-
-from __future__ import annotations
 
 import asyncio
 import os
@@ -23,6 +21,7 @@ from tenacity import stop_after_attempt, stop_never, wait_none
 from reliablepub import AsyncPublisher, Message, Publisher, PublishError, Retries, RetryPolicy
 from tests.chaos.failpoints import arm
 from tests.chaos.nursery import main
+from tests.policies import ONCE
 
 WINDOW_MAX: Final = 50
 PIECE: Final = 5
@@ -76,7 +75,7 @@ OPTIONS: Final = {
     "retry": RetryPolicy(
         nacked=Retries(stop_never, wait_none()),
         returned=Retries(stop_after_attempt(2), wait_none()),
-        refused=Retries(stop_after_attempt(1), wait_none()),
+        refused=ONCE,
     ),
 }
 

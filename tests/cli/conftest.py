@@ -5,17 +5,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from reliablepub.cli import main
 from reliablepub.cli.app import CommandLine
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
 from tests.cli.exit_codes import assert_documented
+from tests.cli.trouble import make_trouble
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "amqp://guest:hush@127.0.0.1:1/"
@@ -125,6 +129,34 @@ def cli(tmp_path: Path, fake: FakeBroker) -> Iterator[Cli]:
 
 
 @pytest.fixture
+def relay(path: Path) -> Iterator[SqliteStore]:
+    """A relay at work on an outbox with every kind of trouble."""
+    with closing(make_trouble(path)) as store:
+        yield store
+
+
+Run = Callable[..., Result]
+"""Runs `reliablepub outbox` in this process, on the outbox at `path`."""
+
+
+@pytest.fixture
+def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+
+    def invoke(*arguments: object, **settings: Any) -> Result:
+        return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
+
+    return invoke
+
+
+def parsed(result: Result) -> Any:
+    """What a command that succeeds prints as JSON."""
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
 def flights(tmp_path: Path) -> Callable[[int], Path]:
     """Make a file of so many records."""
 
@@ -155,11 +187,3 @@ def arrived(fake: FakeBroker) -> Callable[[], dict[bytes, list[str]]]:
         return found
 
     return look
-
-
-def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for a process to have done something that nothing tells of."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)

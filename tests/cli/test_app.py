@@ -205,7 +205,7 @@ def test_no_plug_in_takes_the_place_of_a_built_in_command(monkeypatch: pytest.Mo
         ("reliablepub.cli.output:age", "is not a click command"),
     ],
 )
-def test_a_broken_plug_in_says_so_and_disturbs_nobody(
+def test_a_broken_plug_in_says_so_and_other_commands_work(
     monkeypatch: pytest.MonkeyPatch, value: str, problem: str
 ) -> None:
     plug_in(monkeypatch, value)

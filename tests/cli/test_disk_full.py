@@ -3,24 +3,24 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Run
 from tests.disks import KINDS, fill, small_disk
 
 COUNT = 200
-Run = Callable[..., Result]
 
 
 @pytest.fixture(params=KINDS)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """An outbox that nobody has open, on a disk without a free byte."""
+    """An outbox that no process has open, on a disk without a free byte."""
     with small_disk(tmp_path, request.param, 24) as disk:
         path = disk / "outbox.db"
         with Outbox(path) as outbox:

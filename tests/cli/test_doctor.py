@@ -26,10 +26,10 @@ from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.probe import Probe
 from tests.chaos.proxy import Proxy
-from tests.cli.conftest import NOBODY, eventually
+from tests.cli.conftest import NOBODY, Run
 from tests.cli.test_app import section
+from tests.waiting import until
 
-Run = Callable[..., Result]
 GIB = 1024**3
 GOOD = Surroundings(
     sqlite="3.51.3",
@@ -70,7 +70,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_it_looks_at_the_outbox_alone(run: Run) -> None:
     result = run("--json")
-    assert result.exit_code == 4, "messages are open, and nobody relays them"
+    assert result.exit_code == 4, "messages are open, and no relay runs"
     rows = json.loads(result.stdout)
     assert {row["about"] for row in rows} == {"outbox", "client"}
     assert {row["check"] for row in rows if row["level"] != "ok"} >= {"relay"}
@@ -87,7 +87,7 @@ def test_names_that_the_broker_does_not_have_are_found(
     rows = json.loads(result.stdout)
     problems = [row["found"] for row in rows if row["check"] in ("exchange", "queue")]
     assert [problem.split(",")[0] for problem in problems] == [
-        *("exchange 'nowhere'", "queue 'no queue'"),
+        *("exchange 'nowhere'", "queue 'no queue'")
     ]
     assert "404 NOT_FOUND" in problems[0]
     assert not fake.messages("all")
@@ -162,10 +162,13 @@ def test_a_broker_that_does_not_answer_is_left(run: Run, fake: FakeBroker) -> No
         def silenced(*_: object, **__: object) -> None:
             proxy.is_silent_down = True
 
-        with patch.object(probe_module, "_note", silenced):
+        with (
+            patch.object(probe_module, "_note", silenced),
+            patch.object(probe_module._Asking._answer, "__defaults__", (0.5,)),
+        ):
             *_, row = json.loads(run("--url", proxy.url, "--json").stdout)
     assert (row["check"], row["level"]) == ("connection", "problem")
-    assert "the broker has not answered within 5 s" in row["found"]
+    assert "the broker has not answered within 0.5 s" in row["found"]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ def link_found(run: Run, path: Path, link: str) -> dict[str, str]:
         (shown,) = (relay.status for relay in read_relays(outbox_at(path)))
         return shown.get("link") == link and (link == "connected" or bool(shown["reason"]))
 
-    eventually(is_shown)
+    until(is_shown)
     result = run("--json")
     rows = json.loads(result.stdout)
     (row,) = (row for row in rows if (row["about"], row["check"]) == ("broker", "relay"))

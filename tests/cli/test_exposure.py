@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from reliablepub import ConfigurationError, Message, Outbox, OutboxKeys, Publisher
 from reliablepub.cli import main
-from reliablepub.outbox import encryption
 from reliablepub.outbox.encryption import exposure
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import address as address_module
@@ -80,7 +79,6 @@ def test_a_list_of_both_kinds_is_refused(path: Path, order: int) -> None:
 def test_a_password_that_others_can_read_on_the_way_is_warned_of_once(
     url: str, is_exposed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address_module.LOGGER, "disabled", False)
     monkeypatch.setattr(address_module, "_warned_of", set())
     for _ in range(2):
         warn_of_exposed(parse_addresses(url))
@@ -91,7 +89,6 @@ def test_a_password_that_others_can_read_on_the_way_is_warned_of_once(
 def test_publishers_and_commands_warn(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address_module.LOGGER, "disabled", False)
     monkeypatch.setattr(address_module, "_warned_of", set())
     url = "amqp://orders:hush@192.0.2.1/"
     with Publisher(url, outbox=None, close_timeout_s=0):
@@ -130,7 +127,6 @@ def test_a_file_with_a_secret_that_others_can_read_is_warned_of(
         words = f"warning: other users of this machine can read or replace {file} (mode {mode:04o})"
         assert (words in said) == warnings
     caplog.clear()
-    encryption.LOGGER.disabled = False  # as another test's logging.config may leave it
     OutboxKeys.read(keys)
     assert len(caplog.records) == warnings
 

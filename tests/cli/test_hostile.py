@@ -1,10 +1,9 @@
-"""Whoever publishes, and the broker, choose texts that operators read: none acts on a terminal."""
+"""Publishers and the broker choose texts that operators read: none acts on a terminal."""
 
 import csv
 import io
 import json
 import logging
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Run
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\x9b1m\r\n\u202eevil\u2028"
 NOTE = EVIL.replace("\x00", "")
 """With U+0000 it is refused, since PostgreSQL cannot store it."""
-Run = Callable[..., Result]
 
 
 @pytest.fixture
@@ -163,11 +162,7 @@ def test_watch_draws_nothing_that_acts(path: Path, width: int) -> None:
     assert r"\x1b[2J" in output.getvalue()
 
 
-def test_no_line_of_the_log_is_forged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("reliablepub.messages", "reliablepub.link"):
-        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
+def test_no_line_of_the_log_is_forged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "reliablepub")
     with FakeBroker() as broker:
         broker.declare_queue("all")

@@ -65,11 +65,7 @@ def test_a_stopped_relay_has_said_each_thing_once(cli: Cli, fake: FakeBroker) ->
     ],
 )
 def test_errors_at_the_start_are_json(
-    cli: Cli,
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
-    config: str | None,
-    said: str,
+    cli: Cli, arguments: tuple[str, ...], environment: dict[str, str], config: str | None, said: str
 ) -> None:
     if config is not None:
         (cli.folder / "relay.toml").write_text(config)

@@ -3,60 +3,29 @@
 import csv
 import io
 import json
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from reliablepub import Message, Outbox
-from reliablepub.cli import main
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.status_file import write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.cli.conftest import Run, parsed
 from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "o.db"
-
-
-@pytest.fixture
-def relay(path: Path) -> Iterator[SqliteStore]:
-    """A relay that is at work."""
-    with closing(make_trouble(path)) as store:
-        yield store
+from tests.sqlite import sql
 
 
 @pytest.fixture
 def alone(path: Path) -> Path:
-    """The outbox when nobody relays it."""
+    """The outbox without a relay."""
     make_trouble(path).close()
     return path
-
-
-@pytest.fixture
-def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
-
-    def invoke(*arguments: object) -> Result:
-        return CliRunner().invoke(main, ["outbox", *map(str, arguments)])
-
-    return invoke
-
-
-def parsed(result: Result) -> Any:
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def ids(result: Result) -> list[int]:
@@ -269,11 +238,11 @@ def test_the_status_tells_the_window(run: Run, relay: SqliteStore) -> None:
 
 
 def test_a_message_whose_destination_is_paused_says_so(run: Run, alone: Path) -> None:
-    with closing(sqlite3.connect(alone)) as connection, connection:
-        connection.execute("UPDATE reliablepub_messages SET due_at = 9e999 WHERE id = 7")
-        (address,) = connection.execute(
-            "SELECT exchange, routing_key FROM reliablepub_messages WHERE id = 7"
-        )
+    (address,) = sql(
+        alone,
+        "UPDATE reliablepub_messages SET due_at = 9e999 WHERE id = 7",
+        "SELECT exchange, routing_key FROM reliablepub_messages WHERE id = 7",
+    )
     row = {"exchange": address[0], "routing_key": address[1], "refusals": 5, "probe_in_s": 30.0}
     more = {"since": time.time() - 5, "reason": "nacked: basic.nack", "waiting": 3}
     with closing(SqliteStore(alone)) as relay:
@@ -318,7 +287,7 @@ def test_tags_in_flight_are_those_of_the_relay_at_work(run: Run, relay: SqliteSt
 def test_what_may_have_arrived_twice_is_listed(run: Run, relay: SqliteStore) -> None:
     rows = parsed(run("duplicates", "--json"))
     assert [(row["id"], row["unsure"], row["is_confirmed"]) for row in rows] == [
-        *((5, 1, 0), (10, 1, 0), (2, 1, 1)),
+        *((5, 1, 0), (10, 1, 0), (2, 1, 1))
     ]
     assert "uncertain" in run("duplicates").stdout
 
@@ -391,11 +360,13 @@ def test_a_sound_file_has_no_findings(run: Run, path: Path) -> None:
 
 def test_what_is_damaged_or_edited_is_found(run: Run, alone: Path) -> None:
     assert levels(run) == {"messages": "problem"}
-    with closing(sqlite3.connect(alone)) as connection, connection:
-        connection.execute("DELETE FROM reliablepub_parked WHERE id = 3")
-        connection.execute("DROP TRIGGER reliablepub_key_skipped")
-        connection.execute("DROP VIEW reliablepub_open")
-        connection.execute("CREATE VIEW reliablepub_open AS SELECT 1 AS one")
+    sql(
+        alone,
+        "DELETE FROM reliablepub_parked WHERE id = 3",
+        "DROP TRIGGER reliablepub_key_skipped",
+        "DROP VIEW reliablepub_open",
+        "CREATE VIEW reliablepub_open AS SELECT 1 AS one",
+    )
     alone.chmod(0o644)
     assert levels(run) == {
         "messages": "problem",
@@ -412,12 +383,12 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
     with Outbox(path) as outbox:
         for n in range(100):
             outbox.enqueue(Message(bytes(1_000), message_id=f"m-{n}"), key=f"k{n}")
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute(
-            "UPDATE sqlite_schema SET sql = replace(sql, 'IS NOT NULL', 'IS NULL') "
-            "WHERE name = 'reliablepub_messages_waiting'"
-        )
+    sql(
+        path,
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET sql = replace(sql, 'IS NOT NULL', 'IS NULL') "
+        "WHERE name = 'reliablepub_messages_waiting'",
+    )
     assert levels(run, "--quick") == {"schema": "problem"}, "the index lacks every row"
     assert levels(run) == {"schema": "problem", "pages": "problem"}
     raw = bytearray(path.read_bytes())
@@ -428,8 +399,7 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
 
 
 def test_an_older_version_is_refused(run: Run, alone: Path) -> None:
-    with closing(sqlite3.connect(alone)) as connection, connection:
-        connection.execute("UPDATE reliablepub_schema SET version = 7")
+    sql(alone, "UPDATE reliablepub_schema SET version = 7")
     for command in ("check", "status"):
         result = run(command)
         assert result.exit_code == 4

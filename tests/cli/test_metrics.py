@@ -17,7 +17,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_it_tells_that_messages_are_open_and_nobody_relays(cli: Cli) -> None:
+def test_it_tells_that_messages_are_open_and_no_relay_runs(cli: Cli) -> None:
     with Outbox(cli.folder / "o.db") as outbox:
         outbox.enqueue(Message(b"x", routing_key="all"))
     ended = cli("outbox", "metrics", "--outbox", "o.db", "--name", "orders")

@@ -14,8 +14,9 @@ import pytest
 
 from reliablepub import Message, Outbox
 from tests.amqp_probe import AmqpProbe
-from tests.cli.conftest import Cli, eventually
+from tests.cli.conftest import Cli
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
@@ -127,11 +128,11 @@ def test_an_outbox_moves_to_another_rabbitmq_under_load(
     move.points_to(move.old)
     move.begin()
     with load(outbox) as stored:
-        eventually(lambda: move.is_at(move.old, 200), 60)
+        until(lambda: move.is_at(move.old, 200), 60)
         step(move)
-        eventually(lambda: move.is_at(move.new, 200), 60)
+        until(lambda: move.is_at(move.new, 200), 60)
     with Outbox(outbox) as queue:
-        eventually(lambda: queue.status().open == 0, 60)
+        until(lambda: queue.status().open == 0, 60)
         assert queue.status().parked == 0
     move.end()
     move.old.recover()
@@ -157,18 +158,18 @@ def test_a_shovel_empties_the_old_one(cli: Cli, *, is_cut: bool) -> None:
         move.points_to(old)
         move.begin()
         with load(outbox) as stored:
-            eventually(lambda: move.is_at(old, 2_000), 60)
+            until(lambda: move.is_at(old, 2_000), 60)
             while_both_run(move)
-            eventually(lambda: move.is_at(new, 200), 60)
+            until(lambda: move.is_at(new, 200), 60)
             new.ctl("set_parameter", "shovel", "empties", shovel(old, new))
             if is_cut:
-                eventually(lambda: not move.is_at(old, 1_000), 60)
+                until(lambda: not move.is_at(old, 1_000), 60)
                 old.close_all_connections("cut")
-            eventually(lambda: not move.is_at(old, 1), 60)
+            until(lambda: not move.is_at(old, 1), 60)
         with Outbox(outbox) as queue:
-            eventually(lambda: queue.status().open == 0, 60)
+            until(lambda: queue.status().open == 0, 60)
         move.end()
-        eventually(lambda: move.is_at(new, stored()), 60)
+        until(lambda: move.is_at(new, stored()), 60)
         found = [
             (int(body), properties.message_id)
             for body, properties in AmqpProbe(new.url).drain(QUEUE)
@@ -201,13 +202,13 @@ def test_an_outbox_goes_back(move: Move) -> None:
     move.points_to(move.old)
     move.begin()
     with load(outbox) as stored:
-        eventually(lambda: move.is_at(move.old, 1), 60)
+        until(lambda: move.is_at(move.old, 1), 60)
         for count, node in enumerate((move.new, move.old, move.new, move.old), 2):
             move.points_to(node)
             move.reload()
-            eventually(lambda: move.is_at(node, 50 * count), 60)  # noqa: B023 - called at once
+            until(lambda: move.is_at(node, 50 * count), 60)  # noqa: B023 - called at once
     with Outbox(outbox) as queue:
-        eventually(lambda: queue.status().open == 0, 60)
+        until(lambda: queue.status().open == 0, 60)
     move.end()
     old, new = move.numbers(move.old), move.numbers(move.new)
     assert set(old) | set(new) == set(range(stored()))

@@ -1,4 +1,4 @@
-"""The page for whoever is on call: its commands are run in order, on every kind of trouble."""
+"""The page for on-call operators: its commands are run in order, on every kind of trouble."""
 
 import shlex
 from collections.abc import Iterator

@@ -25,12 +25,12 @@ from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import eventually
+from tests.cli.conftest import Run
 from tests.postgres import PostgresServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
-Run = Callable[..., Result]
 SECRET = "canary"
 """A password, which no output may show."""
 
@@ -225,7 +225,7 @@ def a_replica(server: PostgresServer) -> Iterator[None]:
         ]
         process = subprocess.Popen(command)
         try:
-            eventually(lambda: bool(server.execute("SELECT 1 FROM pg_stat_replication")))
+            until(lambda: bool(server.execute("SELECT 1 FROM pg_stat_replication")))
             yield
         finally:
             process.terminate()
@@ -375,7 +375,7 @@ def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> N
         with psycopg.connect(url) as connection:
             found = connection.execute("SELECT shard, min(id) FROM reliablepub.messages GROUP BY 1")
             of_shard: dict[int, int] = dict(found.fetchall())
-        eventually(lambda: '"link": "connected"' in shown("outbox", "status", "--json"))
+        until(lambda: '"link": "connected"' in shown("outbox", "status", "--json"))
         relays = json.loads(shown("outbox", "status", "--json", "--over", "0"))["relays"]
         assert [(row["shard"], row["pid"], row["link"]) for row in relays] == [
             (0, os.getpid(), "connected"),
@@ -391,6 +391,6 @@ def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> N
         assert "the relay of shard 0 has been connected" in shown("doctor", code=4)
         assert is_relayed() == ["0.0"]
         with Publisher(broker.url, outbox=url):
-            eventually(lambda: shown("outbox", "status", "--over", "0").count("connected for") == 2)
+            until(lambda: shown("outbox", "status", "--over", "0").count("connected for") == 2)
             assert "no relay" not in shown("outbox", "explain", str(of_shard[1]))
             assert is_relayed() == ["1.0"]

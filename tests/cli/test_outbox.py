@@ -2,19 +2,15 @@
 
 import json
 import re
-import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Unroutable
-from reliablepub.cli import main
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Run, parsed
+from tests.sqlite import sql
 
 EVERY_COMMAND = [
     *(("status",), ("list",), ("show", "1"), ("explain", "1"), ("in-flight",), ("duplicates",)),
@@ -23,24 +19,11 @@ EVERY_COMMAND = [
     ("reroute", "1", "--to-exchange", "x"),
 ]
 EQUATION = ("open", "confirmed", "parked", "expired", "discarded")
-Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    for variable in ("RELIABLEPUB_URL", "RELIABLEPUB_OUTBOX"):
-        monkeypatch.delenv(variable, raising=False)
-
-    def invoke(*arguments: object) -> Result:
-        return CliRunner().invoke(main, ["outbox", *map(str, arguments)])
-
-    return invoke
-
-
-@pytest.fixture
-def outbox(tmp_path: Path, fake: FakeBroker) -> Path:
+def outbox(path: Path, fake: FakeBroker) -> Path:
     """Two confirmed, two parked, one open."""
-    path = tmp_path / "o.db"
     with Publisher(fake.url, outbox=path, retry=RetryPolicy.prompt()) as publisher:
         for _ in range(2):
             publisher.publish(b"secret", routing_key="all").result(60)
@@ -52,13 +35,8 @@ def outbox(tmp_path: Path, fake: FakeBroker) -> Path:
     return path
 
 
-def parsed(result: Result) -> Any:
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
 def test_status_adds_up(run: Run, outbox: Path) -> None:
-    status = parsed(run("status", "--outbox", outbox, "--json"))
+    status = parsed(run("status", "--json"))
     assert status["stored"] == sum(status[name] for name in EQUATION) == 5
     assert (status["open"], status["confirmed"], status["parked"]) == (1, 2, 2)
     assert (status["in_flight"], status["relay_pid"]) == (0, None)
@@ -68,26 +46,26 @@ def test_status_adds_up(run: Run, outbox: Path) -> None:
 
 def test_status_names_the_relay(run: Run, outbox: Path, fake: FakeBroker) -> None:
     with Publisher(fake.url, outbox=outbox):
-        assert "relay        process " in run("status", "--outbox", outbox).stdout
+        assert "relay        process " in run("status").stdout
 
 
 def test_status_for_people_is_a_table(run: Run, outbox: Path) -> None:
-    lines = run("status", "--outbox", outbox).stdout.splitlines()
+    lines = run("status").stdout.splitlines()
     assert lines[0].split() == ["stored", "5"]
     assert any(line.startswith("oldest open  0 s old") for line in lines)
 
 
 def test_parking_is_undone(run: Run, outbox: Path) -> None:
     def parked() -> list[int]:
-        listed = run("list", "--state", "parked", "--outbox", outbox, "--json")
+        listed = run("list", "--state", "parked", "--json")
         return [message["id"] for message in parsed(listed)]
 
     first, second = parked()
-    assert run("retry", first, "--outbox", outbox).stdout == "1 message put back\n"
+    assert run("retry", first).stdout == "1 message put back\n"
     assert parked() == [second]
-    assert run("retry", "--all", "--yes", "--outbox", outbox).stdout == "1 message put back\n"
+    assert run("retry", "--all", "--yes").stdout == "1 message put back\n"
     assert parked() == []
-    status = parsed(run("status", "--outbox", outbox, "--json"))
+    status = parsed(run("status", "--json"))
     assert (status["open"], status["parked"]) == (3, 0)
 
 
@@ -111,25 +89,20 @@ def test_a_text_file_is_no_outbox(run: Run, tmp_path: Path, command: tuple[str, 
     assert text.read_text() == "dear diary\n" * 100
 
 
-def test_the_outbox_may_come_from_the_environment(
-    run: Run, outbox: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(outbox))
-    assert parsed(run("status", "--json"))["stored"] == 5
-
-
 def test_an_audit_says_by_its_exit_code_whether_it_adds_up(run: Run, outbox: Path) -> None:
-    assert parsed(run("audit", "--outbox", outbox, "--json"))["is_right"] is True
-    result = run("audit", "--outbox", outbox)
+    assert parsed(run("audit", "--json"))["is_right"] is True
+    result = run("audit")
     assert (result.exit_code, result.stdout) == (0, "everything adds up; 3 messages compared\n")
-    with closing(sqlite3.connect(outbox)) as connection, connection:
-        connection.execute("DELETE FROM reliablepub_parked WHERE id = 3")
-        connection.execute("UPDATE reliablepub_parked SET body = x'00'")
-    result = run("audit", "--outbox", outbox)
+    sql(
+        outbox,
+        "DELETE FROM reliablepub_parked WHERE id = 3",
+        "UPDATE reliablepub_parked SET body = x'00'",
+    )
+    result = run("audit")
     assert result.exit_code == 4
     assert "the ledger counts +1 parked against the rows" in result.stderr
     assert "message 4: the checksum is" in result.stderr
-    as_json = run("audit", "--outbox", outbox, "--json")
+    as_json = run("audit", "--json")
     assert as_json.exit_code == 4
     assert json.loads(as_json.stdout)["differences"] == {"parked": 1}
 
@@ -138,7 +111,7 @@ def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> 
     data = bytearray(outbox.read_bytes())
     data[100:PAGE_BYTES] = bytes(PAGE_BYTES - 100)  # where each table is
     outbox.write_bytes(data)
-    looked = run("audit", "--outbox", outbox)
+    looked = run("audit")
     assert looked.exit_code == 4
     assert "reliablepub outbox salvage" in looked.stderr
     result = run("salvage", outbox, tmp_path / "new.db")
@@ -151,36 +124,34 @@ def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(outbox)) as connection, connection:
-        connection.execute("UPDATE reliablepub_parked SET body = x'00' WHERE id = 3")
+    sql(outbox, "UPDATE reliablepub_parked SET body = x'00' WHERE id = 3")
     result = run("salvage", outbox, tmp_path / "new.db")
     assert result.exit_code == 1
     assert "message 3 (" in result.stderr
     assert "1 open message and 1 parked message copied" in result.stdout
 
 
-def test_a_held_key_is_listed_and_let_go(run: Run, tmp_path: Path, fake: FakeBroker) -> None:
-    path = tmp_path / "o.db"
+def test_a_held_key_is_listed_and_let_go(run: Run, path: Path, fake: FakeBroker) -> None:
     with Publisher(fake.url, outbox=path, retry=RetryPolicy.prompt()) as publisher:
         first = publisher.publish(b"", routing_key="nowhere", ordering_key="k", message_id="m-1")
         publisher.publish(b"", routing_key="all", ordering_key="k")
         with pytest.raises(Unroutable):
             first.result(60)
-    assert parsed(run("status", "--outbox", path, "--json"))["held_keys"] == 1
-    [key] = parsed(run("keys", "--outbox", path, "--json"))
+    assert parsed(run("status", "--json"))["held_keys"] == 1
+    [key] = parsed(run("keys", "--json"))
     assert (key["ordering_key"], key["message_id"], key["held_back"]) == ("k", "m-1", 1)
-    listed = run("keys", "--outbox", path).stdout
+    listed = run("keys").stdout
     title, row = listed.splitlines()
     assert re.match(r"key +holds back +id +since ", title)
     assert re.fullmatch(r"k +1 +1 +.* ago .*m-1 +returned: 312 NO_ROUTE", row)
-    assert run("keys", "--skip", "other", "--outbox", path).exit_code == 2
-    assert run("keys", "--skip", "k", "--resume", "k", "--outbox", path).exit_code == 2
-    nothing = run("keys", "--resume", "other", "--json", "--outbox", path)
+    assert run("keys", "--skip", "other").exit_code == 2
+    assert run("keys", "--skip", "k", "--resume", "k").exit_code == 2
+    nothing = run("keys", "--resume", "other", "--json")
     assert (nothing.exit_code, json.loads(nothing.stdout)) == (
         2,
         {"action": "resume", "changed": 0},
     )
-    assert "1 message skipped" in run("keys", "--skip", "k", "--outbox", path).stdout
-    assert "no key is held" in run("keys", "--outbox", path).stdout
+    assert "1 message skipped" in run("keys", "--skip", "k").stdout
+    assert "no key is held" in run("keys").stdout
     with Publisher(fake.url, outbox=path) as publisher:
         assert publisher.flush(60).open == 0

@@ -8,13 +8,7 @@ from reliablepub.printable import one_line
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (0.4, "0 s"),
-        (59, "59 s"),
-        (61, "1 min 1 s"),
-        (3_600, "1 h 0 min"),
-        (90_000, "1 d 1 h"),
-    ],
+    [(0.4, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_600, "1 h 0 min"), (90_000, "1 d 1 h")],
 )
 def test_an_age_has_two_units(seconds: float, text: str) -> None:
     assert age(seconds) == text

@@ -12,10 +12,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_each_frame_is_shown_for_a_second_and_text_is_escaped() -> None:
     drawn = picture([lines(Text("a < b", style="bold red")), lines(Text("c\nd"))])
     first, second = ET.fromstring(drawn).iter(f"{SVG}g")
-    assert [first.get("style"), second.get("style")] == [
-        "animation-delay:0s",
-        "animation-delay:1s",
-    ]
+    assert [first.get("style"), second.get("style")] == ["animation-delay:0s", "animation-delay:1s"]
     assert "".join(first.itertext()).strip() == "a < b"
     assert [line.text for line in second.iter(f"{SVG}text")] == ["c", "d"]
     assert "animation:f 2s" in drawn

@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.cli import main
 from reliablepub.outbox.rows import checksum_of
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Run
 
 OLD, NEW = bytes(32), bytes([1] * 32)
-Run = Callable[..., Result]
 
 
 @pytest.fixture

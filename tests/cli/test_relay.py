@@ -9,7 +9,8 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import NOBODY, Cli, eventually
+from tests.cli.conftest import NOBODY, Cli
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_it_publishes_what_is_put_in_until_a_signal(
     cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path], number: signal.Signals
 ) -> None:
     relay = cli.begin("relay", "--outbox", "o.db", "--json")
-    eventually((cli.folder / "o.db").exists)
+    until((cli.folder / "o.db").exists)
     enqueue(3)
     fake.wait_for(3, timeout_s=60)
     enqueue(2)
@@ -117,15 +118,6 @@ def test_there_is_nothing_to_drain_without_an_outbox(cli: Cli) -> None:
     assert ended.code == 4
     assert "there is no outbox o.db" in ended.error
     assert list(cli.folder.iterdir()) == []
-
-
-def test_one_relay_at_a_time(cli: Cli) -> None:
-    first = cli.begin("relay", "--outbox", "o.db")
-    assert first.stderr is not None
-    first.stderr.readline()
-    ended = cli("relay", "--outbox", "o.db")
-    assert ended.code == 4
-    assert f"is relayed by process {first.pid}" in ended.error
 
 
 @pytest.mark.parametrize("options", [[], ["--drain"]])

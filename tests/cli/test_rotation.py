@@ -6,7 +6,8 @@ from pathlib import Path
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli, eventually
+from tests.cli.conftest import Cli
+from tests.waiting import until
 
 USER = "orders"
 
@@ -40,12 +41,12 @@ def test_a_relay_comes_back_with_the_rotated_password(cli: Cli, fake: FakeBroker
     relay = cli.begin(
         "relay", "--outbox", outbox, "--url", url, "--password-file", secret, "--json"
     )
-    eventually(lambda: len(fake.messages("all")) == 50)
+    until(lambda: len(fake.messages("all")) == 50)
     set_password(fake, "hush-2")
     enqueue(range(50, 100))
-    eventually(lambda: is_refused(cli, outbox))
+    until(lambda: is_refused(cli, outbox))
     replace(secret, "hush-2")  # and no signal
-    eventually(lambda: len(fake.messages("all")) >= 100)
+    until(lambda: len(fake.messages("all")) >= 100)
     relay.send_signal(signal.SIGTERM)
     ended = cli.ended(relay)
     assert ended.code == 0

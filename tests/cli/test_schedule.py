@@ -1,21 +1,16 @@
 """What is sent later: listed by time, cancelled and rescheduled from the command line."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from reliablepub import Message, Outbox, Publisher
-from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import eventually
-from tests.cli.exit_codes import assert_documented
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Run
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -31,19 +26,6 @@ def path(tmp_path: Path) -> Path:
             )
         outbox.enqueue(b"")
     return path
-
-
-@pytest.fixture
-def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
-
-    def invoke(*arguments: object, **settings: Any) -> Result:
-        words = ["outbox", *map(str, arguments)]
-        result = CliRunner().invoke(main, words, **settings)
-        assert_documented(words, result.exit_code)
-        return result
-
-    return invoke
 
 
 def ids(result: Result) -> list[int]:
@@ -110,10 +92,10 @@ def test_it_is_too_late_for_what_is_in_flight(run: Run, path: Path) -> None:
         broker.inject(faults.HoldConfirms())
         with Outbox(path) as outbox:
             outbox.enqueue(Message(b"", "", "q"), key="now")
-        eventually(lambda: bool(broker.messages("q")))
+        until(lambda: bool(broker.messages("q")))
         result = run("cancel", "now", "order 1", "--yes")
         assert (result.exit_code, result.stdout) == (3, "1 message cancelled\n")
         assert "message 5 left alone: in flight" in result.stderr
         assert json.loads(run("cancel", "now", "--yes", "--json").stdout)["too_late"] == [5]
         broker.release_confirms()
-        eventually(lambda: publisher.status.counters.confirmed >= 1)
+        until(lambda: publisher.status.counters.confirmed >= 1)

@@ -26,7 +26,8 @@ from reliablepub.observe.health import Health, HealthServer
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, eventually
+from tests.cli.conftest import NOBODY, Cli
+from tests.waiting import until
 
 
 class Manager:
@@ -49,7 +50,7 @@ class Manager:
                 return told
 
     def is_told(self) -> bool:
-        """Whether something was told that nobody has listened to; listens."""
+        """Whether a datagram was waiting; reads it."""
         try:
             self._socket.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -73,7 +74,7 @@ def enqueue(cli: Cli, body: bytes) -> None:
 
 
 def plain(fake: FakeBroker) -> str:
-    """Its URL without the password, which is that of everybody."""
+    """Its URL without the password, which is the default one."""
     return fake.url.replace("guest:guest@", "")
 
 
@@ -109,14 +110,8 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     fake.wait_for(1, timeout_s=60)
 
     for text, problem in (
-        (
-            "outbxo = 'o.db'\n",
-            "not reopened, nothing was changed: relay.toml: unknown key",
-        ),
-        (
-            "url = 'http://x/'\noutbox = 'o.db'\n",
-            "not reopened, nothing was changed: the",
-        ),
+        ("outbxo = 'o.db'\n", "not reopened, nothing was changed: relay.toml: unknown key"),
+        ("url = 'http://x/'\noutbox = 'o.db'\n", "not reopened, nothing was changed: the"),
     ):
         config.write_text(text)
         relay.send_signal(signal.SIGHUP)
@@ -137,7 +132,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
         config.write_text(f'url = "{plain(second)}"\noutbox = "other.db"\n')
         relay.send_signal(signal.SIGHUP)
         assert "the outbox cannot be changed while the relay runs" in relay.stderr.readline()
-        eventually(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
+        until(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
         relay.send_signal(signal.SIGTERM)
         ended = cli.ended(relay)
     assert ended.code == 0
@@ -157,7 +152,7 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     enqueue(cli, b"1")
     fake.wait_for(1, timeout_s=60)
     confirmed = 'reliablepub_ended_attempts_total{outbox="o.db",outcome="confirmed"} 1.0'
-    eventually(lambda: confirmed in text_of(f"{url}/metrics"), 60)
+    until(lambda: confirmed in text_of(f"{url}/metrics"), 60)
     assert "process_resident_memory_bytes" in text_of(f"{url}/metrics")
     fake.stop()
     assert relay.stderr.readline().startswith("not connected to the broker")
@@ -283,7 +278,7 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
     ("environment", "watchdog_s"),
     [
         ({}, None),
-        ({"WATCHDOG_USEC": "3000000"}, None),  # nobody listens
+        ({"WATCHDOG_USEC": "3000000"}, None),  # nothing listens
         ({"NOTIFY_SOCKET": "@x"}, None),
         ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000"}, 1.5),
         ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
@@ -298,7 +293,7 @@ def test_the_watchdog_is_fed_twice_in_its_time(
         environment = {**environment, "WATCHDOG_PID": str(os.getpid())}
     notifier = Notifier(environment)
     assert notifier.watchdog_s == watchdog_s
-    notifier.tell(READY=1)  # to an abstract address where nobody is: no error
+    notifier.tell(READY=1)  # to an abstract address without a listener: no error
 
 
 def test_an_abstract_address_is_one_too() -> None:

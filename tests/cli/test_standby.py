@@ -9,18 +9,9 @@ import pytest
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Cli
+from tests.stores import Where
 
 TAKEN_OVER_S = 5.0
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def where(request: pytest.FixtureRequest, cli: Cli) -> str:
-    """A path, and a URL."""
-    if request.param == "sqlite":
-        return str(cli.folder / "o.db")
-    url: str = request.getfixturevalue("postgres_url")
-    Outbox(url).create()
-    return url
 
 
 def line_of(relay: subprocess.Popen[str]) -> str:
@@ -37,7 +28,7 @@ def until(relay: subprocess.Popen[str], words: str) -> None:
 
 
 def test_a_standby_takes_over_from_a_relay_that_was_killed(
-    cli: Cli, fake: FakeBroker, where: str
+    cli: Cli, fake: FakeBroker, where: Where
 ) -> None:
     with Outbox(where) as outbox:
         outbox.enqueue(Message(b"", routing_key="all"))
@@ -81,11 +72,11 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     assert cli.ended(first).code == 0
 
 
-def test_without_it_a_second_relay_ends(cli: Cli, where: str) -> None:
+def test_without_it_a_second_relay_ends(cli: Cli, where: Where) -> None:
     owner = cli.begin("relay", "--outbox", where)
     assert line_of(owner) == "connected to the broker\n"
     second = cli("relay", "--outbox", where)
     assert second.code == 4
-    assert "relayed by" in second.err or "another process" in second.err
+    assert f"is relayed by process {owner.pid}" in second.error
     owner.send_signal(signal.SIGTERM)
     assert cli.ended(owner).code == 0

@@ -2,47 +2,19 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Withdrawn
-from reliablepub.cli import main
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import eventually
+from tests.cli.conftest import Run
 from tests.cli.test_app import json_keys
-from tests.cli.trouble import make_trouble
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "o.db"
-
-
-@pytest.fixture
-def relay(path: Path) -> Iterator[SqliteStore]:
-    with closing(make_trouble(path)) as store:
-        yield store
-
-
-@pytest.fixture
-def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
-
-    def invoke(*arguments: object, **settings: Any) -> Result:
-        return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
-
-    return invoke
+from tests.waiting import until
 
 
 def state_of(run: Run, id_: int) -> str:
@@ -207,14 +179,13 @@ def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: Fake
     fake.declare_queue("elsewhere")
     fake.inject(faults.Latency(delay_s=0.01, keep=True))  # so that there is a backlog
     changed = dict.fromkeys((Action.PARK, Action.DISCARD, Action.REROUTE), 0)
-    published = 0
-
-    def is_done() -> bool:
-        return min(changed.values()) >= 15
+    published, is_done = 0, threading.Event()
 
     def publish() -> None:
         nonlocal published
-        while not is_done():
+        while not is_done.wait(0.001):
+            if publisher.status.open > 1_000:
+                continue
             batch = range(published, published + 100)
             publisher.publish_many(
                 Message(b"%d" % n, routing_key="all", message_id=f"m-{n}") for n in batch
@@ -224,16 +195,20 @@ def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: Fake
     with Publisher(fake.url, outbox=path, window_max=20) as publisher:
         producer = threading.Thread(target=publish)
         producer.start()
-        while not is_done():
-            for action in changed:
-                routing_key = "elsewhere" if action is Action.REROUTE else None
-                chosen = find_ids(outbox_at(path), Selection(states=("ready",)))[-7:]
-                changed[action] += intervene(
-                    outbox_at(path), chosen, Intervention(action, routing_key=routing_key)
-                ).changed
-        producer.join()
-        publisher.flush(timeout_s=30)
-        counters = publisher.status.counters
+        try:
+            while min(changed.values()) < 15:
+                for action in changed:
+                    routing_key = "elsewhere" if action is Action.REROUTE else None
+                    chosen = find_ids(outbox_at(path), Selection(states=("ready",)))[-7:]
+                    changed[action] += intervene(
+                        outbox_at(path), chosen, Intervention(action, routing_key=routing_key)
+                    ).changed
+        finally:
+            is_done.set()
+            producer.join()
+        status = publisher.flush(timeout_s=60)
+        assert status.is_flushed
+        counters = status.counters
     parked = {message.message_id for message in Outbox(path).parked(published)}
     arrived = [
         m.properties.message_id for name in ("all", "elsewhere") for m in fake.messages(name)
@@ -251,7 +226,7 @@ def test_who_waits_is_told(run: Run, path: Path, fake: FakeBroker) -> None:
     with Publisher(fake.url, outbox=path, retry=patient, close_timeout_s=0) as publisher:
         fake.block("low on memory")
         publisher.publish(b"first", routing_key="all")  # RabbitMQ tells only those who publish
-        eventually(lambda: publisher.status.reason == "low on memory")
+        until(lambda: publisher.status.reason == "low on memory")
         receipt = publisher.publish(b"second", routing_key="all")
         assert "low on memory" in run("explain", receipt.message_id).stdout
         assert run("discard", receipt.message_id, "--yes", "--note", "too late").exit_code == 0

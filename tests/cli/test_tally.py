@@ -9,10 +9,10 @@ from reliablepub.front.receipt import IssuedBatch
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay.status import Status
+from tests.outcomes import RETURNED
 
 ENTRY = Entry(Message(b"", message_id="m"), 0.0)
 CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 
 
 class Running:

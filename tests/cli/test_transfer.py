@@ -17,16 +17,14 @@ from reliablepub.outbox.admin import transfer
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.opening import outbox_at
 from tests.cli.trouble import make_trouble
-
-Run = Callable[..., Result]
+from tests.sqlite import sql
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
     with closing(make_trouble(tmp_path / "o.db")) as store:
-        with closing(sqlite3.connect(store.path)) as connection, connection:
-            mended = "UPDATE reliablepub_messages SET body = CAST('body 9' AS BLOB) WHERE id = 9"
-            connection.execute(mended)
+        mended = "UPDATE reliablepub_messages SET body = CAST('body 9' AS BLOB) WHERE id = 9"
+        sql(store.path, mended)
         yield store.path
 
 
@@ -163,8 +161,7 @@ def test_lines_are_written_for_people_too(tmp_path: Path) -> None:
     with Outbox(path) as outbox:
         for key in ("é", "gone", "x"):
             outbox.enqueue(Message(b"\xff\x00", "orders", key))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DELETE FROM reliablepub_messages WHERE id = 2")
+    sql(path, "DELETE FROM reliablepub_messages WHERE id = 2")
     first, last = transfer.export_lines(outbox_at(path), [1, 2, 3])
     assert '"routing_key": "é"' in first
     assert json.loads(first)["body_base64"] == "/wA="

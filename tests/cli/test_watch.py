@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from fcntl import ioctl
 from pathlib import Path
@@ -47,17 +46,6 @@ LINK = {
     "violations": 0,
     "paused": [],
 }
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "o.db"
-
-
-@pytest.fixture
-def relay(path: Path) -> Iterator[SqliteStore]:
-    with closing(make_trouble(path)) as store:
-        yield store
 
 
 def drawn(
@@ -146,7 +134,7 @@ def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None
     )
 
 
-def test_an_idle_outbox_needs_nobody(path: Path) -> None:
+def test_an_idle_outbox_needs_no_operator(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         store.show(LINK)
         lines = drawn(look(outbox_at(path), closely=True))

@@ -4,7 +4,7 @@
 row   message
 ====  ===================================================================
 1     confirmed at the first attempt
-2     confirmed after an attempt that nobody knows the end of
+2     confirmed after an uncertain attempt
 3     parked: refused with 404
 4     parked: returned three times
 5     waits: nacked, to be sent again in an hour
@@ -16,9 +16,7 @@ row   message
 ====  ===================================================================
 """
 
-import sqlite3
 import time
-from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +26,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+from tests.sqlite import sql
 
 NOT_FOUND = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND - no exchange 'missing' in vhost '/'")
 NO_ROUTE = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
@@ -68,6 +67,5 @@ def make_trouble(path: Path) -> SqliteStore:
     five.due_at = now + 3600
     nacked = Attempt(five, "1-2", 6, NACKED, now - 50)
     store.commit(Changes(rescheduled=[five], attempts=[nacked], sent=[Batch(2, 7, [six])]))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE reliablepub_messages SET body = x'00' WHERE id = 9")
+    sql(path, "UPDATE reliablepub_messages SET body = x'00' WHERE id = 9")
     return store

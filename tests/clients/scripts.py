@@ -83,11 +83,7 @@ SCRIPTS = (
         "late ack after a timeout",
         "The first is acked after its sender's timeout; the second is nacked, later.",
         letters("one", "two"),
-        (
-            late("one", AFTER_THE_TIMEOUT_S),
-            faults.Nack(routing_key="two"),
-            late("two", LONG_S),
-        ),
+        (late("one", AFTER_THE_TIMEOUT_S), faults.Nack(routing_key="two"), late("two", LONG_S)),
     ),
     Script(
         "no confirm ever",

@@ -112,7 +112,7 @@ SUITES: Mapping[str, Suite] = {
             "tests/brokers/rabbit/conftest.py",
         ),
         left_out={
-            "--ignore=tests/brokers/rabbit/test_misconfigure.py": "wants clients of other brokers",
+            "--ignore=tests/brokers/rabbit/test_misconfigure.py": "wants clients of other brokers"
         },
     ),
     "py-amqp": Suite(

@@ -44,9 +44,7 @@ async def _publish_all(url: str, letters: Sequence[Letter], tell: Tell) -> None:
 
 async def _publish(exchange: aio_pika.abc.AbstractExchange, letter: Letter, tell: Tell) -> None:
     message = aio_pika.Message(
-        letter.body,
-        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-        message_id=letter.message_id,
+        letter.body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT, message_id=letter.message_id
     )
     options: dict[str, Any] = {}
     if letter.mandatory is not None:

@@ -41,10 +41,7 @@ async def _publish_all(url: str, letters: Sequence[Letter], tell: Tell) -> None:
 
 async def _publish(publisher: AsyncPublisher, letter: Letter, tell: Tell) -> None:
     receipt = await publisher.publish(
-        letter.body,
-        exchange=letter.exchange,
-        routing_key=letter.name,
-        message_id=letter.message_id,
+        letter.body, exchange=letter.exchange, routing_key=letter.name, message_id=letter.message_id
     )
     try:
         await receipt

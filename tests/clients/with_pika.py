@@ -10,15 +10,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, NackError, UnroutableError
 
-from tests.clients.letters import (
-    CONFIRMED,
-    NACKED,
-    RECONNECT_S,
-    RETURNED,
-    Letter,
-    Tell,
-    unsure,
-)
+from tests.clients.letters import CONFIRMED, NACKED, RECONNECT_S, RETURNED, Letter, Tell, unsure
 
 DISTRIBUTION = "pika"
 

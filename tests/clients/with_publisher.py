@@ -10,15 +10,7 @@ from pathlib import Path
 
 from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import (
-    Nacked,
-    Publisher,
-    Receipt,
-    Refused,
-    Retries,
-    RetryPolicy,
-    Unroutable,
-)
+from reliablepub import Nacked, Publisher, Receipt, Refused, Retries, RetryPolicy, Unroutable
 from tests.clients.letters import (
     CONFIRM_TIMEOUT_S,
     CONFIRMED,

@@ -10,15 +10,7 @@ from typing import Any
 import rabbitpy
 from rabbitpy.exceptions import MessageReturnedException, RabbitpyException
 
-from tests.clients.letters import (
-    CONFIRMED,
-    NACKED,
-    RECONNECT_S,
-    RETURNED,
-    Letter,
-    Tell,
-    unsure,
-)
+from tests.clients.letters import CONFIRMED, NACKED, RECONNECT_S, RETURNED, Letter, Tell, unsure
 
 DISTRIBUTION = "rabbitpy"
 

@@ -44,41 +44,54 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     rig.probe.close()
 
 
+PUBLIC = "threads, pika's public way"
 LENT = "asyncio, the application's connection"
-LONG = ("test_one_channel", "test_states_of_the_world", "test_survival")
+LONG = ("test_one_channel", "test_slow_links", "test_states_of_the_world", "test_survival")
 """Modules whose tests take many seconds each on RabbitMQ."""
 SHORT_FORM = {"threads", LENT}
 """Their publishers on RabbitMQ in the short form: both kinds, and both client libraries."""
 BEHIND_THE_DOOR = ("test_one_channel", "test_slow_links", "test_states_of_the_world")
 """Modules about what the relay does by itself, the same for `threads` and `asyncio`."""
+BESIDE_THE_STORE = ("test_one_channel", "test_slow_links")
+"""Modules about connections, which are the same whatever keeps the messages."""
+
+
+def is_long_form(module: str, door: str, store: str | None, broker: str | None) -> bool:
+    """Whether this combination is left to the soak; the short form meets each of the four singly.
+
+    PostgreSQL is behind the relay, where all publishers are alike: one publisher meets it. With
+    RabbitMQ it meets it in `test_outcomes`. `rabbitmqctl` takes seconds to change a password.
+    """
+    if module in BEHIND_THE_DOOR and door == "asyncio":
+        return True
+    if module == "test_states_of_the_world" and door == PUBLIC:
+        return True
+    is_real = broker == "real"
+    if is_real and (module == "test_credentials" or (module in LONG and door not in SHORT_FORM)):
+        return True
+    is_alike = door != "threads" or module in BESIDE_THE_STORE
+    return store == "postgres" and (is_alike or (is_real and module != "test_outcomes"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not soak"` is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The other publishers meet RabbitMQ in the long form only; the bundled broker meets most.
-
-    A password is changed there by `rabbitmqctl` alone, which takes seconds: in the long form too.
-    So with PostgreSQL, which is behind the relay, where all publishers are alike; and an outbox
-    there meets RabbitMQ in the long form only.
-    """
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is None or item.path.parent != Path(__file__).parent:
-            continue  # pytest gives every folder's tests that run
-        params = callspec.params
-        is_long = item.path.stem in LONG and params.get("rig") == "real"
-        is_slow = item.path.stem == "test_credentials" and params.get("rig") == "real"
-        is_alike = item.path.stem in BEHIND_THE_DOOR and params["front_door"] == "asyncio"
-        if is_slow or is_alike or (is_long and params["front_door"] not in SHORT_FORM):
-            item.add_marker(pytest.mark.soak)
-        if "postgres" not in (params.get("open_publisher"), params.get("outbox")):
-            continue
-        is_real = "outbox" in params and "real" in (params.get("rig"), params.get("broker"))
-        if params["front_door"] != "threads" or is_real:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        is_ours = item.path.parent == Path(__file__).parent  # pytest gives every folder's tests
+        if (
+            is_ours
+            and "front_door" in params
+            and is_long_form(
+                item.path.stem,
+                params["front_door"],
+                params.get("outbox", params.get("open_publisher")),
+                params.get("rig", params.get("broker")),
+            )
+        ):
             item.add_marker(pytest.mark.soak)
 
 
-@pytest.fixture(autouse=True, params=["threads", "threads, pika's public way", "asyncio", LENT])
+@pytest.fixture(autouse=True, params=["threads", PUBLIC, "asyncio", LENT])
 def front_door(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FrontDoor]:
@@ -86,7 +99,7 @@ def front_door(
 
     The public way is taken by the relay, which is the same behind both doors; once is enough.
     """
-    is_hooked = request.param != "threads, pika's public way"
+    is_hooked = request.param != PUBLIC
     if not is_hooked:
         monkeypatch.setattr(hooks, "_why_off", "a test takes the other way")
     if request.param in {"asyncio", LENT}:

@@ -7,7 +7,6 @@ know brokers.
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from aio_pika import RobustConnection
@@ -100,12 +99,7 @@ class DrivenPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

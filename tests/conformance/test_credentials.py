@@ -1,7 +1,5 @@
 """Passwords that change and tokens that expire, under load: nothing is parked, nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -20,6 +18,7 @@ from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import PASSWORD, Rig
 from tests.oauth import Issuer, node_with_oauth
 from tests.stores import Where
+from tests.waiting import until
 
 PATIENCE_S = 60.0
 SOAK_S = float(os.environ.get("RELIABLEPUB_TOKENS_S", "180"))
@@ -31,13 +30,6 @@ LIFETIME_S = float(os.environ.get("RELIABLEPUB_TOKEN_LIFETIME_S", "20"))
 def _own_connections(front_door: FrontDoor) -> None:
     if is_guest(front_door):
         pytest.skip("credentials of a lent connection are the application's")
-
-
-def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def numbered(queue: str, numbers: range) -> Iterator[Message]:

@@ -20,9 +20,10 @@ from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import Freeze, HoldConfirms, Nack
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
-from tests.conformance.test_survival import numbered, wait_until
+from tests.conformance.test_survival import numbered
 from tests.rabbitmq import RabbitMQNode
 from tests.stores import Where
+from tests.waiting import until
 
 
 def test_both_deadlines_are_on_by_default() -> None:
@@ -40,8 +41,8 @@ def test_a_frozen_broker_is_noticed_by_its_silence(
         publisher.publish_many(numbered(5, "q")).wait(60)
         fake.freeze()
         receipt = publisher.publish_many(numbered(10, "q", first=5))
-        wait_until(lambda: publisher.status.in_flight == 10)
-        wait_until(lambda: publisher.status.link is not Link.CONNECTED, timeout_s=5.0)
+        until(lambda: publisher.status.in_flight == 10)
+        until(lambda: publisher.status.link is not Link.CONNECTED, timeout_s=5.0)
         assert publisher.status.in_flight == 0
         assert "no heartbeats (interval 1 s) arrived" in publisher.status.reason
         fake.thaw()
@@ -71,7 +72,7 @@ def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
     overdue = Overdue()
     with front_door(fake.url, outbox=outbox, hooks=[overdue], **options) as publisher:
         receipt = publisher.publish_many(numbered(10, "q"))
-        wait_until(lambda: overdue.count == 10)
+        until(lambda: overdue.count == 10)
         fake.release_confirms()
         fake.thaw()
         assert [type(error) for error in receipt.wait(60).failures] == [Nacked] * 10
@@ -89,7 +90,7 @@ def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
 def test_a_frozen_rabbitmq_is_noticed_within_twenty_seconds(
     rabbitmq_node: RabbitMQNode, outbox: Where, front_door: FrontDoor
 ) -> None:
-    """Frozen a second after there was news, which is the worst moment for whoever looks seldom."""
+    """Frozen a second after the last heartbeat, which delays its notice the most."""
     probe = AmqpProbe(rabbitmq_node.url)
     queue = probe.declare_queue()
     with front_door(rabbitmq_node.url, outbox=outbox) as publisher:
@@ -98,7 +99,7 @@ def test_a_frozen_rabbitmq_is_noticed_within_twenty_seconds(
         rabbitmq_node.pause()
         since = time.monotonic()
         receipt = publisher.publish_many(numbered(10, queue, first=5))
-        wait_until(lambda: publisher.status.link is not Link.CONNECTED, timeout_s=60.0)
+        until(lambda: publisher.status.link is not Link.CONNECTED, timeout_s=60.0)
         took_s = time.monotonic() - since
         print(f"\nnoticed after {took_s:.1f} s: {publisher.status.reason}")
         rabbitmq_node.resume()

@@ -4,11 +4,10 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from tenacity import stop_after_attempt, wait_none
-
-from reliablepub import Message, Retries, RetryPolicy, hooks
+from reliablepub import Message, hooks
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
+from tests.policies import AT_ONCE
 from tests.stores import Where
 
 
@@ -48,13 +47,10 @@ def test_everything_that_happens_is_told_once(
     broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue, journal = broker.declare_queue(), Journal()
-    once = Retries(stop_after_attempt(1), wait_none())
     good = [Message(b"x", routing_key=queue) for _ in range(50)]
     lost = [Message(b"x", routing_key="nobody-is-bound-here") for _ in range(3)]
     bad = Message(b"x", exchange="no-such-exchange", message_id="bad")
-    with front_door(
-        broker.url, outbox=outbox, retry=RetryPolicy(once, once, once), hooks=[journal]
-    ) as publisher:
+    with front_door(broker.url, outbox=outbox, retry=AT_ONCE, hooks=[journal]) as publisher:
         publisher.publish_many([*good, *lost]).wait(60)
         publisher.publish_many([bad]).wait(60)
         status = publisher.flush(60)

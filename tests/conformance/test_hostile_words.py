@@ -10,8 +10,8 @@ from reliablepub.transport.pika_hooks import hooks
 from tests.chaos.proxy import Proxy
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
-from tests.conformance.test_survival import wait_until
 from tests.stores import Where
+from tests.waiting import until
 
 PART = frame.marshal(body.ContentBody(bytes(100_000)), 1)
 
@@ -70,7 +70,7 @@ def test_it_ends_the_connection_with_a_reason(
     with front_door(proxy.url, outbox=outbox, hooks=[Hook()]) as publisher:
         publisher.publish(b"before", routing_key=queue).result(60)
         proxy.inject(words)
-        wait_until(lambda: publisher.status.connects == 2)
+        until(lambda: publisher.status.connects == 2)
         publisher.publish(b"after", routing_key=queue).result(60)
         assert publisher.status.hooks_off == before
     assert reason in reasons[0]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
+from tenacity import stop_after_attempt, stop_never, wait_fixed
 
-from reliablepub import Expired, Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import Breaker, Expired, Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import (
     Crash,
@@ -23,12 +23,13 @@ from reliablepub.testing.faults import (
 from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
-from tests.conformance.test_survival import WINDOW, uncertain, wait_until
+from tests.conformance.test_survival import WINDOW, uncertain
+from tests.policies import ONCE
 from tests.stores import Where
+from tests.waiting import until
 
 BOTH_DOORS = pytest.mark.parametrize("front_door", ["threads", "asyncio"], indirect=True)
 SOON = Retries(stop_never, wait_fixed(0.05))
-ONCE = Retries(stop_after_attempt(1), wait_none())
 
 
 def of_key(
@@ -54,14 +55,15 @@ def test_a_key_waits_for_what_is_refused_and_then_returned(
     broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange, queue = unique("exchange"), broker.declare_queue()
-    retry = RetryPolicy(returned=SOON, refused=SOON)
+    breaker = Breaker(pause=wait_fixed(0.05))
+    retry = RetryPolicy(returned=SOON, refused=SOON, breaker=breaker)
     with front_door(broker.url, outbox=outbox, retry=retry) as publisher:
         waiting = publisher.publish_many(of_key("waits", range(6), "k", exchange))
         for key in range(1, 4):  # whose channels are closed because of the first
             publisher.publish_many(of_key(f"key {key}", range(key * 10, key * 10 + 10), queue))
-        wait_until(lambda: attempts(outbox, "refused") > 2)
+        until(lambda: attempts(outbox, "refused") > 2)
         broker.declare_exchange(exchange)
-        wait_until(lambda: attempts(outbox, "returned") > 2)
+        until(lambda: attempts(outbox, "returned") > 2)
         assert waiting.open == 6
         broker.bind(queue, exchange, "k")
         assert waiting.wait(60).confirmed == 6
@@ -122,7 +124,7 @@ def test_a_confirm_that_is_overdue_changes_no_order(
             publisher.publish_many(of_key(f"key {key}", range(key * 10, key * 10 + 10), queue))
             for key in range(1, 4)
         ]
-        wait_until(lambda: uncertain(outbox) >= 3)
+        until(lambda: uncertain(outbox) >= 3)
         rig.thaw()
         for receipt in receipts:
             assert receipt.wait(60).confirmed == 10
@@ -183,14 +185,14 @@ def test_what_is_parked_holds_its_key_until_a_person_decides(
             behind = of_key(key, range(tens * 10 + 1, tens * 10 + 6), queue)
             publisher.publish_many([*of_key(key, [tens * 10], lost[1], lost[0]), *behind])
         publisher.publish_many(of_key("free", range(30, 36), queue)).wait(60)
-        assert publisher.flush(60).is_flushed, "nobody waits for a person"
+        assert publisher.flush(60).is_flushed, "a flush does not wait for an operator"
         people = Outbox(outbox)
         held = {key.ordering_key: (key.outcome, key.held_back) for key in people.held_keys()}
         assert held == {"resumed": ("refused", 5), "skipped": ("returned", 5)}
         broker.declare_exchange(exchange)
         broker.bind(queue, exchange, "k")
         assert people.resume_key("resumed") == people.skip_key("skipped") == 1
-        wait_until(lambda: people.status().open == 0)
+        until(lambda: people.status().open == 0)
     arrived = first_copies(broker, queue, 17)
     assert [n for n in arrived if n < 20] == list(range(10, 16))
     assert [n for n in arrived if 20 <= n < 30] == list(range(21, 26))

@@ -24,11 +24,12 @@ from reliablepub import (
 )
 from reliablepub.headers import FieldValue
 from tests.amqp_probe import AmqpProbe
+from tests.policies import ONCE
 
 IMPATIENT = RetryPolicy(
     nacked=Retries(stop_after_attempt(2), wait_none()),
     returned=Retries(stop_after_attempt(2), wait_none()),
-    refused=Retries(stop_after_attempt(1), wait_none()),
+    refused=ONCE,
 )
 
 
@@ -206,7 +207,7 @@ def test_what_is_given_up_may_be_discarded_and_a_callback_may_decide(
     ],
     ids=["exchange", "user_id", "size"],
 )
-def test_poison_in_the_middle_of_a_window_takes_nobody_down_with_it(
+def test_poison_in_the_middle_of_a_window_takes_no_other_message_down(
     broker: AmqpProbe, open_publisher: Callable[..., Publisher], poison: Message, text: str
 ) -> None:
     queue = broker.declare_queue()
@@ -320,7 +321,7 @@ def test_a_message_that_was_never_sent_says_so(
     assert len(broker.drain(queue, 1)) == 1
 
 
-def test_a_delayed_message_is_sent_when_it_is_due_and_nobody_waits_for_it_before(
+def test_a_delayed_message_is_sent_when_it_is_due_and_no_flush_waits_for_it(
     broker: AmqpProbe, open_publisher: Callable[..., Publisher]
 ) -> None:
     queue = broker.declare_queue()

@@ -1,7 +1,6 @@
 """A destination that keeps refusing is paused, and the others go on: at both brokers."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
@@ -10,6 +9,7 @@ from reliablepub import Breaker, Message, Retries, RetryPolicy, StillOpen
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
 from tests.stores import Where
+from tests.waiting import until
 
 PATIENT = Retries(stop_never, wait_none())
 
@@ -17,13 +17,6 @@ PATIENT = Retries(stop_never, wait_none())
 def policy(pause_s: float) -> RetryPolicy:
     breaker = Breaker(refusals_max=3, pause=wait_fixed(pause_s))
     return RetryPolicy(PATIENT, PATIENT, PATIENT, breaker=breaker)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def test_a_full_queue_is_paused_and_goes_on_when_there_is_room(

@@ -1,7 +1,7 @@
 """Messages that cost more than themselves: a channel, or the whole connection.
 
 No client would send most of these, so their bytes are bent on the way out, and the brokers answer
-as they would to anybody.
+as they would to any client.
 """
 
 from collections import Counter
@@ -11,24 +11,24 @@ from typing import Any
 import pika
 import pytest
 from pika import spec
-from tenacity import stop_after_attempt, wait_none
+from tenacity import wait_none
 
-from reliablepub import Message, Outbox, Refused, Retries, RetryPolicy, StillOpen
+from reliablepub import Message, Outbox, Refused, StillOpen
 from reliablepub.relay import wire
 from reliablepub.transport import frames
 from reliablepub.transport.frames import PublishFrames
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor, is_guest
+from tests.policies import AT_ONCE
 from tests.stores import Where
 
-ONCE = RetryPolicy(refused=Retries(stop_after_attempt(1), wait_none()))
 FORBIDDEN = "immediate"
 
 
 def skip_guests(front_door: FrontDoor) -> None:
     """Who ended the connection, aiormq does not say; it may have been the application."""
     if is_guest(front_door):
-        pytest.skip("on the application's connection nobody of ours is blamed for its end")
+        pytest.skip("on the application's connection no message of ours is blamed for its end")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_message_that_closes_the_connection_is_refused_and_the_others_pass(
     skip_guests(front_door)
     queue = broker.declare_queue()
     bad = [Message(b"x", routing_key=FORBIDDEN, message_id=f"bad-{n}") for n in range(2)]
-    with front_door(broker.url, outbox=outbox, retry=ONCE) as publisher:
+    with front_door(broker.url, outbox=outbox, retry=AT_ONCE) as publisher:
         receipt = publisher.publish_many(mixed(queue, *bad, good=100)).wait(60)
         assert (receipt.confirmed, receipt.failed) == (100, 2)
         assert {type(error) for error in receipt.failures} == {Refused}
@@ -115,7 +115,7 @@ def test_a_frame_that_the_broker_cannot_read_is_blamed_on_whom_it_was_alone_with
     skip_guests(front_door)
     bend(b"".join(pika.BasicProperties(headers={"large": "x" * 140_000}).encode()))
     queue = broker.declare_queue()
-    with front_door(broker.url, outbox=outbox, retry=ONCE) as publisher:
+    with front_door(broker.url, outbox=outbox, retry=AT_ONCE) as publisher:
         bad = Message(b"x", routing_key=queue, message_id="bad")
         receipt = publisher.publish_many(mixed(queue, bad, good=20)).wait(30)
     assert (receipt.confirmed, receipt.failed) == (20, 1)
@@ -130,7 +130,7 @@ def test_a_message_that_breaks_connections_without_blame_is_set_aside_and_never_
     """Properties that cannot be decoded make a channel's process crash: 541, and no method."""
     bend(b"\x80\x00\x10abc")
     queue = broker.declare_queue()
-    with front_door(broker.url, outbox=outbox, retry=ONCE) as publisher:
+    with front_door(broker.url, outbox=outbox, retry=AT_ONCE) as publisher:
         bad = publisher.publish(b"x", routing_key=queue, message_id="bad")
         receipt = publisher.publish_many(mixed(queue, good=15)).wait(60)
         assert receipt.confirmed == 15

@@ -5,12 +5,11 @@ The bundled broker, since it is no question of brokers.
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
+from tenacity import wait_none
 
 from reliablepub import (
     GiveUp,
@@ -30,10 +29,11 @@ from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.driven import DrivenPublisher
+from tests.policies import ONCE
 from tests.stores import Where
+from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
-ONCE = Retries(stop_after_attempt(1), wait_none())
 
 
 @pytest.fixture
@@ -42,26 +42,11 @@ def broker(fake: FakeBroker) -> FakeBroker:
     return fake
 
 
-@pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `logging.config` of another test's may have disabled our loggers."""
-    for name in ("hooks", "link", "messages", "relay"):
-        monkeypatch.setattr(logging.getLogger(f"reliablepub.{name}"), "disabled", False)
-
-
 def lose_connection(broker: FakeBroker, publisher: Publisher) -> None:
     """Have the connection cut, and wait until there is another one."""
     connects = publisher.status.connects
     broker.drop_connections()
     until(lambda: publisher.status.connects > connects)
-
-
-def until(is_true: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 100
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # -------------------------------------------------------------------- callbacks that raise
@@ -121,25 +106,15 @@ class PublishingHandler(logging.Handler):
         self.said.append(record.getMessage())
 
 
-@pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    root.setLevel(logging.INFO)
-    yield root
-    root.setLevel(level)
-    root.handlers[:] = handlers
-
-
 def test_a_log_handler_may_publish(
-    broker: FakeBroker, outbox: Where, front_door: FrontDoor, root: logging.Logger
+    broker: FakeBroker, outbox: Where, front_door: FrontDoor, root_logger: logging.Logger
 ) -> None:
     """Our own lines as well, while the application's threads hold the lock of the handler."""
     with front_door(broker.url, outbox=outbox, close_timeout_s=5) as publisher:
         handler = PublishingHandler(lambda body: publisher.publish(body, routing_key="q"))
         # aio-pika logs on the loop that it would have to wait for.
         handler.addFilter(lambda record: record.name.startswith(("app", "reliablepub")))
-        root.addHandler(handler)
+        root_logger.addHandler(handler)
 
         def log() -> None:
             for n in range(100):
@@ -154,7 +129,7 @@ def test_a_log_handler_may_publish(
             one.join(60)
             assert not one.is_alive()
         until(lambda: any("connected to the broker" in said for said in handler.said))
-        root.removeHandler(handler)
+        root_logger.removeHandler(handler)
         assert publisher.flush(30).is_flushed
     assert sum(said.startswith("line") for said in handler.said) == 300
 

@@ -12,8 +12,9 @@ from reliablepub.testing.faults import DropConfirm, HoldConfirms
 from tests.chaos.proxy import Proxy
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
-from tests.conformance.test_survival import uncertain, wait_until
+from tests.conformance.test_survival import uncertain
 from tests.stores import Where
+from tests.waiting import until
 
 BYTES_PER_S = 400_000
 TIMEOUT_S = 1.5
@@ -83,7 +84,7 @@ def test_a_batch_of_large_messages_is_sent_once(
 def test_a_channel_opens_however_much_is_on_its_way_before_it(
     rig: Rig, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
-    """Nobody waits in vain for the channel after one that a message has cost."""
+    """The channel after one that a message has cost opens in time."""
     queue = rig.probe.declare_queue()
     messages = [Message(bytes(120_000), routing_key=queue) for _ in range(5)]
     messages.insert(0, Message(b"", exchange="missing"))
@@ -108,7 +109,7 @@ def test_a_broker_that_takes_no_bytes_is_given_up_in_time(
         frozen_at = time.monotonic()
         messages = [Message(bytes(min(size, 900_000)), routing_key=queue)] * (size // 900_000 + 1)
         receipt = publisher.publish_many(messages)
-        wait_until(lambda: uncertain(outbox) > 0, timeout_s=60)
+        until(lambda: uncertain(outbox) > 0, timeout_s=60)
         assert time.monotonic() - frozen_at < 4 * TIMEOUT_S
         rig.thaw()
         receipt.wait(60)
@@ -135,6 +136,6 @@ def test_a_confirm_that_is_missing_is_noticed_while_bytes_leave_all_the_time(
     options = {"confirm_timeout_s": TIMEOUT_S, "window_bytes_max": 300_000}
     with front_door(slow(fake.url), outbox=outbox, **options) as publisher:
         receipt = publisher.publish_many([Message(bytes(50_000), routing_key="q")] * 40)
-        wait_until(lambda: uncertain(outbox) > 0)
+        until(lambda: uncertain(outbox) > 0)
         assert receipt.confirmed < 35, "long before the last byte has left"
         receipt.wait(60)

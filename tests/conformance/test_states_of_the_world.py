@@ -1,4 +1,4 @@
-"""What the broker refuses for a while is nobody's message: it waits, and others flow meanwhile.
+"""A refusal that blames a state of the broker, not a message: its messages wait, others flow.
 
 A revoked permission, an exchange that is missing during a deployment, a full queue, a login that is
 refused: at both brokers, under load, with a second destination that must not notice.
@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from tenacity import stop_after_delay, wait_fixed
@@ -23,6 +24,7 @@ from reliablepub import (
     RetryPolicy,
     StillOpen,
 )
+from tests import waiting
 from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
@@ -35,11 +37,7 @@ POLICY = RetryPolicy() if IS_LONG else RetryPolicy(breaker=Breaker(pause=wait_fi
 PATIENCE_S = 60 + 4 * TROUBLE_S
 
 
-def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
+until = partial(waiting.until, timeout_s=PATIENCE_S)
 
 
 class Load:

@@ -11,20 +11,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
-from reliablepub import (
-    Link,
-    Message,
-    Outbox,
-    Publisher,
-    PublisherClosed,
-    StillOpen,
-)
+from reliablepub import Link, Message, Outbox, Publisher, PublisherClosed, StillOpen
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import (
     Crash,
@@ -42,15 +33,9 @@ from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
 from tests.stores import Where
+from tests.waiting import until
 
 WINDOW = 200
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.005)
 
 
 def assert_all_arrived(probe: AmqpProbe, queue: str, expected: int, *, duplicates_max: int) -> None:
@@ -68,7 +53,7 @@ def assert_all_arrived(probe: AmqpProbe, queue: str, expected: int, *, duplicate
 
 
 def uncertain(outbox: Where) -> int:
-    """Attempts that nobody knows the end of."""
+    """How many attempts ended uncertain."""
     return sum(row["outcome"] == "uncertain" for row in Outbox(outbox).rows("history"))
 
 
@@ -118,7 +103,7 @@ def test_a_connection_lost_in_flight_loses_nothing(
             publisher.publish_many(numbered(100, queue, first=count))
             count += 100
             assert count < 100_000, "the connection was never cut"
-            wait_until(lambda: publisher.status.open < 5 * WINDOW)
+            until(lambda: publisher.status.open < 5 * WINDOW)
         cutting.join()
         assert publisher.flush(30).open == 0
     assert_all_arrived(rig.probe, queue, count, duplicates_max=2 * WINDOW)
@@ -130,7 +115,7 @@ def test_a_broker_killed_in_flight_loses_nothing_that_it_confirmed(
     queue = rig.probe.declare_queue()
     with front_door(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
         receipt = publisher.publish_many(numbered(4_000, queue))
-        wait_until(lambda: receipt.confirmed > 500)
+        until(lambda: receipt.confirmed > 500)
         rig.kill()
         assert publisher.publish_many(numbered(500, queue, first=4_000)).stored == 500
         rig.start()
@@ -147,7 +132,7 @@ def test_a_blocked_broker_stops_sending_but_not_accepting(
         publisher.publish(b"0", routing_key=queue).result(60)
         rig.block()
         first = publisher.publish(b"1", routing_key=queue)
-        wait_until(lambda: publisher.status.link is Link.BLOCKED)
+        until(lambda: publisher.status.link is Link.BLOCKED)
         receipt = publisher.publish_many(numbered(1_000, queue, first=2))
         assert receipt.stored == 1_000
         with pytest.raises(StillOpen):
@@ -244,7 +229,7 @@ def test_what_a_confirm_never_comes_for_is_sent_again_on_a_new_channel(
     fake.inject(HoldConfirms(times=10))
     with front_door(fake.url, outbox=outbox, confirm_timeout_s=0.3) as publisher:
         receipt = publisher.publish_many(numbered(10, "q"))
-        wait_until(lambda: publisher.status.in_flight == 10)
+        until(lambda: publisher.status.in_flight == 10)
         receipt.wait(60)
         assert publisher.status.connects == 1
     assert Counter(message.body for message in fake.messages("q")) == {

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pika
@@ -15,6 +14,7 @@ from pika.exceptions import ChannelClosedByBroker
 from reliablepub.demo import story
 from reliablepub.demo.processes import Command
 from reliablepub.testing import FakeBroker
+from tests.waiting import until
 
 RECORDS = 2_000
 
@@ -83,9 +83,7 @@ def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str]
 
 
 def test_a_publisher_that_had_finished_is_not_started_again(
-    fake_broker: FakeBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill = story._Act.kill_at_a_third
 
@@ -113,15 +111,12 @@ def test_an_interrupted_demo_ends_what_it_started(
         os.kill(broker, 0)  # it is there
         demo.send_signal(number)
         assert demo.wait(60) != 0
-    assert is_gone(broker)
+    until(lambda: is_gone(broker))
 
 
 def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.02)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
     return False

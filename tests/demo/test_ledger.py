@@ -37,7 +37,7 @@ def test_a_record_that_did_not_arrive_is_lost(tmp_path: Path) -> None:
     for n in (1, 2, 3):
         outbox.enqueue(Message(b"", message_id=f"m{n}"))
     count = Count()
-    for n in (1, 3, 4):  # 4 is nobody's record and makes up for nothing
+    for n in (1, 3, 4):  # 4 is no record, and makes up for nothing
         count.add(n, f"m{n}", redelivered=False)
     ledger = Ledger.of(3, outbox.status(), count, read_happenings(outbox.path), killed=1)
     outbox.close()

@@ -209,7 +209,9 @@ def test_a_graceful_close_of_the_channel_leaves_verdicts_unsaid(
     assert len(client.drained(queue, 2)) == 300  # whatever was acked, all of them were taken
 
 
-def test_closing_the_connection_likewise(connect: Connect, client: RawClient, queue: str) -> None:
+def test_a_graceful_close_of_the_connection_loses_no_message(
+    connect: Connect, client: RawClient, queue: str
+) -> None:
     for _ in range(300):
         client.publish(queue)
     client.send(commands.Connection.Close(200, "", 0, 0), 0)

@@ -61,12 +61,14 @@ def test_get(client: RawClient, queue: str) -> None:
 
 
 def test_a_prefetch(client: RawClient, queue: str) -> None:
-    publish(client, queue, b"a", b"b", b"c")
+    publish(client, queue, b"a", b"b", b"c", b"d", b"e")
     client.call(commands.Basic.Qos(prefetch_count=2), commands.Basic.QosOk)
     consume(client, queue)
     assert client.told(6)[5] == "body b'b'"
     client.send(commands.Basic.Ack(2, multiple=True))
-    assert client.told(3)[2] == "body b'c'"
+    assert client.told(6)[5] == "body b'd'"
+    client.send(commands.Basic.Ack(0, multiple=True))  # 0: all of them
+    assert client.told(3)[2] == "body b'e'"
 
 
 def test_a_deleted_queue_cancels_its_consumers(client: RawClient, queue: str) -> None:
@@ -172,10 +174,10 @@ def test_what_has_expired_behind_others_is_not_delivered(client: RawClient, queu
 
 def test_priorities(client: RawClient) -> None:
     name = client.declare(unique("queue"), arguments={"x-max-priority": 10})
-    for priority in (1, 9, 5, 200):
-        client.publish(name, b"%d" % priority, properties=Properties(priority=priority))
-    client.verdicts(4)
-    assert client.drained(name) == [b"200", b"9", b"5", b"1"]
+    for priority in (None, 1, 9, 5, 200, 0, 10):
+        client.publish(name, b"%d" % (priority or 0), properties=Properties(priority=priority))
+    client.verdicts(7)
+    assert client.drained(name) == [b"200", b"10", b"9", b"5", b"1", b"0", b"0"]
 
 
 DEATHS: dict[str, dict[str, Any]] = {
@@ -202,13 +204,7 @@ def test_dead_letters(client: RawClient, queue: str, reason: str) -> None:
     (death,) = headers["x-death"]
     assert {
         key: death[key] for key in ("count", "exchange", "queue", "reason", "routing-keys")
-    } == {
-        "count": 1,
-        "exchange": "",
-        "queue": name,
-        "reason": reason,
-        "routing-keys": [name],
-    }
+    } == {"count": 1, "exchange": "", "queue": name, "reason": reason, "routing-keys": [name]}
     assert headers["x-first-death-reason"] == reason
     assert headers["x-first-death-queue"] == name
     assert headers["x-first-death-exchange"] == ""

@@ -129,6 +129,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"x-max-length-bytes": -1}, "{value_negative,-1}"),
     ({"x-max-priority": 256}, "{max_value_exceeded,256}"),
     ({"x-max-priority": -1}, "{value_negative,-1}"),
+    ({"x-max-priority": "high"}, '"expected integer, got longstr"'),
+    ({"x-message-ttl": True}, '"expected integer, got bool"'),
     ({"x-overflow": "spill"}, "invalid_overflow"),
     ({"x-dead-letter-routing-key": "a"}, "routing_key_but_no_dlx_defined"),
     ({"x-single-active-consumer": "yes"}, "{unacceptable_type,longstr}"),
@@ -154,8 +156,7 @@ def test_of_several_wrong_arguments_one_is_named(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["x-dead-letter-strategy", "x-delivery-limit", "x-max-age", "x-initial-cluster-size"],
+    "name", ["x-dead-letter-strategy", "x-delivery-limit", "x-max-age", "x-initial-cluster-size"]
 )
 def test_arguments_of_other_queue_types(client: RawClient, name: str) -> None:
     place = f"invalid arg '{name}' for queue 'wrong' in vhost '/'"
@@ -252,8 +253,10 @@ def test_purge_and_delete_count(client: RawClient, queue: str) -> None:
     client.verdicts(3)
     client.send(commands.Queue.Purge(queue=queue))
     assert client.told() == ["queue.purgeok 3"]
+    client.publish(queue)
+    assert client.told() == ["basic.ack 4"]
     client.send(commands.Queue.Delete(queue=queue))
-    assert client.told() == ["queue.deleteok 0"]
+    assert client.told() == ["queue.deleteok 1"]
 
 
 def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: RawClient) -> None:

@@ -124,11 +124,7 @@ def test_a_reply_after_the_cancel(client: RawClient, name: str, connect: Connect
 
 def test_a_dead_letter_is_a_reply(client: RawClient, name: str, connect: Connect) -> None:
     server = connect().opened()
-    arguments = {
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": name,
-        "x-max-length": 0,
-    }
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": name, "x-max-length": 0}
     server.publish(server.declare(unique("source"), arguments=arguments))
     assert client.told(3)[0] == f"basic.deliver me 2 False  {name}"
 

@@ -88,10 +88,13 @@ def test_a_frame_with_a_wrong_end(client: RawClient) -> None:
     assert client.told() == [f"connection.close 501 {text} (0, 0)"]
 
 
+X_16 = "x" * 16
 FRAMES = [
     (9, 1, b"abc", '501 FRAME_ERROR - type 9, all octets = <<"abc">>: unknown_frame'),
+    (9, 1, b"x" * 17, f'501 FRAME_ERROR - type 9, first 16 octets = <<"{X_16}">>: unknown_frame'),
     (HEARTBEAT, 1, b"", "505 UNEXPECTED_FRAME - type 8, all octets = <<>>"),
     (HEARTBEAT, 0, b"a", '501 FRAME_ERROR - type 8, all octets = <<"a">>: unknown_frame'),
+    (HEARTBEAT, 0, b"\0\1", "501 FRAME_ERROR - type 8, all octets = <<0,1>>: unknown_frame"),
     (HEADER, 0, b"abc", '501 FRAME_ERROR - type 2, all octets = <<"abc">>: unknown_frame'),
     (METHOD, 1, b"ab", '501 FRAME_ERROR - type 1, all octets = <<"ab">>: unknown_frame'),
     (METHOD, 0, b"ab", '501 FRAME_ERROR - type 1, all octets = <<"ab">>: unknown_frame'),
@@ -143,8 +146,11 @@ def test_a_method_where_a_body_is_due(client: RawClient, queue: str) -> None:
     ]
 
 
-def test_content_where_a_method_is_due(client: RawClient) -> None:
-    client.write(client.encode_body(b"x"))
+@pytest.mark.parametrize(
+    ("kind", "payload"), [(BODY, b"x"), (HEADER, struct.pack(">HHQH", 60, 0, 1, 0))]
+)
+def test_content_where_a_method_is_due(client: RawClient, kind: int, payload: bytes) -> None:
+    client.write_frame(kind, 1, payload)
     text = "expected method frame, got non method frame instead"
     assert client.told_to_the_end() == [
         f"connection.close 505 UNEXPECTED_FRAME - {text} (0, 0)",

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from pamqp import commands
+from pamqp.base import Frame
 
 from tests.facts.conftest import Connect
 from tests.facts.raw_client import END, RawClient
@@ -36,15 +37,17 @@ def test_what_it_proposes(connect: Connect) -> None:
     assert client.told() == ["connection.tune 2047 131072 60"]
 
 
-def test_a_wrong_password_is_told(connect: Connect) -> None:
-    client = connect()
-    client.start()
-    client.log_in(response="\0guest\0wrong")
+def test_a_wrong_name_or_password_is_told(connect: Connect) -> None:
+    clients = connect(), connect()
+    for client, response in zip(clients, ("\0guest\0wrong", "\0stranger\0guest"), strict=True):
+        client.start()
+        client.log_in(response=response)
     text = (
         "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. "
         "For details see the broker logfile."
     )
-    assert client.told() == [f"connection.close 403 {text} (0, 0)"]
+    for client in clients:
+        assert client.told() == [f"connection.close 403 {text} (0, 0)"]
 
 
 def test_amqplain(connect: Connect) -> None:
@@ -89,10 +92,10 @@ def started(client: RawClient, **login: Any) -> None:
     client.log_in(**login)
 
 
-def open_at_once(client: RawClient) -> None:
-    """connection.open, where start-ok is due."""
+def at_once(client: RawClient, method: Frame) -> None:
+    """A method where start-ok is due."""
     client.start()
-    client.send(commands.Connection.Open("/"), 0)
+    client.send(method, 0)
 
 
 def open_channel_at_once(client: RawClient) -> None:
@@ -105,13 +108,15 @@ def open_channel_at_once(client: RawClient) -> None:
 REFUSED: list[Callable[[RawClient], None]] = [
     partial(started, response="\0guest\0wrong", capabilities=()),  # it could not be told why
     partial(started, response="guest"),
+    partial(started, mechanism="AMQPLAIN", response="\x05LOG"),
     partial(started, mechanism="NONE", response=""),
     partial(tuned, channel_max=2048),
     partial(tuned, channel_max=0),
     partial(tuned, frame_max=131_073),
     partial(tuned, frame_max=0),
     partial(tuned, frame_max=4095),
-    open_at_once,
+    partial(at_once, method=commands.Connection.Open("/")),
+    partial(at_once, method=commands.Connection.Close(200, "", 0, 0)),
     open_channel_at_once,
 ]
 

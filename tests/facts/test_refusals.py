@@ -190,11 +190,23 @@ METHODS: list[tuple[Frame, int, str]] = [
         "no queue 'nowhere' in vhost '/'",
     ),
     (commands.Queue.Purge(queue="nowhere"), 404, "no queue 'nowhere' in vhost '/'"),
-    (commands.Queue.Purge(queue=""), 404, "no previously declared queue"),
+    *(
+        (method, 404, "no previously declared queue")
+        for method in (
+            commands.Queue.Delete(),
+            commands.Queue.Purge(),
+            commands.Queue.Bind(exchange="amq.direct"),
+            commands.Queue.Unbind(exchange="amq.direct"),
+            commands.Basic.Get(),
+            commands.Basic.Consume(),
+        )
+    ),
+    (commands.Queue.Declare(passive=True), 404, "no queue '' in vhost '/'"),
     (commands.Basic.Consume(queue="nowhere"), 404, "no queue 'nowhere' in vhost '/'"),
     (commands.Basic.Get(queue="nowhere"), 404, "no queue 'nowhere' in vhost '/'"),
     (commands.Basic.Ack(7), 406, "unknown delivery tag 7"),
     (commands.Basic.Nack(7), 406, "unknown delivery tag 7"),
+    (commands.Basic.Nack(7, multiple=True), 406, "unknown delivery tag 7"),
     (commands.Basic.Reject(7), 406, "unknown delivery tag 7"),
     (
         commands.Exchange.Declare(exchange="nowhere", passive=True),
@@ -283,11 +295,9 @@ def test_methods(client: RawClient, method: Frame, code: int, text: str) -> None
 FORGIVEN: list[tuple[Frame, str]] = [
     (commands.Queue.Delete(queue="nowhere"), "queue.deleteok 0"),
     (commands.Queue.Unbind(queue="nowhere", exchange="amq.direct"), "queue.unbindok"),
+    (commands.Queue.Unbind(queue="nowhere", exchange="nowhere else"), "queue.unbindok"),
     (commands.Exchange.Delete(exchange="nowhere"), "exchange.deleteok"),
-    (
-        commands.Exchange.Unbind(destination="nowhere", source="nowhere else"),
-        "exchange.unbindok",
-    ),
+    (commands.Exchange.Unbind(destination="nowhere", source="nowhere else"), "exchange.unbindok"),
     (commands.Basic.Cancel("nobody"), "basic.cancelok nobody"),
     (commands.Basic.Recover(requeue=True), "basic.recoverok"),
     (commands.Channel.Flow(active=True), "channel.flowok True"),

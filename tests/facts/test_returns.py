@@ -87,6 +87,10 @@ def test_a_binding_between_exchanges(client: RawClient, queue: str) -> None:
     client.bind(queue, target)
     client.publish("a.b", exchange=source)
     assert client.told() == ["basic.ack 2"]
+    unbind = commands.Exchange.Unbind(destination=target, source=source, routing_key="a.#")
+    client.call(unbind, commands.Exchange.UnbindOk)
+    client.publish("a.b", exchange=source)
+    assert client.told(4)[0] == returned(source, "a.b")[0]
 
 
 @pytest.mark.parametrize("header", ["CC", "BCC"])
@@ -106,6 +110,9 @@ def test_a_key_and_its_copy_to_one_queue_are_one_message(client: RawClient, queu
 
 
 PATTERNS = [
+    ("a.b", "a.b", True),
+    ("a.b", "a.c", False),
+    ("a.b", "a.b.c", False),
     ("#", "a.b", True),
     ("#", "", True),
     ("*", "a", True),
@@ -116,7 +123,14 @@ PATTERNS = [
     ("a.*.c", "a.b.c", True),
     ("a.#.c", "a.c", True),
     ("a.#.c", "a.b.b.c", True),
+    ("a.#.c", "a.b", False),
     ("a.#", "a", True),
+    ("a.#", "b", False),
+    ("a.#.*", "a", False),
+    ("a.#.*", "a.b", True),
+    ("#.c", "c", True),
+    ("#.#", "", True),
+    ("*.#", "a", True),
     ("a.*", "a", False),
     ("a..c", "a..c", True),
     ("a.*.c", "a..c", True),

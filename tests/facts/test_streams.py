@@ -58,7 +58,7 @@ def bodies(client: RawClient, count: int) -> list[str]:
         ({"exclusive": True, "durable": False}, "exclusive-owner"),
     ],
 )
-def test_a_stream_is_durable_and_everybodys(
+def test_a_stream_is_durable_and_not_exclusive(
     client: RawClient, flags: dict[str, bool], named: str
 ) -> None:
     method = commands.Queue.Declare(

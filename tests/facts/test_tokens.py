@@ -3,8 +3,6 @@
 RabbitMQ needs its OAuth 2 plugin for tokens, so a node of its own: in the long form only.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,6 +1,5 @@
 """A database for the outbox and the application, and a relay that drains it to a test's brokers."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,20 +9,13 @@ from sqlalchemy import Engine
 from reliablepub import Publisher, Status
 from tests.amqp_probe import AmqpProbe
 from tests.integrations.engines import engine_of
+from tests.stores import Where
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "app.db"
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def database(request: pytest.FixtureRequest, path: Path) -> str:
+def database(where: Where) -> str:
     """The path of a file, then the URL of a PostgreSQL database: for what must hold on both."""
-    if request.param == "sqlite":
-        return str(path)
-    url: str = request.getfixturevalue("postgres_outbox")
-    return url
+    return str(where)
 
 
 @pytest.fixture
@@ -42,12 +34,3 @@ def relayed(path: Path, broker: AmqpProbe) -> Callable[[], Status]:
             return publisher.flush(timeout_s=60)
 
     return relay
-
-
-def until(
-    condition: Callable[[], bool], timeout_s: float = 60.0, *, every_s: float = 0.005
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(every_s)

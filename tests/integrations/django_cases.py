@@ -18,14 +18,14 @@ from django.db.utils import ConnectionHandler
 from django.test import SimpleTestCase, TransactionTestCase
 from django.urls import reverse
 from psycopg.conninfo import conninfo_to_dict
-from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import Message, Publisher, Retries, RetryPolicy, ScheduleChange
+from reliablepub import Message, Publisher, RetryPolicy, ScheduleChange
 from reliablepub.integrations.celery import use_outbox
 from reliablepub.integrations.django import DjangoOutbox, where_of
 from reliablepub.integrations.django.models import ParkedMessage
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.testing import FakeBroker
+from tests.policies import ONCE
 
 URL = os.environ["SHOP_URL"]
 QUEUE = os.environ["SHOP_QUEUE"]
@@ -249,11 +249,10 @@ class Admin(Case):
         """Have a broker return a message, and the policy give it up at once."""
         with transaction.atomic(using):
             DjangoOutbox(using).enqueue(Message(b"", routing_key=f"missing-{number}"))
-        once = Retries(stop_after_attempt(1), wait_none())
         where = DjangoOutbox(using).where
         with (
             FakeBroker() as broker,
-            Publisher(broker.url, outbox=where, retry=RetryPolicy(returned=once)) as publisher,
+            Publisher(broker.url, outbox=where, retry=RetryPolicy(returned=ONCE)) as publisher,
         ):
             broker.declare_queue(QUEUE)
             publisher.flush(timeout_s=30)

@@ -38,8 +38,8 @@ from reliablepub.outbox.admin.interventions import intervene
 from reliablepub.outbox.admin.scheduling import rescheduling
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
-from tests.integrations.conftest import until
 from tests.integrations.engines import engine_of
+from tests.waiting import until
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 ATTEMPT = struct.pack(">B10sc", 10, b"rp-attempt", b"l")
@@ -280,9 +280,7 @@ def test_a_held_task_is_sent_as_celery_would_have(
     assert sorted(sent(sides, send)) == sorted(expected)
 
 
-def test_a_held_task_is_cancelled_and_rescheduled_by_its_id(
-    offline: tuple[Celery, Outbox],
-) -> None:
+def test_a_held_task_is_cancelled_and_rescheduled_by_its_id(offline: tuple[Celery, Outbox]) -> None:
     app, outbox = offline
     use_outbox(app, outbox, hold_eta=True)
     results = [app.tasks["add"].apply_async((n,), countdown=60) for n in range(2)]

@@ -17,9 +17,9 @@ from sqlalchemy import Engine, text
 
 from reliablepub import Binding, Exchange, Outbox, Publisher, Queue, Topology
 from reliablepub.testing import FakeBroker
-from tests.integrations.conftest import until
 from tests.integrations.engines import engine_of
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 WORKER = (

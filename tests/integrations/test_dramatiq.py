@@ -17,7 +17,7 @@ from reliablepub.integrations.dramatiq import OutboxBroker
 from reliablepub.integrations.sqlalchemy import SessionOutbox
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
-from tests.integrations.conftest import until
+from tests.waiting import until
 
 CHANCE = re.compile(rb"[0-9a-f]{8}-[0-9a-f-]{27}|\d{13}")
 """Ids, and times in milliseconds."""

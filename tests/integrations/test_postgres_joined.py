@@ -1,7 +1,5 @@
 """Messages that join transactions on PostgreSQL: of each library that passes its connection."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -22,19 +22,8 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
-from reliablepub import (
-    ConfigurationError,
-    Message,
-    NotAnOutbox,
-    Outbox,
-    ScheduleChange,
-    Status,
-)
-from reliablepub.integrations.sqlalchemy import (
-    SessionOutbox,
-    immediate_transactions,
-    include_name,
-)
+from reliablepub import ConfigurationError, Message, NotAnOutbox, Outbox, ScheduleChange, Status
+from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transactions, include_name
 from tests.amqp_probe import AmqpProbe
 
 

@@ -91,7 +91,7 @@ class Room:
         return sum(module.explained for module in self.modules)
 
     def show(self) -> None:
-        """Print the table, and what nobody has explained yet."""
+        """Print the table, and the survivors without an explanation."""
         print(f"\n{'module':40} mutants  noticed  by mypy  by hanging  explained  survived")
         for module in self.modules:
             noticed = (module.mutants, module.noticed, module.refused, module.hung)

@@ -8,9 +8,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import cli, eventually, fake
+from tests.cli.conftest import cli, fake
+from tests.waiting import until
 
-__all__ = ["Scrape", "cli", "eventually", "fake"]
+__all__ = ["Scrape", "cli", "fake"]
 
 
 class Scrape:
@@ -66,6 +67,6 @@ def becomes(scrape: Scrape) -> Callable[..., None]:
     """Wait until a sample has a value."""
 
     def wait(value: float | None, name: str, **labels: str) -> None:
-        eventually(lambda: scrape(name, **labels) == value, 30)
+        until(lambda: scrape(name, **labels) == value, 30)
 
     return wait

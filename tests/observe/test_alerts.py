@@ -256,10 +256,7 @@ CASES = (
     gauge("MessageIsSetAside", "aside_messages", (1, 0), 10, "until it is parked by hand"),
     Case(
         "DiskIsNearlyFull",
-        {
-            "outbox_disk_free_bytes": "20e9x9 4e9x19 20e9x20",
-            "outbox_disk_size_bytes": "100e9x60",
-        },
+        {"outbox_disk_free_bytes": "20e9x9 4e9x19 20e9x20", "outbox_disk_size_bytes": "100e9x60"},
         (5, 14, 31, 40),
         (15, 29),
         "4 % of a large disk are free",
@@ -280,10 +277,7 @@ CASES = (
     ),
     Case(
         "DiskFillsUp",
-        {
-            "outbox_disk_free_bytes": "50e9x9 14e9x19 50e9x20",
-            "outbox_disk_size_bytes": "100e9x60",
-        },
+        {"outbox_disk_free_bytes": "50e9x9 14e9x19 50e9x20", "outbox_disk_size_bytes": "100e9x60"},
         (5, 24, 31, 40),
         (25, 29),
         "14 % of a large disk are free",
@@ -339,11 +333,7 @@ def test_alerts_fire_and_are_resolved(tmp_path: Path) -> None:
         }
         for case in CASES
     ]
-    file = {
-        "rule_files": [str(FOLDER / "alerts.yml")],
-        "evaluation_interval": "1m",
-        "tests": tests,
-    }
+    file = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yml").write_text(yaml.safe_dump(file))
     command = [str(prometheus.TOOL), "test", "rules", str(tmp_path / "tests.yml")]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

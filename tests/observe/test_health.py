@@ -15,6 +15,7 @@ import pytest
 from reliablepub.observe import health as health_module
 from reliablepub.observe.health import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Health, HealthServer
 from reliablepub.relay.status import Link, Status
+from tests.waiting import until
 
 SECRET = "ACCESS_REFUSED - user 'orders' at host-17.internal"
 
@@ -72,7 +73,7 @@ def ends(connection: socket.socket) -> bytes:
     return found
 
 
-def test_clients_that_trickle_hold_few_threads_and_keep_nobody_out(
+def test_clients_that_trickle_hold_few_threads_and_keep_no_other_out(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = [connect(server) for _ in range(3 * CONNECTIONS_MAX)]
@@ -132,9 +133,7 @@ def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, lo
     waiting = [connect(server) for _ in range(CONNECTIONS_MAX)]
     for connection in waiting:
         connection.send(b"GET /live HTTP/1.1\r\n\r\n")
-    deadline = time.monotonic() + 20
-    while len(server._server._answering) < CONNECTIONS_MAX and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: len(server._server._answering) == CONNECTIONS_MAX)
     with closing(connect(server)) as one_more:
         one_more.send(b"GET /ready HTTP/1.1\r\n\r\n")
         assert ends(one_more) == b""
@@ -142,8 +141,7 @@ def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, lo
     answers = [ends(connection) for connection in waiting]
     for connection in waiting:
         connection.close()
-    while server._server._answering and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: not server._server._answering)
     assert all(b" 200 " in found.splitlines()[0] for found in answers)
     assert ask(server, "/live")[0] == 200
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -21,8 +20,6 @@ from reliablepub import (
     OutboxFull,
     Publisher,
     PublisherClosed,
-    Retries,
-    RetryPolicy,
 )
 from reliablepub.observe.catalogue import (
     CATALOGUE,
@@ -34,10 +31,9 @@ from reliablepub.observe.catalogue import (
 from reliablepub.observe.metrics import Metrics
 from reliablepub.testing import FakeBroker, faults
 from tests.observe.conftest import Scrape
+from tests.policies import AT_ONCE
 
 Becomes = Callable[..., None]
-ONCE = Retries(stop_after_attempt(1), wait_none())
-AT_ONCE = RetryPolicy(nacked=ONCE, returned=ONCE, refused=ONCE)
 
 
 def names(metrics: tuple[Metric, ...]) -> set[str]:

@@ -19,8 +19,8 @@ from reliablepub.observe import health as health_module
 from reliablepub.observe.health import Health, HealthServer
 from reliablepub.testing import FakeBroker
 from tests.docs.test_documents import assert_command
-from tests.observe.conftest import eventually
 from tests.observe.test_shipped import FOLDER
+from tests.waiting import until
 
 LOCKED_S = 7
 """Longer than a turn waits for SQLite's lock."""
@@ -103,11 +103,6 @@ class Hang:
         self.released.wait(60)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "o.db"
-
-
 @contextmanager
 def probed(
     broker: FakeBroker, path: Path, *hooks: object
@@ -118,7 +113,7 @@ def probed(
         HealthServer("127.0.0.1", 0, Health(lambda: publisher.status), "none") as server,
     ):
         live, ready = Probe("livenessProbe", server.url), Probe("readinessProbe", server.url)
-        eventually(lambda: ready() == 200)
+        until(lambda: ready() == 200)
         yield publisher, live, ready
 
 
@@ -148,7 +143,7 @@ def store(publisher: Publisher) -> None:
 def test_a_broker_that_is_away_is_no_reason_to_restart(broker: FakeBroker, path: Path) -> None:
     with probed(broker, path) as (_, live, ready):
         broker.stop()
-        eventually(lambda: ready() == 503)
+        until(lambda: ready() == 503)
         assert live() == 200
 
 
@@ -161,8 +156,8 @@ def test_a_hook_that_hangs_is_a_reason_to_restart(
     with probed(broker, path, hang) as (publisher, live, ready):
         stores = threading.Thread(target=store, args=(publisher,))
         stores.start()
-        eventually(lambda: ready() == 503)
-        eventually(lambda: live() == 503)
+        until(lambda: ready() == 503)
+        until(lambda: live() == 503)
         hang.released.set()
-        eventually(lambda: (live(), ready()) == (200, 200))
+        until(lambda: (live(), ready()) == (200, 200))
         stores.join(60)

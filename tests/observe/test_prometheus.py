@@ -4,7 +4,6 @@ The rules are those that are shipped, with seconds for minutes: `quickened`.
 """
 
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -23,13 +22,15 @@ from reliablepub.cli import main
 from reliablepub.observe.metrics import Metrics
 from reliablepub.testing import FakeBroker, faults
 from tests import prometheus
-from tests.cli.conftest import Cli, eventually
+from tests.cli.conftest import Cli
 from tests.disks import fill, small_disk
 from tests.observe.test_shipped import FOLDER, alerts, panels
+from tests.policies import ONCE
 from tests.prometheus import Prometheus
+from tests.rabbitmq import free_ports
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
-ONCE = Retries(stop_after_attempt(1), wait_none())
 QUICK_PAUSES = RetryPolicy(
     returned=Retries(stop_after_attempt(1000), wait_none()),
     breaker=Breaker(refusals_max=1, pause=wait_fixed(1)),
@@ -37,12 +38,12 @@ QUICK_PAUSES = RetryPolicy(
 
 
 def quickened(rules: str) -> str:
-    """The rules with each minute of waiting as a second, and each hour as ten.
+    """The rules with each minute of waiting as a second, and each hour as five.
 
     A day of memory stays. Ages and hangs of some minutes become seconds.
     """
     rules = re.sub(r"for: (\d+)m", r"for: \1s", rules)
-    rules = re.sub(r"\[(\d+)m\]", r"[\1s]", rules).replace("[1h]", "[10s]")
+    rules = re.sub(r"\[(\d+)m\]", r"[\1s]", rules).replace("[1h]", "[5s]")
     for old, new in (
         (") > 300\n        for: 2s", ") > 5\n        for: 2s"),
         ("last_turn_age_seconds) > 60", "last_turn_age_seconds) > 2"),
@@ -89,11 +90,10 @@ def fires_and_is_resolved(server: Prometheus, alert: str, outbox: str) -> Iterat
     server.until_resolved(name, outbox)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
+def until_scraped(server: Prometheus, counter: str, outbox: str) -> None:
+    """Wait until Prometheus has seen a counter at zero: what it counts later is an increase."""
+    query = f'reliablepub_{counter}_total{{outbox="{outbox}"}} == 0'
+    server.until(lambda: bool(server.query(query)), query)
 
 
 def enqueue(path: Path, count: int) -> None:
@@ -133,7 +133,7 @@ def test_a_relay_that_is_killed_pages_and_resolves_nothing(
     server: Prometheus, cli: Cli, fake: FakeBroker, tmp_path: Path
 ) -> None:
     """Its backlog stays an alert without it, until it is back and has delivered."""
-    port = free_port()
+    (port,) = free_ports(1)
     options = ("--outbox", "o.db", "--name", "killed", "--health-port", str(port))
     url = fake.url
     fake.stop()
@@ -146,12 +146,9 @@ def test_a_relay_that_is_killed_pages_and_resolves_nothing(
     relay.kill()
     relay.wait()
     server.until_fires("ReliablepubIsDown", "killed")
-    until = time.monotonic() + 5
-    while time.monotonic() < until:
-        backlog = {
-            ("ReliablepubBacklogIsOld", "killed"),
-            ("ReliablepubBacklogStandsStill", "killed"),
-        }
+    backlog = {("ReliablepubBacklogIsOld", "killed"), ("ReliablepubBacklogStandsStill", "killed")}
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
         assert backlog <= server.firing()
         time.sleep(0.3)
     assert ("ReliablepubIsNotScraped", "killed") not in server.firing()
@@ -167,7 +164,7 @@ def test_a_relay_that_is_killed_pages_and_resolves_nothing(
     server.forget("killed again")
 
 
-def test_a_second_process_tells_that_nobody_relays(
+def test_a_second_process_tells_that_no_relay_runs(
     server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
 ) -> None:
     Metrics("orphan", outbox=outbox, registry=scraped)
@@ -249,7 +246,7 @@ def test_connections_that_come_and_go(
         def drop() -> bool:
             connects = publisher.status.connects
             broker.drop_connections()
-            eventually(lambda: publisher.status.connects > connects)
+            until(lambda: publisher.status.connects > connects)
             publisher.publish(b"x", routing_key="q").result(60)
             return ("ReliablepubReconnectStorm", "storm") in server.firing()
 
@@ -261,10 +258,7 @@ def test_a_broker_that_contradicts_itself(
     server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
 ) -> None:
     with publishing(scraped, broker, "stray", outbox) as publisher:
-        server.until(
-            lambda: bool(server.query('reliablepub_contradictions_total{outbox="stray"} == 0')),
-            "it is scraped before",
-        )
+        until_scraped(server, "contradictions", "stray")
         broker.inject(faults.StrayAck(tag=1))
         publisher.publish(b"x", routing_key="q").result(60)
         with fires_and_is_resolved(server, "BrokerContradictsItself", "stray"):
@@ -321,10 +315,7 @@ def test_messages_that_are_not_accepted(
 ) -> None:
     limits = {"open_messages_max": 5, "full_timeout_s": 0.0}
     with publishing(scraped, broker, "full", outbox, **limits) as publisher:
-        server.until(
-            lambda: bool(server.query('reliablepub_rejected_messages_total{outbox="full"} == 0')),
-            "it is scraped before",
-        )
+        until_scraped(server, "rejected_messages", "full")
         broker.inject(faults.HoldConfirms())
         publisher.publish_many([Message(b"x", routing_key="q")] * 5)
         for _ in range(25):
@@ -343,12 +334,7 @@ def test_refusals_fire_at_once(
     metrics = Metrics("refused", outbox=outbox, registry=scraped)
     with closing(Outbox(outbox, hooks=[metrics], open_messages_max=1)) as opened:
         opened.enqueue(Message(b"x", routing_key="q"))
-        server.until(
-            lambda: bool(
-                server.query('reliablepub_rejected_messages_total{outbox="refused"} == 0')
-            ),
-            "it is scraped before",
-        )
+        until_scraped(server, "rejected_messages", "refused")
         with pytest.raises(OutboxFull):
             opened.enqueue(Message(b"x", routing_key="q"))
         with fires_and_is_resolved(server, "RejectsMessages", "refused"):
@@ -364,10 +350,7 @@ def test_a_callback_that_fails(
                 raise ZeroDivisionError
 
     with publishing(scraped, broker, "callback", outbox, hooks=[Bad()]) as publisher:
-        server.until(
-            lambda: bool(server.query('reliablepub_callback_errors_total{outbox="callback"} == 0')),
-            "it is scraped before",
-        )
+        until_scraped(server, "callback_errors", "callback")
         publisher.publish(b"x", routing_key="q", message_id="bad").result(60)
         with fires_and_is_resolved(server, "CallbackFails", "callback"):
             pass  # it is an alert on the last hour
@@ -407,37 +390,28 @@ class Disk:
     total: float
 
 
-@pytest.mark.parametrize(
-    ("alert", "free", "total"),
-    [
-        ("DiskIsNearlyFull", 4e9, 100e9),
-        ("DiskIsNearlyFull", 90e6, 1e9),
-        ("DiskFillsUp", 14e9, 100e9),
-    ],
-)
-def test_a_disk_that_fills_up(  # noqa: PLR0917 - fixtures, and the case
-    server: Prometheus,
-    scraped: CollectorRegistry,
-    outbox: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    alert: str,
-    free: float,
-    total: float,
+def test_disks_that_fill_up(
+    server: Prometheus, scraped: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk(free, total)
-    monkeypatch.setattr("reliablepub.observe.metrics.shutil.disk_usage", lambda _: disk)
-    name = f"{alert}-{free:g}"
-    Outbox(outbox).create()
-    Metrics(name, outbox=outbox, registry=scraped)
-    with fires_and_is_resolved(server, alert, name):
-        disk.free = 0.5 * total
+    alert_of = {"large": "DiskIsNearlyFull", "small": "DiskIsNearlyFull", "filling": "DiskFillsUp"}
+    disks = {"large": Disk(4e9, 100e9), "small": Disk(90e6, 1e9), "filling": Disk(14e9, 100e9)}
+    monkeypatch.setattr(
+        "reliablepub.observe.metrics.shutil.disk_usage", lambda folder: disks[folder.name]
+    )
+    for name in disks:
+        (tmp_path / name).mkdir()
+        Outbox(tmp_path / name / "o.db").create()
+        Metrics(name, outbox=tmp_path / name / "o.db", registry=scraped)
+    for name, alert in alert_of.items():
+        server.until_fires(f"Reliablepub{alert}", name)
+    for disk in disks.values():
+        disk.free = 0.5 * disk.total
+    for name, alert in alert_of.items():
+        server.until_resolved(f"Reliablepub{alert}", name)
 
 
 def test_a_disk_that_is_full(
-    server: Prometheus,
-    scraped: CollectorRegistry,
-    broker: FakeBroker,
-    tmp_path: Path,
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, tmp_path: Path
 ) -> None:
     with (
         small_disk(tmp_path, "tmpfs", 24) as disk,

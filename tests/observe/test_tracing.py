@@ -1,7 +1,6 @@
 """Traces: a caller's context reaches consumers, and every attempt is a span that links to it."""
 
 import asyncio
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,22 +19,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import (
-    AsyncPublisher,
-    Message,
-    Outbox,
-    Publisher,
-    Retries,
-    RetryPolicy,
-)
+from reliablepub import AsyncPublisher, Message, Outbox, Publisher
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.observe.tracing import Tracing
 from reliablepub.testing import FakeBroker, faults
-
-ONCE = Retries(stop_after_attempt(1), wait_none())
-AT_ONCE = RetryPolicy(nacked=ONCE, returned=ONCE, refused=ONCE)
+from tests.policies import AT_ONCE
+from tests.sqlite import sql
 
 
 class Exported:
@@ -207,7 +197,7 @@ db.close()
 """
 
 
-def test_a_transaction_of_another_process_is_linked_by_whoever_relays(
+def test_a_transaction_of_another_process_is_linked_by_the_relay(
     broker: FakeBroker, exported: Exported, tracing: Tracing, outbox: Path
 ) -> None:
     command = [sys.executable, "-W", "error", "-c", ENQUEUE, str(outbox)]
@@ -313,6 +303,5 @@ def test_what_a_stamp_raises_the_caller_gets_and_nothing_is_stored(
             publisher.publish_many(many)
     with closing(Outbox(outbox, hooks=[Strict()])) as opened, pytest.raises(LookupError):
         opened.enqueue(Message(b"bad", routing_key="q"))
-    with closing(sqlite3.connect(outbox)) as db:
-        (stored,) = db.execute("SELECT stored FROM reliablepub_ledger").fetchone()
+    [(stored,)] = sql(outbox, "SELECT stored FROM reliablepub_ledger")
     assert stored == 0

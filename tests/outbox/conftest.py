@@ -15,12 +15,24 @@ from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.stores import STORES, open_store, outbox_of
 
+Make = Callable[..., Entry]
+"""Makes an entry; its arguments are fields of the message."""
 TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
 
 
+class Clock:
+    """A wall clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -28,6 +40,14 @@ def store(path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(path)
     yield store
     store.close()
+
+
+@pytest.fixture
+def app(path: Path) -> Iterator[sqlite3.Connection]:
+    """The application's own connection to the file, with a table of its own."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+        yield connection
 
 
 @pytest.fixture(params=STORES)
@@ -38,7 +58,7 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]
 
 
 @pytest.fixture
-def entry() -> Callable[..., Entry]:
+def entry() -> Make:
     """Make entries with bodies and ids of their own."""
     count = 0
 

@@ -7,8 +7,6 @@ The system's own VFS does the work: its table of functions is copied, and some e
 here. So what is tested is the real thing, with its locks and its shared memory.
 """
 
-from __future__ import annotations
-
 import _sqlite3
 import ctypes
 import sqlite3

@@ -4,7 +4,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from select import select
@@ -12,30 +11,19 @@ from select import select
 import pytest
 
 from reliablepub import Message, Outbox
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite import bell as bells
 from reliablepub.outbox.sqlite.bell import MISSED_MAX, Bell
 from reliablepub.outbox.sqlite.location import libc
 from reliablepub.outbox.sqlite.store import SqliteStore
-
-Make = Callable[..., Entry]
+from tests.outbox.conftest import Make
+from tests.sqlite import sql
 
 ENQUEUE = """
 import sys
 from reliablepub import Message, Outbox
 Outbox(sys.argv[1]).enqueue(Message(b"", routing_key="q"))
 """
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[SqliteStore]:
-    with closing(SqliteStore(path)) as store:
-        yield store
 
 
 @pytest.fixture
@@ -66,13 +54,15 @@ def in_another_process(path: Path) -> None:
 
 
 def by_hand(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as shell, shell:
-        shell.execute("UPDATE reliablepub_messages SET due_at = 0")
-        shell.execute("CREATE TABLE IF NOT EXISTS of_the_application (id)")
+    sql(
+        path,
+        "UPDATE reliablepub_messages SET due_at = 0",
+        "CREATE TABLE IF NOT EXISTS of_the_application (id)",
+    )
 
 
 @pytest.mark.parametrize("write", [enqueue, in_a_transaction, in_another_process, by_hand])
-def test_it_rings_whoever_writes(write: object, bell: Bell, path: Path) -> None:
+def test_it_rings_for_every_writer(write: object, bell: Bell, path: Path) -> None:
     assert not is_readable(bell)
     assert callable(write)
     write(path)

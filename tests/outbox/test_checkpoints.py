@@ -1,9 +1,8 @@
-"""The log is bounded whoever writes, and moved by one connection at a time."""
+"""The log is bounded for every writer, and moved by one connection at a time."""
 
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -14,16 +13,16 @@ import reliablepub.outbox
 from reliablepub.errors import OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import checkpoints, lock
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.outbox.shim import Operation, shim
 
-Make = Callable[..., Entry]
 KIB = b"x" * 1024
 
 
@@ -42,7 +41,7 @@ def moved(log: list[Operation], path: Path) -> int:
     return sum(o.kind == "write" and o.path == str(path) for o in log)
 
 
-def test_the_log_stays_short_while_nobody_relays(path: Path) -> None:
+def test_the_log_stays_short_without_a_relay(path: Path) -> None:
     sizes = []
     with closing(Outbox(path)) as one, closing(Outbox(path)) as other:
         for _ in range(100):
@@ -54,7 +53,7 @@ def test_the_log_stays_short_while_nobody_relays(path: Path) -> None:
     assert sum(a > b for a, b in pairwise(sizes)) > 2, "cut back, several times"
 
 
-def test_beside_a_relay_nobody_else_moves_it(path: Path) -> None:
+def test_beside_a_relay_no_other_process_moves_it(path: Path) -> None:
     with shim() as files, closing(SqliteStore(path)), closing(Outbox(path)) as outbox:
         files.log = []
         for _ in range(100):
@@ -141,7 +140,7 @@ def test_it_is_asked_for_only_while_the_database_is_shorter_than_its_header_says
         assert moved(files.log, path) >= 8
 
 
-def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
+def test_a_borrowed_lock_names_no_process_and_is_waited_for(path: Path) -> None:
     lock = path.with_name(path.name + ".lock")
     lock.touch(0o600)
     lock.write_text("1\n")  # of a relay that was killed

@@ -15,6 +15,7 @@ from reliablepub.outbox.sqlite.checkup import Checkup, check_up
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import status_file_path, write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.sqlite import sql
 
 
 def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
@@ -75,12 +76,14 @@ def test_all_that_is_missing_or_different_is_named(path: Path) -> None:
 
 def test_unless_it_shall_be_quick_indexes_are_compared(path: Path) -> None:
     SqliteStore(path).close()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE orders (id)")
-        connection.execute("CREATE INDEX orders_by_id ON orders (id) WHERE id IS NULL")
-        connection.execute("INSERT INTO orders VALUES (1)")
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'IS NULL', 'IS NOT NULL')")
+    sql(
+        path,
+        "CREATE TABLE orders (id)",
+        "CREATE INDEX orders_by_id ON orders (id) WHERE id IS NULL",
+        "INSERT INTO orders VALUES (1)",
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET sql = replace(sql, 'IS NULL', 'IS NOT NULL')",
+    )
     assert check_up(path, is_quick=True).pages == ()
     assert check_up(path).pages == check_up(path, is_quick=False).pages != ()
 
@@ -108,9 +111,8 @@ def test_the_keys_that_messages_need_are_counted(path: Path) -> None:
         kept = store.read_ready(1, 1, limit=1, bytes_max=999)[0]
         store.commit(Changes(confirmed=kept))
     assert check_up(path).keys == {None: 1, '"b': 2, "a": 2}
-    with closing(sqlite3.connect(path)) as connection, connection:
-        query = """UPDATE reliablepub_messages SET properties = '{"$key":' WHERE id = 2"""
-        connection.execute(query)
+    query = """UPDATE reliablepub_messages SET properties = '{"$key":' WHERE id = 2"""
+    sql(path, query)
     assert check_up(path).keys[None] == 1
 
 

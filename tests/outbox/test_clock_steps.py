@@ -1,7 +1,6 @@
 """A clock that is set moves stored times part by part, and each time once."""
 
 import random
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,29 +13,16 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import HELD, Changes, Entry, Step
 from reliablepub.outbox.sqlite import clock_steps
 from reliablepub.outbox.sqlite.store import SqliteStore, write_changes
+from tests.outbox.conftest import Clock
+from tests.sqlite import sql
 
 HOUR = 3_600.0
-START = 1e9
-
-
-class Wall:
-    """A wall clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
+START = 1_000_000.0
 
 
 @pytest.fixture
-def wall() -> Wall:
-    return Wall()
-
-
-@pytest.fixture
-def store(tmp_path: Path, wall: Wall) -> Iterator[SqliteStore]:
-    with closing(SqliteStore(tmp_path / "o.db", clock=wall)) as store:
+def store(tmp_path: Path, clock: Clock) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(tmp_path / "o.db", clock=clock)) as store:
         yield store
 
 
@@ -58,8 +44,7 @@ Times = dict[int, tuple[float | None, ...]]
 
 def times_in(store: SqliteStore) -> Times:
     columns = "id, due_at, expires_at, refused_at"
-    with closing(sqlite3.connect(store.path)) as connection:
-        rows = connection.execute(f"SELECT {columns} FROM reliablepub_messages").fetchall()
+    rows = sql(store.path, f"SELECT {columns} FROM reliablepub_messages")
     return {id_: (due, expires, refused) for id_, due, expires, refused in rows}
 
 
@@ -83,67 +68,69 @@ def naively_stepped(entry: Entry, by: float) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_time_moves_once_whatever_is_written_meanwhile(
-    store: SqliteStore, wall: Wall, monkeypatch: pytest.MonkeyPatch, seed: int
+    store: SqliteStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(clock_steps, "PART", 3)
     chance = random.Random(seed)
-    entries = [an_entry(chance, wall.now) for _ in range(40)]
+    entries = [an_entry(chance, clock.now) for _ in range(40)]
     store.commit(Changes(new=list(entries)))
     parts = 0
     for _ in range(chance.choice([1, 2, 3])):
         by = chance.choice([HOUR, -HOUR, 0.7, -0.7])
-        wall.now += 1.0
-        since, wall.now = wall.now + by, wall.now + by + 0.05
+        clock.now += 1.0
+        since, clock.now = clock.now + by, clock.now + by + 0.05
         step = Step(by, since, len(entries))
         for entry in entries:
             naively_stepped(entry, by)
         changes = Changes(stepped=step)
         for _ in range(chance.choice([2, 9, 99])):
-            changes.new = [an_entry(chance, wall.now)] if chance.random() < 0.2 else []
+            changes.new = [an_entry(chance, clock.now)] if chance.random() < 0.2 else []
             changes.rescheduled = [e for e in entries if chance.random() < 0.05]
             for entry in changes.rescheduled:
-                entry.due_at, entry.refused_at = wall.now + 5.0, wall.now
+                entry.due_at, entry.refused_at = clock.now + 5.0, clock.now
             entries += changes.new
             store.commit(changes)
             parts += 1
             if not store.is_stepping:
                 break
             changes = Changes()
-            wall.now += 0.01
+            clock.now += 0.01
     while store.is_stepping:
         store.commit(Changes())
     assert parts > 1
     assert is_close(times_in(store), times_of(entries))
 
 
-def filled(store: SqliteStore, wall: Wall, count: int, size: int = 1) -> list[Entry]:
-    entries = [Entry.accepted(Message(b"x" * size, message_id="m"), wall.now) for _ in range(count)]
+def filled(store: SqliteStore, clock: Clock, count: int, size: int = 1) -> list[Entry]:
+    entries = [
+        Entry.accepted(Message(b"x" * size, message_id="m"), clock.now) for _ in range(count)
+    ]
     for entry in entries:
-        entry.expires_at, entry.is_plain = wall.now + 60.0, False
+        entry.expires_at, entry.is_plain = clock.now + 60.0, False
     store.commit(Changes(new=list(entries)))
     return entries
 
 
-def stepped(store: SqliteStore, wall: Wall, by: float, last_id: int) -> Changes:
-    wall.now += by
-    return Changes(stepped=Step(by, wall.now, last_id))
+def stepped(store: SqliteStore, clock: Clock, by: float, last_id: int) -> Changes:
+    clock.now += by
+    return Changes(stepped=Step(by, clock.now, last_id))
 
 
 def test_large_messages_make_small_parts(
-    store: SqliteStore, wall: Wall, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock_steps, "PART_BYTES", 2_500)
-    filled(store, wall, 5, size=1_000)
-    store.commit(stepped(store, wall, HOUR, 5))
+    filled(store, clock, 5, size=1_000)
+    store.commit(stepped(store, clock, HOUR, 5))
     moved = [at for _, at, _ in times_in(store).values() if at != START + 60.0]
     assert len(moved) == 2
     assert store.is_stepping
 
 
-def test_closing_moves_what_is_left(store: SqliteStore, wall: Wall, tmp_path: Path) -> None:
+def test_closing_moves_what_is_left(store: SqliteStore, clock: Clock, tmp_path: Path) -> None:
     count = 2 * clock_steps.PART + 1
-    filled(store, wall, count)
-    store.commit(stepped(store, wall, -HOUR, count))
+    filled(store, clock, count)
+    store.commit(stepped(store, clock, -HOUR, count))
     assert store.is_stepping
     store.close()
     assert {at for _, at, _ in times_in(store).values()} == {START + 60.0 - HOUR}
@@ -151,11 +138,11 @@ def test_closing_moves_what_is_left(store: SqliteStore, wall: Wall, tmp_path: Pa
 
 @pytest.mark.parametrize("by", [HOUR, -HOUR])
 def test_a_part_that_is_not_committed_is_moved_by_a_later_commit(
-    store: SqliteStore, wall: Wall, monkeypatch: pytest.MonkeyPatch, by: float
+    store: SqliteStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, by: float
 ) -> None:
     monkeypatch.setattr(clock_steps, "PART", 2)
     monkeypatch.setattr(clock_steps, "PART_OF_A_FULL_DISK", 1)
-    filled(store, wall, 7)
+    filled(store, clock, 7)
     real: Any = write_changes
     fails = iter([True, True, True, False, False, True, True, False])
 
@@ -165,7 +152,7 @@ def test_a_part_that_is_not_committed_is_moved_by_a_later_commit(
         return real(*args, **options)
 
     monkeypatch.setattr("reliablepub.outbox.sqlite.store.write_changes", write)
-    changes = stepped(store, wall, by, 7)
+    changes = stepped(store, clock, by, 7)
     with pytest.raises(OutboxDiskFull):
         store.commit(changes)
     assert {at for _, at, _ in times_in(store).values()} == {START + 60.0}

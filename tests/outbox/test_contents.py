@@ -1,7 +1,5 @@
 """What is in a message is shown as text only if it is text."""
 
-import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,11 +7,11 @@ from typing import Any
 import pytest
 
 from reliablepub.outbox.admin.inspection import Contents, read_contents
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
-
-Make = Callable[..., Entry]
+from tests.outbox.conftest import Make
+from tests.sqlite import sql
 
 
 @pytest.mark.parametrize(
@@ -64,8 +62,7 @@ def test_properties_that_were_damaged_are_shown_as_they_are(
 ) -> None:
     with closing(SqliteStore(path)) as store:
         store.commit(Changes(new=[entry()]))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE reliablepub_messages SET properties = ?", (text,))
+    sql(path, "UPDATE reliablepub_messages SET properties = ?", values=(text,))
     found = read_contents(outbox_at(path), 1)
     assert found is not None
     assert (found.properties, found.headers) == ({"unreadable": text}, {})

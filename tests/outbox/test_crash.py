@@ -1,10 +1,11 @@
-"""A child process is killed before every single statement; then somebody looks at what is left."""
+"""A child process is killed before each statement; the next process finds a whole outbox."""
 
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import NACKED, Outcome, OutcomeKind
+from reliablepub.outcome import NACKED
+from tests.outcomes import REFUSED
+from tests.sqlite import count, sql
 
 Rows = Callable[[Path], dict[str, list[tuple[Any, ...]]]]
 Child = Callable[[Callable[[], None]], int]
@@ -28,13 +31,39 @@ def kill_before(statement: int) -> Callable[[str], None]:
     """A trace callback: SQLite calls it as each statement begins, also for each row of many."""
     left = statement
 
-    def trace(sql: str) -> None:
+    def trace(_sql: str) -> None:
         nonlocal left
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return trace
+
+
+def kill_connections_before(statement: int) -> None:
+    """Have each connection that this process opens kill it before its n-th statement."""
+
+    class Killed(WritingConnection):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.set_trace_callback(kill_before(statement))
+
+    connect = sqlite3.connect
+    sqlite3.connect = lambda *args, **options: connect(*args, **options | {"factory": Killed})
+
+
+def killed_at_each_statement(
+    child: Child, act: Callable[[int], None], *, more_than: int
+) -> Iterator[tuple[int, bool]]:
+    """Run `act(n)` in a child for n from 1 until it ends by itself; yield n and whether it did."""
+    for statement in range(1, STATEMENTS_MAX):
+        status = child(partial(act, statement))
+        assert status in (0, -signal.SIGKILL)
+        yield statement, status == 0
+        if status == 0:
+            assert statement > more_than, "it has fewer statements than expected"
+            return
+    pytest.fail("it has more statements than that")
 
 
 def new_entry(number: int) -> Entry:
@@ -47,8 +76,7 @@ def fill(path: Path) -> tuple[SqliteStore, Changes]:
     old = [new_entry(n) for n in range(1, 8)]
     first = Batch(1, 1, old)
     store.commit(Changes(new=old, sources={"s": 7}, sent=[first]))
-    refused = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
-    parked = [Attempt(e, "1-1", e.id, refused, 2.0) for e in old[2:4]]
+    parked = [Attempt(e, "1-1", e.id, REFUSED, 2.0) for e in old[2:4]]
     nacked = Attempt(old[4], "1-1", 5, NACKED, 2.0)
     old[4].due_at, old[4].nacked = 9.0, 1
     new = [new_entry(n) for n in range(8, 11)]
@@ -66,28 +94,23 @@ def fill(path: Path) -> tuple[SqliteStore, Changes]:
 
 
 def test_a_turn_is_there_wholly_or_not_at_all(tmp_path: Path, rows: Rows, child: Child) -> None:
-    folder = tmp_path / "whole"
-    folder.mkdir()
-    path = folder / "outbox.db"
-    store, turn = fill(path)
-    before = rows(path)
+    whole = tmp_path / "whole.db"
+    store, turn = fill(whole)
+    before = rows(whole)
     store.commit(turn)
-    after = rows(path)
+    after = rows(whole)
     store.close()
     clockless = {"in_flight"}  # it has the time of writing
-    seen_before = 0
-    for statement in range(1, STATEMENTS_MAX):
+
+    def commit(statement: int) -> None:
+        store, turn = fill(tmp_path / f"{statement}.db")
+        store._writer.opened().set_trace_callback(kill_before(statement))
+        store.commit(turn)
+        os._exit(0)  # after the commit, and before anything is closed
+
+    for statement, has_ended in killed_at_each_statement(child, commit, more_than=21):
         path = tmp_path / f"{statement}.db"
-
-        def commit(path: Path = path, statement: int = statement) -> None:
-            store, turn = fill(path)
-            store._writer.opened().set_trace_callback(kill_before(statement))
-            store.commit(turn)
-            os._exit(0)  # after the commit, and before anything is closed
-
-        status = child(commit)
-        assert status in (0, -signal.SIGKILL)
-        expected = after if status == 0 else before
+        expected = after if has_ended else before
         found = rows(path)
         for table in expected.keys() - clockless:
             assert found[table] == expected[table], f"{table} before statement {statement}"
@@ -95,42 +118,17 @@ def test_a_turn_is_there_wholly_or_not_at_all(tmp_path: Path, rows: Rows, child:
         with closing(SqliteStore(path)) as store:  # no lease, no lock and no damage is left behind
             store.commit(Changes(new=[new_entry(99)]))
             assert store._writer.opened().execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        if status == 0:
-            break
-        seen_before += 1
-    assert seen_before > 20, "the turn has more statements than that"
-    assert status == 0, "the last one ran to its end"
 
 
-def test_creation_is_there_wholly_or_not_at_all(
-    tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kills = 0
-    for statement in range(1, STATEMENTS_MAX):
-        path = tmp_path / f"{statement}.db"
+def test_creation_is_there_wholly_or_not_at_all(tmp_path: Path, child: Child) -> None:
+    def create(statement: int) -> None:
+        kill_connections_before(statement)
+        SqliteStore(tmp_path / f"{statement}.db")
+        os._exit(0)
 
-        class Killed(WritingConnection):
-            kill_at = statement
-
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **options)
-                self.set_trace_callback(kill_before(self.kill_at))
-
-        def create(path: Path = path, kind: type[sqlite3.Connection] = Killed) -> None:
-            connect = sqlite3.connect
-            sqlite3.connect = lambda *a, **o: connect(*a, **o | {"factory": kind})
-            SqliteStore(path)
-            os._exit(0)
-
-        status = child(create)
-        assert status in (0, -signal.SIGKILL)
-        with closing(SqliteStore(path)) as store:
+    for statement, _ in killed_at_each_statement(child, create, more_than=16):
+        with closing(SqliteStore(tmp_path / f"{statement}.db")) as store:
             assert store.commit(Changes(new=[new_entry(1)])).counters.stored == 1
-        if status == 0:
-            break
-        kills += 1
-    assert kills > 15
-    assert status == 0
 
 
 def test_a_database_killed_within_a_commit_before_it_had_a_log_can_be_opened(
@@ -154,68 +152,43 @@ def test_a_database_killed_within_a_commit_before_it_had_a_log_can_be_opened(
 
 
 def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows) -> None:
-    kills = 0
+    def recover(statement: int) -> None:
+        kill_connections_before(statement)
+        SqliteStore(tmp_path / f"{statement}.db")
+        os._exit(0)
+
+    def leave_in_flight(path: Path) -> None:
+        fill(path)
+        os._exit(0)
+
     for statement in range(1, STATEMENTS_MAX):
         path = tmp_path / f"{statement}.db"
-
-        class Killed(WritingConnection):
-            kill_at = statement
-
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **options)
-                self.set_trace_callback(kill_before(self.kill_at))
-
-        def leave_in_flight(path: Path = path) -> None:
-            fill(path)
-            os._exit(0)
-
-        def recover(path: Path = path, kind: type[sqlite3.Connection] = Killed) -> None:
-            connect = sqlite3.connect
-            sqlite3.connect = lambda *a, **o: connect(*a, **o | {"factory": kind})
-            SqliteStore(path)
-            os._exit(0)
-
-        assert child(leave_in_flight) == 0
-        status = child(recover)
+        assert child(partial(leave_in_flight, path)) == 0
+        status = child(partial(recover, statement))
         with closing(SqliteStore(path)) as store:
             found = store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]
-            assert [e.uncertain for e in found] == [1] * 7, (
-                "counted once, however often it is tried"
-            )
+            assert [e.uncertain for e in found] == [1] * 7, "once, however often it is tried"
         assert len(rows(path)["attempts"]) == 7
         if status == 0:
             break
-        kills += 1
-    assert kills > 5
+    assert statement > 6
     assert status == 0
 
 
 def test_enqueue_is_there_wholly_or_not_at_all(tmp_path: Path, child: Child) -> None:
-    kills = 0
-    for statement in range(1, STATEMENTS_MAX):
+    def enqueue(statement: int) -> None:
         path = tmp_path / f"{statement}.db"
+        db = sqlite3.connect(path)
+        db.execute("CREATE TABLE orders (id)")
+        db.set_trace_callback(kill_before(statement))
+        with db:
+            db.execute("INSERT INTO orders VALUES (1)")
+            Outbox(path).enqueue(Message(b"order 1"), connection=db)
+        os._exit(0)
 
-        def enqueue(path: Path = path, statement: int = statement) -> None:
-            db = sqlite3.connect(path)
-            db.execute("CREATE TABLE orders (id)")
-            db.set_trace_callback(kill_before(statement))
-            with db:
-                db.execute("INSERT INTO orders VALUES (1)")
-                Outbox(path).enqueue(Message(b"order 1"), connection=db)
-            os._exit(0)
-
-        status = child(enqueue)
-        with closing(sqlite3.connect(path)) as db:
-            orders = db.execute("SELECT count(*) FROM orders").fetchone()[0]
-            tables = db.execute(
-                "SELECT count(*) FROM sqlite_schema WHERE name = 'reliablepub_messages'"
-            ).fetchone()
-            messages = 0
-            if tables[0]:
-                (messages,) = db.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
-        assert orders == messages == (1 if status == 0 else 0)
-        if status == 0:
-            break
-        kills += 1
-    assert kills > 15
-    assert status == 0
+    tables = "SELECT count(*) FROM sqlite_schema WHERE name = 'reliablepub_messages'"
+    for statement, has_ended in killed_at_each_statement(child, enqueue, more_than=16):
+        path = tmp_path / f"{statement}.db"
+        assert sql(path, "SELECT count(*) FROM orders") == [(has_ended,)]
+        messages = count(path, "messages") if sql(path, tables) == [(1,)] else 0
+        assert messages == has_ended

@@ -13,16 +13,15 @@ from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import checkpoints, location
+from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.outbox.sqlite import database as database_module
 from reliablepub.outbox.sqlite.database import PAGE_BYTES, reading
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
+from tests.outbox.conftest import Make
 from tests.outbox.shim import IOERR_SHMMAP, shim
-from tests.writers import writer_of
-
-Make = Callable[..., Entry]
+from tests.sqlite import sql, writer_of
 
 
 def test_only_the_owner_may_read_any_of_its_files(path: Path, entry: Make) -> None:
@@ -68,9 +67,7 @@ def test_who_finds_it_current_waits_for_no_writer(
 def test_a_checkpoint_is_as_large_whatever_pages_a_file_has(
     path: Path, page_bytes: int, pages: int
 ) -> None:
-    with closing(sqlite3.connect(path)) as app:
-        app.execute(f"PRAGMA page_size = {page_bytes}")
-        app.execute("CREATE TABLE orders (id)")
+    sql(path, f"PRAGMA page_size = {page_bytes}", "CREATE TABLE orders (id)")
     path.chmod(0o600)
     with closing(SqliteStore(path)) as store:
         assert store._writer.opened().execute("PRAGMA page_size").fetchone() == (page_bytes,)
@@ -171,9 +168,8 @@ def test_a_look_creates_nothing(path: Path) -> None:
 
 def test_a_look_shows_damaged_text_too(path: Path, store: SqliteStore, entry: Make) -> None:
     store.commit(Changes(new=[entry(), entry()]))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        broken = "UPDATE reliablepub_messages SET exchange = CAST(x'61ff' AS TEXT) WHERE id = 1"
-        connection.execute(broken)
+    broken = "UPDATE reliablepub_messages SET exchange = CAST(x'61ff' AS TEXT) WHERE id = 1"
+    sql(path, broken)
     assert [row["exchange"] for row in Outbox(path).rows("open")] == ["a\ufffd", "orders"]
 
 
@@ -226,7 +222,9 @@ def test_a_look_does_not_take_the_log_away(
         assert again.snapshot().counters.open == 4
 
 
-def test_a_reader_in_the_middle_stops_nobody(path: Path, store: SqliteStore, entry: Make) -> None:
+def test_a_reader_in_the_middle_stops_no_writer(
+    path: Path, store: SqliteStore, entry: Make
+) -> None:
     store.commit(Changes(new=[one := entry()]))
     with reading(path) as connection:
         assert connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone() == (1,)
@@ -277,8 +275,7 @@ def test_a_reader_that_keeps_the_log_from_being_made_is_reported(
 
 def test_only_a_lock_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SqliteStore(path).close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
+    sql(path, "PRAGMA journal_mode = DELETE")
     tried, make_log = [], database_module._write_ahead
 
     def fails(connection: sqlite3.Connection, path: Path) -> None:
@@ -376,10 +373,9 @@ def test_of_a_log_that_was_cut_off_the_whole_commits_are_there(path: Path, entry
         assert Outbox(crashed).audit().is_right
 
 
-def test_a_folder_that_everybody_may_write_is_warned_of(
-    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_every_user_may_write_is_warned_of(
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(location.LOGGER, "disabled", False)  # as a logging.config may leave it
     path.parent.chmod(0o1777)
     for _ in range(2):
         SqliteStore(path).close()

@@ -32,8 +32,9 @@ from reliablepub.outbox.sqlite.checkpoints import CHECKPOINT_BYTES, owed_bytes
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import KINDS, fill, give_back, small_disk
+from tests.outbox.conftest import Make
+from tests.waiting import until
 
-Make = Callable[..., Entry]
 KIB = b"x" * 1024
 
 
@@ -42,13 +43,6 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""
     with small_disk(tmp_path, request.param, 24) as mounted:
         yield mounted
-
-
-def until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < end, "it has not come true"
-        time.sleep(0.02)
 
 
 def accept_until_full(store: SqliteStore, entry: Make) -> list[Entry]:
@@ -145,7 +139,7 @@ def test_a_relay_starts_on_a_full_disk_and_drains(disk: Path) -> None:
 
 
 def test_so_does_the_first_relay_ever(disk: Path) -> None:
-    """Whoever makes the outbox makes its ballast."""
+    """The process that creates the outbox creates its ballast."""
     path = disk / "outbox.db"
     enqueue(path, 100)
     fill(disk)
@@ -217,7 +211,7 @@ def test_an_idle_relay_frees_what_enqueuers_wait_for(disk: Path, entry: Make) ->
 
 
 def test_what_a_person_frees_is_left_to_the_relay(disk: Path, entry: Make) -> None:
-    """While the relay lacks space, nobody else may take it."""
+    """While the relay lacks space, no other process may take it."""
     path = disk / "outbox.db"
     with closing(SqliteStore(path)) as store, Outbox(path) as outbox:
         accepted = accept_until_full(store, entry)
@@ -444,7 +438,7 @@ def test_a_loan_is_no_room_for_a_new_message(tmp_path: Path) -> None:
             store.commit(Changes(new=[Entry(Message(b"x", routing_key="q", message_id="m"), 1.0)]))
 
 
-def test_ballast_that_somebody_else_has_removed_gives_nothing(tmp_path: Path) -> None:
+def test_ballast_that_was_removed_gives_nothing(tmp_path: Path) -> None:
     ballast = Ballast(tmp_path / "outbox.db", size=8192)
     ballast.restore()
     (tmp_path / "outbox.db.ballast").unlink()

@@ -22,16 +22,13 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import checksum_of, to_text
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.outcomes import REFUSED
+from tests.sqlite import sql
 
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 OLD = bytes(range(32))
 NEW = bytes(range(32, 64))
 SECRET: dict[str, Any] = {"body": b"card 4111", "headers": {"who": "Ms Secret"}, "app_id": "hush"}
-
-
-NOT_GIVEN = "with key 'old', and that key was not given; nothing is lost: give it too$"
 
 
 @pytest.fixture
@@ -95,12 +92,8 @@ def test_keys_are_rotated(path: Path) -> None:
     for number, keys in enumerate((OutboxKeys({"old": OLD}), OutboxKeys(both)), 1):
         with Outbox(path, keys=keys) as outbox:
             outbox.enqueue(message(number))
-    with closing(sqlite3.connect(path)) as connection:
-        query = "SELECT properties FROM reliablepub_messages ORDER BY id"
-        assert connection.execute(query).fetchall() == [
-            ('{"$key":"old","v":2}',),
-            ('{"$key":"new","v":2}',),
-        ]
+    query = "SELECT properties FROM reliablepub_messages ORDER BY id"
+    assert sql(path, query) == [('{"$key":"old","v":2}',), ('{"$key":"new","v":2}',)]
     with closing(SqliteStore(path, keys=OutboxKeys(both))) as store:
         assert read(store) == [message(1), message(2)]
 
@@ -223,8 +216,7 @@ def test_an_address_that_was_edited_is_parked_and_the_others_go_out(
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
         if "body" in columns:
-            with closing(sqlite3.connect(path)) as connection:
-                ((body,),) = connection.execute("SELECT body FROM reliablepub_messages")
+            ((body,),) = sql(path, "SELECT body FROM reliablepub_messages")
             columns = {"body": body[:-1] + bytes([body[-1] ^ 1])}
         edit(path, **columns)
         outbox.enqueue(message(3))
@@ -326,11 +318,10 @@ def test_everything_is_encrypted_anew_beside_a_relay(path: Path) -> None:
         assert read(store) == [message(4)]
     accepting = OutboxKeys({"new": NEW}, accept_plaintext=True)
     assert Outbox(path, keys=accepting).rekey().changed == 1
-    with closing(sqlite3.connect(path)) as connection:
-        marks = "SELECT properties FROM reliablepub_{0} "
-        tables = ("messages", "parked", "confirmed")
-        query = " UNION ".join(marks.format(table) for table in tables)
-        assert connection.execute(query).fetchall() == [('{"$key":"new","v":2}',)]
+    marks = "SELECT properties FROM reliablepub_{0} "
+    tables = ("messages", "parked", "confirmed")
+    query = " UNION ".join(marks.format(table) for table in tables)
+    assert sql(path, query) == [('{"$key":"new","v":2}',)]
 
 
 def test_to_encrypt_anew_takes_every_key(path: Path, keys: OutboxKeys) -> None:
@@ -362,16 +353,14 @@ def test_keys_are_rotated_without_a_gap(path: Path) -> None:
 def test_a_row_that_was_moved_is_not_accepted(path: Path, keys: OutboxKeys) -> None:
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE reliablepub_messages SET id = 7")
+    sql(path, "UPDATE reliablepub_messages SET id = 7")
     assert parked_for(path, keys) == {7: CHANGED}
 
 
 def test_a_flipped_bit_is_damage_and_not_a_wrong_key(path: Path, keys: OutboxKeys) -> None:
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE reliablepub_messages SET body = CAST(body || x'00' AS BLOB)")
+    sql(path, "UPDATE reliablepub_messages SET body = CAST(body || x'00' AS BLOB)")
     with closing(SqliteStore(path, keys=keys)) as store:
         assert read(store) == []
         assert store.snapshot().counters.parked == 1
@@ -504,6 +493,5 @@ def test_each_message_has_a_nonce_of_its_own(path: Path, keys: OutboxKeys) -> No
     with Outbox(path, keys=keys) as outbox:
         for _ in range(50):
             outbox.enqueue(message())
-    with closing(sqlite3.connect(path)) as connection:
-        query = "SELECT count(DISTINCT substr(body, 9, 12)) FROM reliablepub_messages"
-        assert connection.execute(query).fetchone() == (50,)
+    query = "SELECT count(DISTINCT substr(body, 9, 12)) FROM reliablepub_messages"
+    assert sql(path, query) == [(50,)]

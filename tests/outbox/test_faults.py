@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,13 +24,13 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import ballast, lock
 from reliablepub.outbox.sqlite import database as database_module
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
+from tests.disks import folder_in_memory
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Shim, shim
-from tests.writers import writer_of
+from tests.outcomes import REFUSED
+from tests.sqlite import sql, writer_of
 
 CALLS_MAX = 400
-WRITES = ("write", "truncate", "sync", "delete")
 KINDS = {
     "full": (("write",), vfs.FULL),
     "write": (("write", "truncate"), vfs.IOERR_WRITE),
@@ -42,7 +41,6 @@ KINDS = {
     "readonly": (("open", "write"), vfs.READONLY),
     "cantopen": (("open", "shm_map"), vfs.CANTOPEN),
 }
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
 @pytest.fixture(autouse=True)
@@ -77,10 +75,9 @@ def faulty(files: Shim) -> Iterator[Shim]:
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """A folder where a sync costs nothing: what a failing one means does not depend on the disk."""
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
+    """The same folder for all tests here."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +97,6 @@ def filled(memory: Path) -> Path:
 
 def new_entry(number: int, *, size: int = 3000) -> Entry:
     return Entry(Message(b"%04d" % number * (size // 4), "x", "k", message_id=f"m-{number}"), 1.0)
-
-
-OPEN_BEFORE = {f"m-{n}" for n in range(1, 37)}
 
 
 @dataclass
@@ -214,9 +208,7 @@ def looking(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
 
 CASES = {
     "turn": Case(
-        turn,
-        frozenset({"m-101", "m-102", "m-103"}),
-        frozenset({"m-1", "m-2", "m-3", "m-4"}),
+        turn, frozenset({"m-101", "m-102", "m-103"}), frozenset({"m-1", "m-2", "m-3", "m-4"})
     ),
     "settle": Case(settle, removes=frozenset({"m-1", "m-2", "m-3"})),
     "enqueue": Case(enqueue, frozenset({"m-101"})),
@@ -227,8 +219,6 @@ CASES = {
     "reading": Case(reading_it),
     "looking": Case(looking),
 }
-APP_ERRORS = (sqlite3.Error,)
-"""What the application's own statements raise is not ours to translate."""
 
 
 def open_ids(path: Path) -> set[str]:
@@ -333,14 +323,12 @@ def test_the_nth_call_fails(
 def application(memory: Path) -> Path:
     """A database of an application, without an outbox."""
     path = memory / "application.db"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("CREATE TABLE orders (id INTEGER)")
+    sql(path, "PRAGMA journal_mode = WAL", "CREATE TABLE orders (id INTEGER)")
     return path
 
 
 def complaint(path: Path) -> str:
-    """What somebody is told who only looks."""
+    """What `Outbox.status` raises."""
     try:
         Outbox(path).status()
     except OutboxError as error:

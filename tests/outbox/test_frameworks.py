@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 
 from reliablepub.message import Message
 from reliablepub.outbox.outbox import Outbox
+from tests.sqlite import sql
 
 
 @pytest.fixture
 def engine(path: Path) -> Iterator[Engine]:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id)")
+    sql(path, "CREATE TABLE orders (id)")
     engine = create_engine(f"sqlite:///{path}")
     yield engine
     engine.dispose()

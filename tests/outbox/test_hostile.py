@@ -4,7 +4,6 @@ import json
 import sqlite3
 import struct
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,17 @@ from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.rows import (
-    COUNT_MAX,
-    ID_MAX,
-    SIZE_MAX,
-    TIME_MAX,
-    checksum_of,
-    misfits,
-)
+from reliablepub.outbox.rows import COUNT_MAX, ID_MAX, SIZE_MAX, TIME_MAX, checksum_of, misfits
 from reliablepub.outbox.sqlite.salvage import Pages, Value, _checksum
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.outbox.conftest import Make
+from tests.outcomes import REFUSED
+from tests.sqlite import sql
 
-Make = Callable[..., Entry]
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 PAGE = 4_096
 HEADER = (b"SQLite format 3\0" + struct.pack(">H", PAGE)).ljust(100, b"\0")
 FIRST = HEADER.ljust(PAGE, b"\0")
@@ -214,10 +206,7 @@ def open_and_parked(path: Path, entry: Make) -> Path:
 
 
 def edit(path: Path, table: str, name: str, value: object) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute(
-            f"UPDATE reliablepub_{table} SET {name} = ? WHERE id IN (1, 3)", (value,)
-        )
+    sql(path, f"UPDATE reliablepub_{table} SET {name} = ? WHERE id IN (1, 3)", values=(value,))
 
 
 @pytest.mark.parametrize(("name", "value"), cases(BAD))
@@ -252,8 +241,7 @@ def test_that_of_parked_ones_too(open_and_parked: Path, name: str, value: object
 
 @pytest.mark.parametrize("id_", [-1, 0, ID_MAX + 1, 2**63 - 1])
 def test_a_number_after_which_there_are_none_is_not_copied(open_and_parked: Path, id_: int) -> None:
-    with closing(sqlite3.connect(open_and_parked, isolation_level=None)) as connection:
-        connection.execute("UPDATE reliablepub_messages SET id = ? WHERE id = 1", (id_,))
+    sql(open_and_parked, "UPDATE reliablepub_messages SET id = ? WHERE id = 1", values=(id_,))
     outbox = Outbox(open_and_parked.with_name("new.db"))
     assert outbox.salvage(open_and_parked).open == 1
     outbox.enqueue(Message(b"x"))
@@ -367,9 +355,8 @@ def test_a_number_of_any_size_is_refused(open_and_parked: Path) -> None:
 def test_a_size_is_not_believed(open_and_parked: Path) -> None:
     size = json.loads(line_of(open_and_parked, 1))["size"]
     assert bring(open_and_parked, line_of(open_and_parked, 1, size=SIZE_MAX)) == ""
-    with closing(sqlite3.connect(open_and_parked.with_name("new.db"))) as connection:
-        query = "SELECT size FROM reliablepub_messages WHERE id = 1"
-        assert connection.execute(query).fetchone() == (size,)
+    query = "SELECT size FROM reliablepub_messages WHERE id = 1"
+    assert sql(open_and_parked.with_name("new.db"), query) == [(size,)]
 
 
 # ------------------------------------------------------------------------------------------- relay
@@ -501,8 +488,7 @@ def test_so_is_what_was_edited_beside_a_parked_one(
 ) -> None:
     with Outbox(open_and_parked) as outbox:
         [parked] = [message.id for message in outbox.parked()]
-        with closing(sqlite3.connect(open_and_parked)) as connection, connection:
-            connection.execute(f"UPDATE reliablepub_parked SET {name} = ?", (value,))
+        sql(open_and_parked, f"UPDATE reliablepub_parked SET {name} = ?", values=(value,))
         number = value if name == "id" else parked
         assert [*outbox.audit().damaged] == [number]
         outbox.retry([number])

@@ -1,4 +1,4 @@
-"""Ids that nobody else has: of version 4, and not a child's either."""
+"""Ids are unique UUIDs of version 4, in a forked child too."""
 
 import multiprocessing
 import uuid

@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,9 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
 
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 CUT = Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost")
 
 
@@ -95,9 +94,7 @@ def test_tags_count_as_long_as_their_relay(store: SqliteStore, path: Path, entry
     assert read_in_flight(outbox_at(path), limit=9) == []
 
 
-def test_what_nobody_knows_the_end_of_is_listed(
-    store: SqliteStore, path: Path, entry: Make
-) -> None:
+def test_uncertain_attempts_are_listed(store: SqliteStore, path: Path, entry: Make) -> None:
     store.commit(Changes(new=(new := [entry(), entry(), entry()])))
     unsure = [Attempt(new[n], "1-1", n, CUT, 5.0 + n) for n in (0, 2)]
     store.commit(Changes(rescheduled=[new[0], new[2]], attempts=unsure))
@@ -117,10 +114,10 @@ def test_failures_are_told_newest_first_and_reasons_by_number(
     store.commit(Changes(rescheduled=new, attempts=attempts))
     newest, reasons = read_failures(outbox_at(path), failures=9, reasons=9)
     assert [(row["id"], row["outcome"]) for row in newest] == [
-        *((3, "returned"), (2, "uncertain"), (1, "returned")),
+        *((3, "returned"), (2, "uncertain"), (1, "returned"))
     ]
     assert [(row["reply_text"], row["attempts"]) for row in reasons] == [
-        *(("NO_ROUTE", 2), ("connection lost", 1)),
+        *(("NO_ROUTE", 2), ("connection lost", 1))
     ]
     assert read_failures(outbox_at(path), failures=2, reasons=1) == (newest[:2], reasons[:1])
 

@@ -83,7 +83,7 @@ def test_one_process_cannot_have_it_twice(path: Path) -> None:
     RelayLock(path, timeout_s=0.05).release()
 
 
-def test_nobody_is_named_after_release(path: Path) -> None:
+def test_no_process_is_named_after_release(path: Path) -> None:
     assert holder_pid(path) is None
     RelayLock(path).release()
     assert holder_pid(path) is None
@@ -92,14 +92,14 @@ def test_nobody_is_named_after_release(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [b"", b"\xff\xfe", "\N{ARABIC-INDIC DIGIT THREE}".encode(), b"-3"])
-def test_a_name_that_is_no_number_names_nobody(path: Path, name: bytes) -> None:
+def test_a_name_that_is_no_number_names_no_process(path: Path, name: bytes) -> None:
     lease = RelayLock(path)
     lock_path(path).write_bytes(name)
     assert holder_pid(path) is None
     lease.release()
 
 
-def test_a_link_to_somebody_elses_lock_is_nobodys_lease(path: Path) -> None:
+def test_a_link_to_another_outboxs_lock_is_refused(path: Path) -> None:
     output = os.fstat(1)
     other = path.with_name("other.db")
     lease = RelayLock(other)

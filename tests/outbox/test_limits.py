@@ -1,4 +1,4 @@
-"""Limits of those who only enqueue: what is open counts, whoever stored it."""
+"""Limits of processes that only enqueue: all open messages count, also those of other processes."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ def test_a_file_has_an_identity_and_a_length(tmp_path: Path) -> None:
     assert look(os.fsencode(file)) == ((told.st_dev, told.st_ino), 5)
 
 
-def test_nobody_asks_for_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[bytes] = []
     monkeypatch.setattr(os, "lstat", looks.append)
     assert look(os.fsencode(tmp_path))[0] is not None

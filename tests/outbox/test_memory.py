@@ -1,11 +1,8 @@
 """What only the store without a disk could get wrong."""
 
-from collections.abc import Callable
-
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.memory import _CROWDED_MIN, MemoryStore
-
-Make = Callable[..., Entry]
+from tests.outbox.conftest import Make
 
 
 def test_times_that_are_no_longer_true_do_not_pile_up(entry: Make) -> None:

@@ -4,7 +4,7 @@ import pickle
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,9 @@ from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
-from tests.writers import writer_of
-
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
+from tests.sqlite import sql, writer_of
 
 
 def open_messages(path: Path) -> list[Message]:
@@ -46,14 +45,6 @@ def open_messages(path: Path) -> list[Message]:
         assert len(entries) == store.snapshot().counters.open
         assert sum(e.message.size for e in entries) == store.snapshot().counters.open_bytes
         return [entry.message for entry in entries]
-
-
-@pytest.fixture
-def app(path: Path) -> Iterator[sqlite3.Connection]:
-    """The application's own database, with a table of its own."""
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE orders (id INTEGER)")
-        yield db
 
 
 def test_a_message_is_stored_under_its_id(path: Path) -> None:
@@ -339,7 +330,7 @@ def test_threads_may_share_it(path: Path) -> None:
         assert outbox.status().stored == 100
 
 
-def test_one_that_nobody_closes_goes_without_a_warning(path: Path) -> None:
+def test_one_that_is_never_closed_goes_without_a_warning(path: Path) -> None:
     Outbox(path).enqueue(Message(b"x"))  # Python 3.13 warns of a connection that is left open
     gc.collect()
     assert not path.with_name(path.name + "-wal").exists(), "it is closed"
@@ -363,8 +354,7 @@ def test_one_that_was_refused_leaves_nothing_to_be_closed(
 def test_after_an_error_it_looks_afresh(path: Path) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"1"))
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("DROP TABLE reliablepub_messages")
+        sql(path, "DROP TABLE reliablepub_messages")
         with pytest.raises(OutboxError, match="could not be used"):
             outbox.enqueue(Message(b"2"))
         for file in path.parent.iterdir():
@@ -374,10 +364,7 @@ def test_after_an_error_it_looks_afresh(path: Path) -> None:
 
 
 def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
-    with (
-        Outbox(path) as outbox,
-        closing(sqlite3.connect(path, isolation_level=None)) as other,
-    ):
+    with Outbox(path) as outbox, closing(sqlite3.connect(path, isolation_level=None)) as other:
         outbox.enqueue(Message(b"1"))
         before = writer_of(outbox).opened()
         assert before is not None
@@ -409,8 +396,7 @@ def test_only_what_was_put_in_after_the_holder_is_behind_it(path: Path, entry: M
         parked = [Attempt(new[1], "1-1", 1, RETURNED, 5.0)]
         store.commit(Changes(parked=parked, attempts=parked))
     [held] = Outbox(path).held_keys()
-    with closing(sqlite3.connect(path)) as connection:
-        [row] = connection.execute("SELECT id, held_back FROM reliablepub_held_keys").fetchall()
+    [row] = sql(path, "SELECT id, held_back FROM reliablepub_held_keys")
     assert row == (held.id, held.held_back) == (2, 2)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox.sqlite.salvage import Pages, Value
+from tests.sqlite import sql
 
 NUMBERS = [
     *(0, 1, -1, 2, 127, -128, 128, -129, 32_767, -32_768, 32_768, 8_388_607, -8_388_608, 8_388_608),
@@ -85,8 +86,7 @@ def test_what_goes_on_to_other_pages_is_read(path: Path, page_bytes: int) -> Non
 
 def test_bytes_that_are_reserved_on_every_page_are_left_out(path: Path) -> None:
     """SQLite lets extensions have them, from the first page on, which is empty here."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 1")
+    sql(path, "PRAGMA user_version = 1")
     raw = bytearray(path.read_bytes())
     raw[20] = 4
     raw[100 + 5 : 100 + 7] = (4_096 - 4).to_bytes(2, "big")  # where cells would begin

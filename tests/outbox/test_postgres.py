@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -11,14 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from reliablepub import (
-    Message,
-    Outbox,
-    OutboxInUse,
-    OutboxUnreachable,
-    OutboxUnsure,
-    Publisher,
-)
+from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership
@@ -26,9 +19,10 @@ from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
+from tests.waiting import until
 
-Make = Callable[..., Entry]
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
 
 
@@ -225,9 +219,7 @@ def test_a_publisher_sends_slow_and_rolled_back_rows_once_and_never(url: str) ->
             assert publisher.flush(20)
             assert {name.split("-")[0] for name in sent_ids(broker)} == {"own"}
             slow.commit()
-            deadline = time.monotonic() + 20
-            while len(sent_ids(broker)) < 14 and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda: len(sent_ids(broker)) >= 14)
             sent = sent_ids(broker)
     assert sorted(sent) == sorted({*sent})
     assert len(sent) == 14
@@ -492,9 +484,7 @@ def test_a_publisher_outlives_its_database(
                 publisher.publish(b"", routing_key="orders", message_id="refused")
             assert "cannot be reached" in publisher.status.trouble
             postgres_server.start()
-            deadline = time.monotonic() + 20
-            while publisher.status.trouble and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda: not publisher.status.trouble)
             publish(publisher, 20)
             assert publisher.flush(20)
         sent = {*sent_ids(broker)}

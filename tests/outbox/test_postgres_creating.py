@@ -25,7 +25,7 @@ def test_an_outbox_is_missing_until_it_is_created(postgres_url: str) -> None:
         assert outbox.status().open == 1
 
 
-def test_its_sql_can_be_run_by_somebody_else(postgres_url: str) -> None:
+def test_its_sql_can_be_run_by_an_administrator(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as administrator:
         administrator.execute(creation("events"))
     with Outbox(f"{postgres_url}?schema=events") as outbox:

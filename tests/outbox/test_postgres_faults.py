@@ -23,15 +23,15 @@ from reliablepub import (
     Publisher,
 )
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
 
-Make = Callable[..., Entry]
 Break = Callable[..., None]
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
 FAULTS = {

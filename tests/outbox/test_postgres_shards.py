@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     InvalidMessage,
@@ -16,8 +15,6 @@ from reliablepub import (
     Outbox,
     OutboxInUse,
     Publisher,
-    Retries,
-    RetryPolicy,
     Unroutable,
 )
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
@@ -27,8 +24,8 @@ from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.sessions import create
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
+from tests.policies import AT_ONCE
 
-ONCE = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()))
 LEDGERS = """
     SELECT shard, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes,
         m.n, m.size, p.n
@@ -71,7 +68,7 @@ def relays(url: str, shards: int, broker: FakeBroker) -> Iterator[list[Publisher
     """A publisher for each shard."""
     with ExitStack() as stack:
         yield [
-            stack.enter_context(Publisher(broker.url, outbox=url, retry=ONCE))
+            stack.enter_context(Publisher(broker.url, outbox=url, retry=AT_ONCE))
             for _ in range(shards)
         ]
 

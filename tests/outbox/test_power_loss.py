@@ -7,7 +7,7 @@ finds on it must hold all that `commit` or `enqueue` had returned for by then.
 
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -24,19 +24,10 @@ from reliablepub.outbox.sqlite import ballast, checkpoints
 from reliablepub.outbox.sqlite import database as database_module
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
+from tests.outcomes import REFUSED
 from tests.power.disk import write_torn
-
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
 
 
 class Disk:
@@ -237,7 +228,7 @@ def check(log: list[Operation], folder: Path, seed: int, *, every: int = 1) -> i
                 disk.fail(Path(left), share)
                 found, known = look(Path(left) / "outbox.db")
             assert promises.must <= found, f"lost at operation {index} of {len(log)}, {share=}"
-            assert known <= promises.may, "nothing is there that nobody asked for"
+            assert known <= promises.may, "nothing is there that no caller stored"
             count += 1
     return count
 

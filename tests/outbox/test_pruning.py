@@ -1,7 +1,6 @@
 """What a person deletes, in small steps, and the space that comes back."""
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,22 +19,12 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Clock
+from tests.outcomes import REFUSED
+from tests.sqlite import count, sql
 
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 LATE = Outcome(OutcomeKind.EXPIRED, 0, "not sent")
 NOW = 1_000_000.0
-
-
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -54,11 +43,6 @@ def times(**before: float) -> Times:
     return Times(**{"history_before": 0.0, "now": NOW, **before})
 
 
-def rows(path: Path, table: str) -> int:
-    with closing(sqlite3.connect(path)) as connection:
-        return int(connection.execute(f"SELECT count(*) FROM reliablepub_{table}").fetchone()[0])
-
-
 def pruned_as_foreseen(path: Path, wanted: Times) -> Pruned:
     """Both ways of asking agree."""
     foreseen, found = foresee(outbox_at(path), wanted), prune(outbox_at(path), wanted)
@@ -73,7 +57,7 @@ def test_nothing_goes_unless_its_kind_is_named(path: Path, store: SqliteStore) -
     given_up = [Attempt(parked, "1-1", 1, REFUSED, NOW), Attempt(late, "1-1", 2, LATE, NOW)]
     store.commit(Changes(confirmed=[confirmed], parked=given_up, attempts=given_up))
     assert pruned_as_foreseen(path, times()).messages == 0
-    assert (rows(path, "confirmed"), rows(path, "parked"), rows(path, "messages")) == (1, 2, 1)
+    assert (count(path, "confirmed"), count(path, "parked"), count(path, "messages")) == (1, 2, 1)
 
 
 def test_what_was_confirmed_long_ago_goes(path: Path, store: SqliteStore, clock: Clock) -> None:
@@ -86,7 +70,7 @@ def test_what_was_confirmed_long_ago_goes(path: Path, store: SqliteStore, clock:
     assert foresee(outbox_at(path), wanted).confirmed == 1_200
     prune(outbox_at(path), wanted, progress=lambda what, count: steps.append((what, count)))
     assert [count for what, count in steps if what == "confirmed"] == [500, 1_000, 1_200]
-    assert rows(path, "confirmed") == 3
+    assert count(path, "confirmed") == 3
 
 
 def test_what_was_given_up_long_ago_is_discarded(
@@ -115,7 +99,7 @@ def test_history_goes_with_its_message(
     store.commit(Changes(confirmed=[gone], attempts=attempts))
     assert pruned_as_foreseen(path, times(history_before=NOW)).attempts == 0, "too new"
     assert pruned_as_foreseen(path, times(history_before=NOW + 1)).attempts == 3
-    assert rows(path, "attempts") == 3
+    assert count(path, "attempts") == 3
 
 
 def test_the_newest_intervention_stays_because_the_relay_counts_by_it(
@@ -141,7 +125,7 @@ def test_keys_are_forgotten_when_their_time_is_over_and_their_message_is_gone(
     late = NOW + 8 * 86_400
     assert pruned_as_foreseen(path, times()).keys == 0
     assert pruned_as_foreseen(path, times(now=late)).keys == 3
-    assert rows(path, "keys") == 2
+    assert count(path, "keys") == 2
 
 
 def parked_mebibytes(store: SqliteStore, count: int) -> None:
@@ -160,8 +144,7 @@ def test_the_file_gives_its_space_back(path: Path, store: SqliteStore) -> None:
 
 
 def parked_in_an_applications_database(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as app:
-        app.execute("CREATE TABLE orders (id)")
+    sql(path, "CREATE TABLE orders (id)")
     path.chmod(0o600)
     with closing(SqliteStore(path, clock=lambda: NOW)) as store:
         parked_mebibytes(store, 1)
@@ -212,7 +195,7 @@ def test_history_goes_in_stretches(
         progress=lambda kind, n: told.append(n) if kind == "attempts" else None,
     )
     assert told == [2, 4], "and no step for nothing"
-    assert rows(path, "attempts") == 0
+    assert count(path, "attempts") == 0
 
 
 def test_who_waits_is_told_of_each_kind_and_no_reason_is_made_up(
@@ -226,8 +209,7 @@ def test_who_waits_is_told_of_each_kind_and_no_reason_is_made_up(
     prune(outbox_at(path), wanted, progress=lambda kind, n: told.update({kind: n}))
     kinds = ("parked", "expired", "confirmed", "attempts", "interventions", "keys", "bytes")
     assert told == dict.fromkeys(kinds, 0) | {"parked": 1, "expired": 1, "confirmed": 1}
-    with closing(sqlite3.connect(path)) as connection:
-        notes = connection.execute("SELECT action, note FROM reliablepub_interventions").fetchall()
+    notes = sql(path, "SELECT action, note FROM reliablepub_interventions")
     assert notes == [("discard", "")] * 2
 
 
@@ -257,10 +239,9 @@ def test_people_step_in_a_few_messages_at_a_time(
 
 def test_what_is_damaged_can_be_discarded(path: Path, store: SqliteStore) -> None:
     stored(store, 2)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("UPDATE reliablepub_messages SET body = x'00' WHERE id = 1")
+    sql(path, "UPDATE reliablepub_messages SET body = x'00' WHERE id = 1")
     assert intervene(outbox_at(path), [1, 2], Intervention(Action.DISCARD)).changed == 2
-    assert rows(path, "messages") == 0
+    assert count(path, "messages") == 0
 
 
 @pytest.mark.parametrize("address", [{"exchange": "x" * 256}, {"routing_key": "x" * 256}])

@@ -3,7 +3,7 @@
 import errno
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,15 +11,14 @@ import pytest
 
 from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.failures import may_take
 from reliablepub.outbox.sqlite.space import DISK_FULL
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.outbox.shim import IOERR_WRITE, Shim, shim
-
-Make = Callable[..., Entry]
 
 
 class Quota:

@@ -1,18 +1,18 @@
 """A page of entries: where it ends, so that the next one begins there."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqlitePage as Page
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 
-Make = Callable[..., Entry]
 ROOMY = 10**9
 
 

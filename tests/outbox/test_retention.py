@@ -1,7 +1,7 @@
 """What is kept of messages that are gone, and space that is given back."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
@@ -11,43 +11,21 @@ import pytest
 
 from reliablepub.message import Message
 from reliablepub.outbox.database import KEYS_KEPT_S
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
-from tests.writers import writer_of
+from tests.outbox.conftest import Clock, Make
+from tests.outcomes import REFUSED
+from tests.sqlite import count, sql, writer_of
 
-Make = Callable[..., Entry]
 DAY_S = 86_400.0
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr("time.time", clock)
     return clock
-
-
-@pytest.fixture
-def app(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id)")
-        yield connection
-
-
-def count(path: Path, table: str) -> int:
-    with closing(sqlite3.connect(path)) as connection:
-        return int(connection.execute(f"SELECT count(*) FROM reliablepub_{table}").fetchone()[0])
 
 
 def test_a_second_message_with_the_same_key_is_not_stored(path: Path) -> None:
@@ -161,9 +139,8 @@ def test_confirmed_messages_are_kept_for_a_while_if_asked(
         clock.now += 2
         store.commit(Changes(new=[entry()]))
         assert count(path, "confirmed") == 1
-    with closing(sqlite3.connect(path)) as connection:
-        query = "SELECT id, message_id, exchange FROM reliablepub_confirmed_messages"
-        assert connection.execute(query).fetchall() == [(3, "m-3", "orders")]
+    query = "SELECT id, message_id, exchange FROM reliablepub_confirmed_messages"
+    assert sql(path, query) == [(3, "m-3", "orders")]
     assert Outbox(path).audit().is_right
     with closing(SqliteStore(path)) as store:  # not asked any more: they go
         store.commit(Changes(new=[entry()]))
@@ -291,7 +268,7 @@ def test_a_file_with_tables_of_others_is_not_written_anew(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_space_is_given_back_later_while_somebody_else_writes(path: Path) -> None:
+def test_space_is_given_back_later_while_another_process_writes(path: Path) -> None:
     with closing(file_of_pages(path, 20, 80)) as connection:
         connection.execute("PRAGMA busy_timeout = 0")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:

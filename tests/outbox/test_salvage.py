@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
-
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
-Make = Callable[..., Entry]
+from tests.outbox.conftest import Make
+from tests.outcomes import REFUSED
+from tests.sqlite import sql
 
 
 def fill(path: Path, count: int = 300) -> dict[int, bytes]:
@@ -75,13 +74,11 @@ def bodies(path: Path) -> dict[int, bytes]:
 
 def test_of_a_file_that_is_not_damaged_everything_is_copied(path: Path) -> None:
     fill(path)
-    with closing(sqlite3.connect(path)) as connection, connection:  # something freed, and reused
-        connection.execute("CREATE TABLE other (a)")
+    sql(path, "CREATE TABLE other (a)")  # something freed, and reused
     new = path.with_name("new.db")
     found = Outbox(new).salvage(path)
     assert (found.open, found.parked, found.broken, found.has_sources) == (180, 20, (), True)
-    with closing(sqlite3.connect(path)) as connection, connection:  # perhaps they were sent
-        connection.execute("UPDATE reliablepub_messages SET uncertain = 1")
+    sql(path, "UPDATE reliablepub_messages SET uncertain = 1")  # perhaps they were sent
     assert contents(new) == contents(path)
     assert Outbox(new).position("file") == 7
     audit = Outbox(new).audit()
@@ -272,9 +269,11 @@ def test_garbage_holds_nothing(path: Path) -> None:
 def test_an_audit_finds_what_was_changed_by_hand(path: Path) -> None:
     fill(path, 200)
     assert Outbox(path).audit().is_right
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DELETE FROM reliablepub_messages WHERE id = 171")
-        connection.execute("UPDATE reliablepub_parked SET state = 'expired' WHERE id = 1")
+    sql(
+        path,
+        "DELETE FROM reliablepub_messages WHERE id = 171",
+        "UPDATE reliablepub_parked SET state = 'expired' WHERE id = 1",
+    )
     audit = Outbox(path).audit()
     assert not audit.is_right
     differences = dict(audit.differences)
@@ -356,7 +355,7 @@ def test_every_broken_row_is_named_with_its_reason(three: Path) -> None:
     found = Outbox(three.with_name("new.db")).salvage(three)
     assert found.open == 3
     assert [(row.id, row.message_id) for row in found.broken] == [
-        *((11, "m-1"), (12, "m-2"), (13, "m-3")),
+        *((11, "m-1"), (12, "m-2"), (13, "m-3"))
     ]
     assert {row.reason.partition(" is ")[0] for row in found.broken} == {"the checksum"}
 
@@ -383,9 +382,11 @@ def test_what_cannot_be_a_message_is_not_taken_for_one(
 @pytest.mark.parametrize("columns", [1, 7, 8, 40])
 @pytest.mark.parametrize("value", ["'parked'", "'x'", "1"])
 def test_other_tables_are_no_hindrance(three: Path, columns: int, value: str) -> None:
-    with closing(sqlite3.connect(three)) as connection, connection:
-        connection.execute(f"CREATE TABLE other ({', '.join(f'c{n}' for n in range(columns))})")
-        connection.execute(f"INSERT INTO other VALUES ({', '.join([value] * columns)})")
+    sql(
+        three,
+        f"CREATE TABLE other ({', '.join(f'c{n}' for n in range(columns))})",
+        f"INSERT INTO other VALUES ({', '.join([value] * columns)})",
+    )
     store_behind(three)
     found = Outbox(three.with_name("new.db")).salvage(three)
     assert (found.open, found.parked, found.broken) == (7, 0, ())

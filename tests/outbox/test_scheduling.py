@@ -16,7 +16,6 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     ConfigurationError,
@@ -25,25 +24,17 @@ from reliablepub import (
     NotAnOutbox,
     Outbox,
     Publisher,
-    Retries,
-    RetryPolicy,
     ScheduleChange,
 )
 from reliablepub.outbox.admin.scheduling import due
 from reliablepub.outbox.admin.selection import Selection
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker, faults
-from tests.stores import DURABLE, Where, outbox_of
+from tests.policies import AT_ONCE
+from tests.stores import Where
+from tests.waiting import until
 
 PATIENCE_S = 60.0
-ONCE = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()))
-
-
-@pytest.fixture(params=DURABLE)
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
-    found = outbox_of(request.param, request, tmp_path)
-    assert found is not None
-    return found
 
 
 @pytest.fixture
@@ -85,9 +76,7 @@ def counts(outbox: Outbox) -> tuple[int, int, int]:
 
 
 def wait_for_bodies(broker: FakeBroker, count: int) -> list[str]:
-    until = time.monotonic() + PATIENCE_S
-    while len(bodies(broker)) < count and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: len(bodies(broker)) >= count)
     return sorted(bodies(broker))
 
 
@@ -177,11 +166,9 @@ def test_it_is_too_late_for_what_a_queue_may_have(
 def test_a_parked_message_is_cancelled_and_not_rescheduled(
     outbox: Outbox, where: Where, broker: FakeBroker
 ) -> None:
-    with Publisher(broker.url, outbox=where, retry=ONCE) as publisher:
+    with Publisher(broker.url, outbox=where, retry=AT_ONCE) as publisher:
         outbox.enqueue(Message(b"", "", "nowhere"), key="a")
-        until = time.monotonic() + PATIENCE_S
-        while not outbox.status().parked and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: outbox.status().parked)
         assert publisher.status.counters.open == 0
     assert outbox.reschedule("a", in_s(10)) is ScheduleChange.TOO_LATE
     assert outbox.cancel("a")
@@ -355,7 +342,7 @@ class Race:
             with Outbox(self._where) as outbox:
                 for n in range(self._count):
                     if n == self._count // 2:
-                        wait_for_the_first(outbox)  # or all may be stored before the relay looks
+                        until(lambda: outbox.status().confirmed)  # the relay has begun to look
                     name = f"{number}-{n}"
                     outbox.enqueue(message(name, rng.uniform(-0.01, 0.15)), key=name)
                     old = f"{number}-{rng.randrange(max(0, n - 30), n + 1)}"
@@ -391,18 +378,6 @@ class Race:
         return {f"{number}-{n}" for number in range(3) for n in range(self._count)}
 
 
-def wait_for_the_first(outbox: Outbox) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not outbox.status().confirmed and time.monotonic() < until:
-        time.sleep(0.05)
-
-
-def wait_until_empty(outbox: Outbox) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while outbox.status().open and time.monotonic() < until:
-        time.sleep(0.05)
-
-
 def check(race: Race, outbox: Outbox, arrived: list[str]) -> None:
     assert not race.cancelled & set(arrived), "cancelled and sent"
     assert race.cancelled | set(arrived) == race.names, "lost"
@@ -415,7 +390,7 @@ def test_a_message_is_cancelled_or_sent(outbox: Outbox, where: Where, broker: Fa
     with Publisher(broker.url, outbox=where, window_max=10):
         with Race(where, 1, 40) as race:
             pass
-        wait_until_empty(outbox)
+        until(lambda: not outbox.status().open)
     arrived = bodies(broker)
     assert len(arrived) == len(set(arrived)), "sent twice"
     check(race, outbox, arrived)
@@ -429,13 +404,11 @@ def race_through_kills(where: Where, broker: FakeBroker, race: Race, kills: int)
         for _ in range(kills):
             before = len(bodies(broker))
             with subprocess.Popen([*command, str(where)]) as relay:
-                until = time.monotonic() + PATIENCE_S
-                while len(bodies(broker)) == before and time.monotonic() < until:
-                    time.sleep(0.005)
+                wait_for_bodies(broker, before + 1)
                 time.sleep(rng.uniform(0, 0.05))
                 relay.kill()
     with Outbox(where) as outbox, Publisher(broker.url, outbox=where):
-        wait_until_empty(outbox)
+        until(lambda: not outbox.status().open)
 
 
 def test_a_message_is_cancelled_or_sent_though_the_relay_is_killed(

@@ -18,6 +18,7 @@ from reliablepub.outbox.sqlite.sql import QUERIES, statements
 from reliablepub.outbox.sqlite.sql import schema as statements_of_schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
+from tests.sqlite import sql
 
 PATH = Path("here.db")
 
@@ -119,16 +120,14 @@ def check_refused(path: Path, words: str) -> None:
 
 def test_a_newer_outbox_is_refused(path: Path) -> None:
     SqliteStore(path).close()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("INSERT INTO reliablepub_schema VALUES (99, 0.0)")
+    sql(path, "INSERT INTO reliablepub_schema VALUES (99, 0.0)")
     check_refused(path, r"version 99.*upgrade reliablepub")
 
 
 @pytest.mark.parametrize("version", [1, VERSION - 1])
 def test_an_older_outbox_is_refused(path: Path, version: int) -> None:
     SqliteStore(path).close()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE reliablepub_schema SET version = ?", (version,))
+    sql(path, "UPDATE reliablepub_schema SET version = ?", values=(version,))
     words = f"outbox .* has version {version}, made before the first release.*knows version 8; "
     check_refused(
         path, words + "drain it with the reliablepub that made it, or export its messages"
@@ -138,11 +137,12 @@ def test_an_older_outbox_is_refused(path: Path, version: int) -> None:
 def test_every_statement_can_be_prepared(empty: sqlite3.Connection) -> None:
     with transaction(empty, PATH):
         add_outbox(empty.cursor(), PATH)
-    for sql in QUERIES.values():
-        names = set(re.findall(r"(?<!\w):(\w+)", sql))
-        parameters = dict.fromkeys(names) if names else (None,) * sql.count("?")
-        is_of_this_connection = "TEMP TABLE" in sql  # the next statements are about it
-        empty.execute(sql if is_of_this_connection else f"EXPLAIN {sql}", parameters).fetchall()
+    for query in QUERIES.values():
+        names = set(re.findall(r"(?<!\w):(\w+)", query))
+        parameters = dict.fromkeys(names) if names else (None,) * query.count("?")
+        is_of_this_connection = "TEMP TABLE" in query  # the next statements are about it
+        explained = query if is_of_this_connection else f"EXPLAIN {query}"
+        empty.execute(explained, parameters).fetchall()
 
 
 def test_a_script_may_not_end_within_a_statement() -> None:

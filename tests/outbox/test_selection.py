@@ -1,7 +1,6 @@
 """Messages are found by every condition there is, in every order, up to the limit."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from reliablepub.outbox.admin.selection import (
     find,
     find_ids,
 )
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
 
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 LATE = Outcome(OutcomeKind.EXPIRED, 0, "its deadline passed")
 
 

@@ -16,31 +16,28 @@ import pytest
 
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import location
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.forks import open_files
 from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files, warn_of_folder
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
-from reliablepub.outbox.sqlite.status_file import (
-    STATUS_BYTES_MAX,
-    relaying,
-    status_file_path,
-)
+from reliablepub.outbox.sqlite.status_file import STATUS_BYTES_MAX, relaying, status_file_path
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
+from tests.sqlite import sql
 
 STRANGER = 65534
 OWNER = 4321
 BODY = b"for the eyes of the owner" * 40
 
-Make = Callable[..., Entry]
 Plant = Callable[[str], str]
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """An outbox in a folder like /tmp: everybody can create files there, and remove their own."""
+    """An outbox in a folder like /tmp: each user can create files there, and remove their own."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     yield folder / "p.db"
@@ -84,10 +81,7 @@ def test_a_planted_file_is_not_adopted(
     shared: Path, stranger: Plant, entry: Make, suffix: str
 ) -> None:
     stranger(f": > p.db{suffix}")
-    for use in (
-        lambda: SqliteStore(shared),
-        lambda: Outbox(shared).enqueue(Message(BODY)),
-    ):
+    for use in (lambda: SqliteStore(shared), lambda: Outbox(shared).enqueue(Message(BODY))):
         with pytest.raises(OutboxError, match=f"p.db{suffix} belongs to user {STRANGER}"):
             use()
     assert shared.with_name(f"p.db{suffix}").read_bytes() == b""
@@ -112,10 +106,7 @@ def test_nor_beside_an_outbox_that_is_there(
 
 
 def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
-    shared: Path,
-    stranger: Plant,
-    child: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Path, stranger: Plant, child: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = location.check_side_files
     looks = 0
@@ -176,9 +167,7 @@ def test_root_takes_over_no_log_that_is_planted_in_between(
 
 
 def test_root_can_share_an_application_s_database(shared: Path, stranger: Plant) -> None:
-    with closing(sqlite3.connect(shared)) as connection, connection:
-        connection.execute("CREATE TABLE t (a)")
-        connection.execute("INSERT INTO t VALUES (7)")
+    sql(shared, "CREATE TABLE t (a)", "INSERT INTO t VALUES (7)")
     for _ in range(2):
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(BODY))
@@ -190,10 +179,7 @@ def test_root_can_share_an_application_s_database(shared: Path, stranger: Plant)
 
 
 def test_without_the_look_the_stranger_would_read_along(
-    shared: Path,
-    stranger: Plant,
-    child: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Path, stranger: Plant, child: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def victim() -> None:
         os.setuid(OWNER)
@@ -209,7 +195,7 @@ def test_without_the_look_the_stranger_would_read_along(
 
 
 @pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
-def test_a_pipe_holds_nobody_up(path: Path, entry: Make, suffix: str) -> None:
+def test_a_pipe_does_not_block(path: Path, entry: Make, suffix: str) -> None:
     fill(path, entry)
     beside = path.with_name(f"outbox.db{suffix}")
     beside.unlink(missing_ok=True)
@@ -303,9 +289,7 @@ def test_a_message_in_a_transaction_of_the_application_goes_into_no_planted_log(
     def victim() -> None:
         os.setuid(OWNER)
         os.umask(0o077)
-        with closing(sqlite3.connect(shared)) as app:
-            app.execute("PRAGMA journal_mode = WAL")
-            app.execute("CREATE TABLE orders (id)")
+        sql(shared, "PRAGMA journal_mode = WAL", "CREATE TABLE orders (id)")
         stranger(": > p.db-wal; : > p.db-shm")
         with closing(sqlite3.connect(shared)) as app:
             app.execute("INSERT INTO orders VALUES (1)")
@@ -339,9 +323,8 @@ def test_of_a_status_file_no_more_is_read_than_one_can_have(path: Path, entry: M
 
 
 def test_folders_that_others_can_write_to_are_warned_of_once(
-    shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    shared: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(location.LOGGER, "disabled", False)
     root = shared.parent
     me, my_group = os.geteuid(), os.getegid()
     cases = [

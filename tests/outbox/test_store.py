@@ -25,10 +25,11 @@ from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import lock_path
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
+from tests.outbox.conftest import Make
 from tests.outbox.shim import shim
+from tests.outcomes import RETURNED
+from tests.sqlite import sql
 
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 EXPIRED = Outcome(OutcomeKind.EXPIRED, 0, "too late")
 ALL = {"limit": 1000, "bytes_max": 10**9}
 
@@ -331,10 +332,9 @@ def test_old_history_of_confirmed_messages_is_forgotten(path: Path, entry: Make)
 
 def test_runs_are_written_down(path: Path) -> None:
     SqliteStore(path, clock=lambda: 5.0).close()
-    with closing(sqlite3.connect(path)) as connection:
-        ((run, pid, started, ended),) = connection.execute(
-            "SELECT id, pid, started_at, ended_at FROM reliablepub_runs"
-        )
+    ((run, pid, started, ended),) = sql(
+        path, "SELECT id, pid, started_at, ended_at FROM reliablepub_runs"
+    )
     assert (run, pid, started, ended) == (1, os.getpid(), 5.0, 5.0)
 
 
@@ -359,7 +359,7 @@ def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Mak
     ]
     assert snapshot.counters.open == 2
     assert snapshot.counters.open_bytes == sum(e.message.size for e in found)
-    assert not store.changed_elsewhere()  # our own commit is not somebody else's
+    assert not store.changed_elsewhere()  # our own commit does not count
 
 
 def test_only_one_relay_at_a_time(store: SqliteStore, path: Path) -> None:
@@ -370,7 +370,7 @@ def test_only_one_relay_at_a_time(store: SqliteStore, path: Path) -> None:
 def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) -> None:
     loser = SqliteStore(path)
     loser.commit(Changes(new=[one := entry()]))
-    lock_path(path).unlink()  # somebody "repaired" the outbox by removing the lock
+    lock_path(path).unlink()  # an operator "repaired" the outbox by removing the lock
     with closing(SqliteStore(path)) as winner:
         with pytest.raises(OutboxInUse, match="taken over by process"):
             loser.commit(Changes(confirmed=[one]))
@@ -493,12 +493,12 @@ def test_a_damaged_row_is_parked_and_never_sent(
     for one in new:
         one.due_at = due_at
     store.commit(Changes(new=new))
-    with closing(sqlite3.connect(store.path)) as other, other:
-        is_sql = isinstance(value, str) and value.startswith("CAST")
-        other.execute(
-            f"UPDATE reliablepub_messages SET {column} = {value if is_sql else '?'} WHERE id = 2",
-            () if is_sql else (value,),
-        )
+    is_sql = isinstance(value, str) and value.startswith("CAST")
+    sql(
+        store.path,
+        f"UPDATE reliablepub_messages SET {column} = {value if is_sql else '?'} WHERE id = 2",
+        values=() if is_sql else (value,),
+    )
     if due_at is None:
         found = store.read_ready(1, 9, limit=2, bytes_max=10**9)[0]
     else:
@@ -540,8 +540,7 @@ def test_a_damaged_row_that_finds_no_room_among_the_parked_is_not_sent_either(
     store: SqliteStore, entry: Make
 ) -> None:
     store.commit(Changes(new=[entry(body=bytes(100_000))]))
-    with closing(sqlite3.connect(store.path)) as other, other:
-        other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
+    sql(store.path, "UPDATE reliablepub_messages SET exchange = 'other'")
     store.commit(Changes(new=[entry(body=bytes(100_000))]))  # takes the pages that this has freed
     (pages,) = store._writer.opened().execute("PRAGMA page_count").fetchone()
     for pages_max, parked in ((pages, 0), (10 * pages, 1)):
@@ -554,8 +553,7 @@ def test_what_else_keeps_a_damaged_row_from_being_parked_is_an_error(
     store: SqliteStore, entry: Make
 ) -> None:
     store.commit(Changes(new=[entry()]))
-    with closing(sqlite3.connect(store.path)) as other, other:
-        other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
+    sql(store.path, "UPDATE reliablepub_messages SET exchange = 'other'")
 
     def refuse(action: int, table: str | None, *_: object) -> int:
         is_park = action == sqlite3.SQLITE_INSERT and table == "reliablepub_parked"
@@ -570,8 +568,7 @@ def test_each_damaged_row_is_told_of_however_many_reads_find_them(
     store: SqliteStore, entry: Make
 ) -> None:
     store.commit(Changes(new=[entry(), entry()]))
-    with closing(sqlite3.connect(store.path)) as other, other:
-        other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
+    sql(store.path, "UPDATE reliablepub_messages SET exchange = 'other'")
     for id_ in (1, 2):
         assert store.read_ready(id_, id_, **ALL)[0] == []
     assert [row.id for row in store.damaged()] == [1, 2]

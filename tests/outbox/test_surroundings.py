@@ -4,8 +4,6 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +11,12 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.environment import look_around
 from reliablepub.outbox.sqlite.store import SqliteStore
-
-Make = Callable[..., Entry]
+from tests.outbox.conftest import Make
+from tests.sqlite import sql
 
 
 def test_addresses_are_told_in_order(path: Path) -> None:
@@ -35,8 +33,7 @@ def test_what_the_file_is_told_of_itself(path: Path) -> None:
     around = look_around(path)
     assert (around.sqlite, around.journal) == (sqlite3.sqlite_version, "wal")
     assert around.is_shared is False
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id)")
+    sql(path, "CREATE TABLE orders (id)")
     assert look_around(path).is_shared is True
 
 

@@ -16,15 +16,15 @@ from reliablepub.errors import (
     OutboxUnsure,
 )
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import transactions
 from reliablepub.outbox.sqlite.location import Place, WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
-from tests.writers import writer_of
+from tests.outbox.conftest import Make
+from tests.sqlite import writer_of
 
-Make = Callable[..., Entry]
 FULL, IOERR_FSYNC = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_FSYNC
 
 

@@ -10,12 +10,11 @@ import pytest
 
 from reliablepub.errors import OutboxForked, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.conftest import Make
 from tests.outbox.shim import IOERR_FSYNC, Shim, shim
-
-Make = Callable[..., Entry]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The views row by row: each row once, in order, however many pieces they come in."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,13 +7,11 @@ import pytest
 from reliablepub.errors import ConfigurationError, NotAnOutbox
 from reliablepub.outbox.admin import inspection
 from reliablepub.outbox.admin.inspection import VIEWS, read_view
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
-
-Make = Callable[..., Entry]
-RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])

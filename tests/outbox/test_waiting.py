@@ -1,7 +1,7 @@
 """What waits in a store: for its turn, its time, its end, its destination."""
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -21,11 +21,11 @@ from reliablepub.outbox.entry import (
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.outcome import Outcome, OutcomeKind
+from tests.outbox.conftest import Make
+from tests.outcomes import REFUSED
+from tests.sqlite import sql
 
-Make = Callable[..., Entry]
 ALL = {"limit": 1000, "bytes_max": 10**9}
-REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
 def ids(entries: list[Entry]) -> list[int]:
@@ -228,8 +228,7 @@ def test_exchanges_for_which_messages_wait_are_found_on_disk(
     expected = [HeldExchange("a", 2, 101.0), HeldExchange("b", 2, 100.0)]
     assert store.held_exchanges(9) == expected
     assert store.held_exchanges(1) == expected[:1]
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE reliablepub_messages SET exchange = CAST(x'ff' AS TEXT) WHERE id = 1")
+    sql(path, "UPDATE reliablepub_messages SET exchange = CAST(x'ff' AS TEXT) WHERE id = 1")
     assert [one.exchange for one in store.held_exchanges(9)] == ["a", "b", None]
 
 
@@ -239,7 +238,6 @@ def test_what_is_held_is_found_by_an_index(store: SqliteStore, path: Path) -> No
     values = {"exchange": "", "routing_key": "", "id": 0, "limit": 1}
     with closing(sqlite3.connect(path)) as db:
         for name in (*names, *counts):
-            sql = QUERIES[name]
             given = (1,) if name == "held_exchanges" else values
-            [*plan] = db.execute(f"EXPLAIN QUERY PLAN {sql}", given)
+            [*plan] = db.execute(f"EXPLAIN QUERY PLAN {QUERIES[name]}", given)
             assert all("reliablepub_messages_held" in row[3] for row in plan), (name, plan)

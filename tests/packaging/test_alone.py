@@ -82,7 +82,7 @@ def test_the_consumer_uses_every_public_verb() -> None:
         (reliablepub.OutboxKeys, {"read"}),
     ],
 )
-def test_nobody_is_offered_what_only_the_house_may_call(kind: type, offered: set[str]) -> None:
+def test_private_methods_are_not_offered(kind: type, offered: set[str]) -> None:
     assert {name for name in dir(kind) if not name.startswith("_")} == offered
 
 

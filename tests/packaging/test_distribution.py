@@ -27,7 +27,7 @@ FILES = {
         "mkdocs.yml",
         "pyproject.toml",
         "PKG-INFO",
-    ),
+    )
 }
 FOLDERS = (".ci", "docs", "examples", "reliablepub", "spark_sink", "tests")
 
@@ -61,7 +61,7 @@ def test_the_wheel_of_the_source_distribution_is_the_wheel(built: Built, tmp_pat
     (unpacked,) = tmp_path.iterdir()
     (wheel,) = WheelBuilder(str(unpacked)).build(directory=str(tmp_path), versions=["standard"])
     assert Built(Path(wheel), built.sdist).in_wheel == built.in_wheel
-    # Another folder, other times: what anybody builds is what was released, bit by bit.
+    # Another folder and other times: every build is equal to the release, bit by bit.
     assert Path(wheel).read_bytes() == built.wheel.read_bytes()
 
 

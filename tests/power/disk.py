@@ -5,8 +5,6 @@ once the folder is synced. Of what is not synced, any sectors and any changes of
 none, in any order; only changes of the same name keep theirs. Must never know: what the files hold.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

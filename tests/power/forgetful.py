@@ -9,8 +9,6 @@ another file system on a loop device above an image in it. It runs in a process 
 the folder: the kernel keeps none of them, so each is done before the call returns.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -229,10 +227,4 @@ class Forgetful(mfusepy.Operations):
 
 if __name__ == "__main__":
     with Path(sys.argv[2]).open("wb") as file:
-        mfusepy.FUSE(
-            Forgetful(file),
-            sys.argv[1],
-            foreground=True,
-            nothreads=True,
-            use_ino=True,
-        )
+        mfusepy.FUSE(Forgetful(file), sys.argv[1], foreground=True, nothreads=True, use_ino=True)

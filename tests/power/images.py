@@ -7,8 +7,6 @@ flush of its journal is a sync. What is left of the image after a power cut is m
 that the journal is replayed by the kernel's own code.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

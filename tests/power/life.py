@@ -9,8 +9,6 @@ which it marks in the log of the file system (`forgetful`). Must never know: wha
     gone m7        that call has returned
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random
@@ -26,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
+from tenacity import stop_never, wait_fixed
 
 from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.errors import OutboxDiskFailed, OutboxUnsure
@@ -39,11 +37,12 @@ from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.relay.relay import Relay
 from tests.chaos.nursery import main
 from tests.outbox import shim as vfs
+from tests.policies import ONCE
 from tests.power.mounts import Orders, Trouble
 
 RETRY: Final = RetryPolicy(
     nacked=Retries(stop_never, wait_fixed(3600)),  # stays open, and waits
-    returned=Retries(stop_after_attempt(1), wait_none()),  # is parked
+    returned=ONCE,  # is parked
     breaker=None,
 )
 KEYS: Final = {"q": 6, "nowhere": 2, "limited": 2}

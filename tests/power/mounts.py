@@ -3,8 +3,6 @@
 Knows: its process, its orders, its log. Must never know: FUSE.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -64,8 +62,6 @@ class Trouble:
 
 
 CHANGES: Final = ("write", "truncate", "create", "unlink", "rename", "fsync", "fsyncdir")
-ALLOCATES: Final = ("write", "truncate", "create")
-"""Calls that need room on the disk."""
 
 
 class Orders:
@@ -110,7 +106,7 @@ class Mounted:
 
 
 def need_mounts() -> None:
-    """Skip the test, and say so, where nobody may mount; as root nothing is skipped."""
+    """Skip the test, and say so, where mounting is not permitted; as root nothing is skipped."""
     if os.geteuid():
         pytest.skip("mounting a file system that fails needs root")
 

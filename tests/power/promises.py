@@ -4,8 +4,6 @@ Knows: the marks of a life, and an outbox as the next process finds it. Must nev
 synced.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -47,7 +45,7 @@ class Promises:
         Raises:
             AssertionError: it is not.
             sqlite3.Error: the file cannot be read.
-            OutboxError: likewise.
+            OutboxError: it cannot be read.
         """
         must = self._promised - self._released
         open_, parked, confirmed = found(path)

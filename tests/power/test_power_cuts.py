@@ -43,13 +43,6 @@ def nursery() -> Iterator[Nursery]:
         yield nursery
 
 
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
-
-
 @contextmanager
 def broker_that_marks(orders: Orders) -> Iterator[FakeBroker]:
     """A broker that writes down what it takes responsibility for, before it says so."""

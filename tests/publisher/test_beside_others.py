@@ -15,6 +15,7 @@ from reliablepub import Message, Outbox, Publisher
 from reliablepub.hooks import AttemptEnded
 from reliablepub.relay import elsewhere, relay
 from reliablepub.testing import FakeBroker
+from tests.waiting import until
 
 NEVER_S = 3_600.0
 ENQUEUE = """
@@ -42,11 +43,6 @@ class Confirmed:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
-@pytest.fixture
 def confirmed(
     fake_broker: FakeBroker, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Confirmed]:
@@ -60,8 +56,7 @@ def confirmed(
         assert own is not None
         for module, name in ((elsewhere, "POLL_S"), (elsewhere, "REST_S"), (relay, "LOOK_S")):
             monkeypatch.setattr(module, name, NEVER_S)
-        while not (bell := own._elsewhere._bell) or not bell.is_armed:
-            time.sleep(0.01)
+        until(lambda: (bell := own._elsewhere._bell) and bell.is_armed)
         own._elsewhere._pause_s = NEVER_S
         own._look_at = own._elsewhere.look_at = time.monotonic() + NEVER_S
         yield confirmed

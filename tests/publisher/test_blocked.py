@@ -19,6 +19,7 @@ from reliablepub import Link, Message, OutboxFull, Publisher
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 BODY = bytes(2_048)
 MIB = 1024 * 1024
@@ -35,8 +36,7 @@ def messages(count: int, queue: str = "q") -> Iterator[Message]:
 def wait_blocked(publisher: Publisher, queue: str = "q") -> None:
     """RabbitMQ tells only those who publish; so one message is on the wire."""
     publisher.publish(b"first", routing_key=queue)
-    while publisher.status.link is not Link.BLOCKED:
-        time.sleep(0.005)
+    until(lambda: publisher.status.link is Link.BLOCKED)
 
 
 @pytest.fixture
@@ -108,8 +108,7 @@ def test_in_an_alarm_without_a_disk_the_limit_makes_callers_wait(fake: FakeBroke
 
         caller = threading.Thread(target=lambda: publisher.publish_many(offered()).wait(60))
         caller.start()
-        while publisher.status.open < 501:
-            time.sleep(0.005)
+        until(lambda: publisher.status.open >= 501)
         time.sleep(0.2)
         assert taken < 5_000, "and so takes no more from its source"
         assert publisher.status.open <= 1_000
@@ -123,7 +122,7 @@ def test_in_an_alarm_without_a_disk_the_limit_makes_callers_wait(fake: FakeBroke
 def test_ten_minutes_of_alarm_cost_no_memory(rabbitmq_node: RabbitMQNode, tmp_path: Path) -> None:
     """As many are offered as the machine lets one caller store, up to 5 000 a second."""
     probe = AmqpProbe(rabbitmq_node.url)
-    # Of millions it keeps few: nobody consumes them, and they would cause an alarm of their own.
+    # Of millions it keeps few: no consumer takes them, and they would cause an alarm of their own.
     queue = probe.declare_queue(arguments={"x-max-length": 1_000})
     with Publisher(rabbitmq_node.url, outbox=tmp_path / "o.db", close_timeout_s=60) as publisher:
         publisher.publish_many(messages(20_000, queue)).wait(60)

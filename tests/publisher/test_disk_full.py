@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from reliablepub import Outbox, Publisher
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.testing import FakeBroker
 from tests.disks import KINDS, fill, give_back, small_disk
+from tests.waiting import until
 
 ENQUEUE = """
 import sys, time
@@ -56,7 +56,9 @@ def test_more_goes_through_a_disk_than_fits_on_it(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_disk_that_somebody_else_has_filled_is_told_and_drains(tmp_path: Path, kind: str) -> None:
+def test_a_disk_that_another_program_has_filled_is_told_and_drains(
+    tmp_path: Path, kind: str
+) -> None:
     """With enqueuers that press on; a little that is freed goes to the relay, and more to them."""
     with small_disk(tmp_path, kind, 24) as disk, FakeBroker() as broker:
         path = disk / "outbox.db"
@@ -65,18 +67,11 @@ def test_a_disk_that_somebody_else_has_filled_is_told_and_drains(tmp_path: Path,
             command = [sys.executable, "-c", ENQUEUE, str(path), "200"]
             enqueuers = [subprocess.Popen(command) for _ in range(2)]
             try:
-                until = time.monotonic() + TIMEOUT_S
-                while publisher.status.counters.stored < 20:
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
+                until(lambda: publisher.status.counters.stored >= 20, TIMEOUT_S)
                 filler = fill(disk)
-                while not publisher.status.reason.startswith("disk full"):
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
+                until(lambda: publisher.status.reason.startswith("disk full"), TIMEOUT_S)
                 give_back(filler, min(3 * 1024 * 1024, filler.stat().st_size))
-                while publisher.status.open:  # what is there drains, whatever it takes for more
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
+                until(lambda: not publisher.status.open, TIMEOUT_S)  # what is there drains
                 filler.unlink()
                 for enqueuer in enqueuers:
                     assert enqueuer.wait(TIMEOUT_S) == 0
@@ -85,7 +80,5 @@ def test_a_disk_that_somebody_else_has_filled_is_told_and_drains(tmp_path: Path,
                     enqueuer.kill()
             counters = publisher.flush(TIMEOUT_S).counters
             assert (counters.stored, counters.confirmed) == (400, 400)
-            while publisher.status.reason:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            until(lambda: not publisher.status.reason, TIMEOUT_S)
         assert Ballast(path).is_whole

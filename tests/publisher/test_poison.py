@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pika
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import Message, Outbox, Publisher, RetryPolicy
 from tests.amqp_probe import AmqpProbe
+from tests.policies import ONCE
 
 COUNT = 10_000
 
@@ -38,7 +38,7 @@ def test_three_bad_ones_among_ten_thousand_in_flight(rabbitmq: AmqpProbe, tmp_pa
     with Publisher(
         rabbitmq.url,
         outbox=outbox,
-        retry=RetryPolicy(refused=Retries(stop_after_attempt(1), wait_none())),
+        retry=RetryPolicy(refused=ONCE),
         window_min=COUNT,
         window_max=COUNT,
         window_bytes_max=64 * 1024 * 1024,

@@ -1,16 +1,14 @@
-"""What the application has us call may call us, block and log: nobody waits for ever."""
+"""Callbacks may call the publisher, block and log: no thread waits forever."""
 
 import asyncio
 import logging
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -20,7 +18,6 @@ from reliablepub import (
     Publisher,
     PublisherFailed,
     RelayHeldUp,
-    Retries,
     WrongEventLoop,
     WrongThread,
 )
@@ -29,9 +26,9 @@ from reliablepub.hooks import LinkChanged, MessageStored
 from reliablepub.relay import thread
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
+from tests.waiting import until, until_async
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
-ONCE = Retries(stop_after_attempt(1), wait_none())
 
 
 @pytest.fixture
@@ -45,26 +42,11 @@ def outbox(tmp_path: Path) -> Path:
     return tmp_path / "outbox.db"
 
 
-@pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `logging.config` of another test's may have disabled our loggers."""
-    for name in ("hooks", "link", "messages", "relay"):
-        monkeypatch.setattr(logging.getLogger(f"reliablepub.{name}"), "disabled", False)
-
-
 def lose_connection(broker: FakeBroker, publisher: Publisher) -> None:
     """Have the connection cut, and wait until there is another one."""
     connects = publisher.status.connects
     broker.drop_connections()
     until(lambda: publisher.status.connects > connects)
-
-
-def until(is_true: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 100
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Hook:
@@ -85,9 +67,7 @@ class Hook:
 # -------------------------------------------------------------------- callbacks that call us
 
 
-def test_whoever_waits_for_the_relay_on_its_own_thread_is_told_so(
-    broker: FakeBroker, outbox: Path
-) -> None:
+def test_a_wait_for_the_relay_on_its_own_thread_raises(broker: FakeBroker, outbox: Path) -> None:
     hook = Hook()
     with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
         later = datetime.now(UTC) + timedelta(days=1)
@@ -167,10 +147,7 @@ def test_a_hook_that_waits_for_the_loop_which_waits_for_the_relay_is_not_for_eve
 
             hook.call = wait_for_the_loop
             await publisher.publish(b"x", routing_key="q")
-            for _ in range(1000):
-                if hook.raised:
-                    break
-                await asyncio.sleep(0.01)
+            await until_async(lambda: hook.raised)
             assert isinstance(hook.raised.pop(), RelayHeldUp)
             await (await publisher.publish(b"z", routing_key="q"))
             status = await publisher.flush(30)
@@ -211,18 +188,8 @@ def test_a_lock_of_the_applications_around_publish_and_in_a_hook_is_not_for_ever
 # -------------------------------------------------------------------- logging
 
 
-@pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    root.setLevel(logging.INFO)
-    yield root
-    root.setLevel(level)
-    root.handlers[:] = handlers
-
-
 def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
-    broker: FakeBroker, outbox: Path, root: logging.Logger
+    broker: FakeBroker, outbox: Path, root_logger: logging.Logger
 ) -> None:
     hang, release = threading.Event(), threading.Event()
 
@@ -235,7 +202,7 @@ def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
             raise SystemExit("by a handler")
 
     bad = Bad()
-    root.addHandler(bad)
+    root_logger.addHandler(bad)
     try:
         with Publisher(broker.url, outbox=outbox) as publisher:
             for _ in range(2):
@@ -244,21 +211,20 @@ def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
                 hang.set()
     finally:
         release.set()
-        root.removeHandler(bad)
+        root_logger.removeHandler(bad)
 
 
 def test_what_the_rooms_below_log_on_the_relays_thread_waits_for_no_handler_either(
-    outbox: Path, root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+    outbox: Path, root_logger: logging.Logger
 ) -> None:
     logger, said = logging.getLogger("reliablepub.outbox"), list[str]()
-    monkeypatch.setattr(logger, "disabled", False)
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said.append(f"{threading.current_thread().name}: {record.getMessage()}")
 
     handler, hook = Handler(), Hook(lambda: logger.warning("said %s", "below"))
-    root.addHandler(handler)
+    root_logger.addHandler(handler)
     with Publisher(AWAY, outbox=outbox, hooks=[hook], close_timeout_s=0) as publisher:
         handler.acquire()
         try:
@@ -269,7 +235,7 @@ def test_what_the_rooms_below_log_on_the_relays_thread_waits_for_no_handler_eith
         until(lambda: said.count("reliablepub-log: said below") == 2)
     logger.warning("on the caller's own")
     assert f"{threading.current_thread().name}: on the caller's own" in said
-    root.removeHandler(handler)
+    root_logger.removeHandler(handler)
 
 
 # -------------------------------------------------------------------- a relay that fails

@@ -14,8 +14,8 @@ from reliablepub.testing import FakeBroker
 from reliablepub.transport.pika_hooks import hooks
 from tests.certificates import broker_with, signed
 from tests.chaos.proxy import Proxy
-from tests.conformance.test_survival import wait_until
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def assert_refused(url: str, outbox: Path, words: str, context: ssl.SSLContext |
     """Nothing is sent, everything is kept, and the reason can be read."""
     with Publisher(url, outbox=outbox, ssl_context=context, close_timeout_s=0) as publisher:
         publisher.publish(b"secret", routing_key="q")
-        wait_until(lambda: publisher.status.reason != "")
+        until(lambda: publisher.status.reason != "")
         assert words in publisher.status.reason.lower()
         assert publisher.status.is_refused or "EOF" in publisher.status.reason
         assert publisher.status.connects == 0
@@ -49,16 +49,17 @@ def assert_refused(url: str, outbox: Path, words: str, context: ssl.SSLContext |
         assert "guest" not in publisher.status.reason
 
 
-@pytest.mark.parametrize("is_hooked", [True, False])
-def test_a_trusted_broker_gets_the_message(
-    tls_broker: FakeBroker,
-    certificate: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_hooked: bool,  # noqa: FBT001
-) -> None:
-    if not is_hooked:
+@pytest.fixture(params=["hooks", "the public way"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through pika."""
+    if request.param == "the public way":
         monkeypatch.setattr(hooks, "_why_off", "a test takes the other way")
+
+
+@pytest.mark.usefixtures("_both_ways")
+def test_a_trusted_broker_gets_the_message(
+    tls_broker: FakeBroker, certificate: Path, tmp_path: Path
+) -> None:
     context = trusting(certificate)
     with Publisher(tls_broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
         receipts = [publisher.publish(bytes(size), routing_key="q") for size in (0, 10, 300_000)]
@@ -67,19 +68,13 @@ def test_a_trusted_broker_gets_the_message(
     assert [len(message.body) for message in tls_broker.messages("q")] == [0, 10, 300_000]
 
 
-@pytest.mark.parametrize("is_hooked", [True, False])
+@pytest.mark.usefixtures("_both_ways")
 def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
-    tls_broker: FakeBroker,
-    certificate: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_hooked: bool,  # noqa: FBT001
+    tls_broker: FakeBroker, certificate: Path, tmp_path: Path
 ) -> None:
     """What TLS makes of the bytes is more than what was written, and leaves just as well."""
-    if not is_hooked:
-        monkeypatch.setattr(hooks, "_why_off", "a test takes the other way")
     with Proxy(tls_broker.port, held_bytes=16 * 1024) as proxy:
-        proxy.bytes_per_s = 250_000
+        proxy.bytes_per_s = 400_000
         with Publisher(
             proxy.url.replace("amqp:", "amqps:"),
             outbox=tmp_path / "o.db",
@@ -92,7 +87,7 @@ def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
     assert len(tls_broker.messages("q")) == 1
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_by_default(
+def test_an_untrusted_certificate_is_refused_by_default(
     tls_broker: FakeBroker, tmp_path: Path
 ) -> None:
     assert_refused(tls_broker.url, tmp_path / "o.db", "certificate", None)
@@ -132,15 +127,15 @@ def test_a_client_shows_its_certificate(certificate: Path, tmp_path: Path) -> No
 
 @pytest.mark.rabbit
 @pytest.mark.usefixtures("rabbitmq_node")  # which says what to do where there is no RabbitMQ
-def test_rabbitmq_takes_who_shows_a_certificate_and_nobody_else(
+def test_rabbitmq_takes_only_clients_that_show_a_certificate(
     certificate: Path, tmp_path: Path
 ) -> None:
     with RabbitMQNode(tls=certificate) as node:
         context, prompt = trusting(certificate, shown=certificate), RetryPolicy.prompt()
         with Publisher(node.amqps_url, outbox=None, ssl_context=context, retry=prompt) as publisher:
             receipt = publisher.publish(b"x", routing_key="nobody-is-bound-here")
-            wait_until(lambda: publisher.status.connects == 1)
-            wait_until(lambda: receipt.is_settled)
+            until(lambda: publisher.status.connects == 1)
+            until(lambda: receipt.is_settled)
         assert_refused(node.amqps_url, tmp_path / "none.db", "", trusting(certificate))
         assert_refused(node.amqps_url, tmp_path / "default.db", "certificate", None)
 
@@ -158,7 +153,7 @@ def test_a_host_name_is_resolved_anew_for_each_attempt(
             if host != "broker.example":
                 return real(host, *arguments, **options)
             asked.append(host)
-            where = "127.0.0.1" if len(asked) > 2 else "127.0.0.2"  # nobody listens there
+            where = "127.0.0.1" if len(asked) > 2 else "127.0.0.2"  # nothing listens there
             return real(where, *arguments, **options)
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)

@@ -9,8 +9,8 @@ from reliablepub import Credentials, Link, PasswordFile, Publisher, TopologyErro
 from reliablepub.testing import FakeBroker, NodeOptions, Permissions
 from reliablepub.topology import Binding, Exchange, Queue, Topology
 from tests.amqp_probe import AmqpProbe, unique
-from tests.conformance.test_survival import wait_until
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 
 def wanted(*, declare: bool = True) -> Topology:
@@ -72,7 +72,7 @@ def test_while_the_broker_is_not_so_nothing_is_sent_and_nothing_refused(
     topology = Topology(queues=[Queue(queue)], declare=False)
     with Publisher(broker.url, outbox=tmp_path / "o.db", topology=topology) as publisher:
         receipt = publisher.publish(b"x", routing_key=queue)
-        wait_until(lambda: f"queue '{queue}': 404" in publisher.status.reason)
+        until(lambda: f"queue '{queue}': 404" in publisher.status.reason)
         assert publisher.status.link is not Link.CONNECTED
         assert publisher.status.counters.open == 1
         broker.declare_queue(queue)

@@ -11,6 +11,8 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.relay.scripted import World
 from tests.stores import STORES, open_store, outbox_of
 
+Build = Callable[..., World]
+"""Builds a relay; its arguments are options of `World`."""
 ABOUT_STORES = (
     "test_clock_steps",
     "test_loading",
@@ -32,11 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.soak)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     store = open_store(outbox_of(request.param, request, tmp_path))
@@ -52,7 +49,7 @@ def sqlite(path: Path) -> Iterator[SqliteStore]:
 
 
 @pytest.fixture
-def world(store: Store) -> Callable[..., World]:
+def world(store: Store) -> Build:
     """Build a relay on the store, connected and with an open channel."""
 
     def build(**options: Any) -> World:

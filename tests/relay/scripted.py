@@ -3,10 +3,8 @@
 No threads, sockets or sleeps: the test says what the broker answers, and what time it is.
 """
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tenacity import stop_after_attempt
@@ -137,7 +135,7 @@ class WatchedStore:
 
 @dataclass
 class Told:
-    """Whoever handed a chunk over, and what they were told, in order."""
+    """The caller that handed a chunk over, and what it was told, in order."""
 
     log: list[str] = field(default_factory=list)
     is_stored: bool = False
@@ -298,8 +296,3 @@ class World:
 def disk_full(_turn: Changes) -> ReliablePubError:
     """For `WatchedStore.fails`: there is no space, whatever is committed."""
     return OutboxDiskFull("the disk is full")
-
-
-def new_outbox() -> Path:
-    """A path in a folder of its own; hypothesis runs many in one test."""
-    return Path(tempfile.mkdtemp(prefix="relay-")) / "outbox.db"

@@ -77,7 +77,7 @@ def test_figures_are_shown_once_a_second_and_only_new_ones(
 def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
     outbox = tmp_path / "o.db"
     write_status_file(outbox, {"link": "connected"})
-    assert not relaying(outbox).status, "nobody relays"
+    assert not relaying(outbox).status, "no relay runs"
     lease = RelayLock(outbox)
     assert relaying(outbox).status == {"pid": os.getpid(), "link": "connected"}
     assert status_file_path(outbox).stat().st_mode & 0o777 == 0o600
@@ -95,7 +95,7 @@ def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
     lease.release()
 
 
-def test_a_draft_that_was_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_draft_that_was_left_is_replaced(tmp_path: Path) -> None:
     outbox = tmp_path / "o.db"
     (tmp_path / "o.db.relay.new").write_text("half of")
     write_status_file(outbox, {})
@@ -103,6 +103,6 @@ def test_a_draft_that_was_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert not (tmp_path / "o.db.relay.new").exists()
 
 
-def test_a_picture_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+def test_a_status_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     write_status_file(tmp_path / "nowhere" / "o.db", {})
     remove_status_file(tmp_path / "nowhere" / "o.db")

@@ -3,7 +3,6 @@
 Nor does a message expire earlier or later than its sender said.
 """
 
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
 from tests.relay.scripted import Time, Told, World, patient
+from tests.sqlite import sql
 
 HOUR = 3_600.0
 
@@ -291,14 +291,15 @@ def test_what_another_process_stored_by_the_new_clock_is_not_set_again(
         world.turn()
         set_clock(world, ahead)
         time.now += 0.02
-        with closing(sqlite3.connect(path)) as other, other:  # as Outbox.enqueue, by that clock
-            other.execute(
-                "INSERT INTO reliablepub_messages "
-                "SELECT 99, 'new', exchange, routing_key, properties, ?, due_at, nacked, returned, "
-                "refused, uncertain, size, checksum, body, ?, ordering_key, refused_at "
-                "FROM reliablepub_messages",
-                (time.wall, time.wall + 60.0),
-            )
+        # as Outbox.enqueue, by that clock
+        sql(
+            path,
+            "INSERT INTO reliablepub_messages "
+            "SELECT 99, 'new', exchange, routing_key, properties, ?, due_at, nacked, returned, "
+            "refused, uncertain, size, checksum, body, ?, ordering_key, refused_at "
+            "FROM reliablepub_messages",
+            values=(time.wall, time.wall + 60.0),
+        )
         world.turn(after_s=0.03)
         found = dict(rows(path, "SELECT message_id, expires_at FROM reliablepub_messages"))
         assert found["old"] == pytest.approx(time.wall + 59.95)
@@ -377,5 +378,4 @@ def test_what_waits_for_a_destination_waits_no_longer_and_is_given_up_no_earlier
 
 
 def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(query).fetchall()
+    return sql(path, query)

@@ -1,6 +1,5 @@
 """Deadlines and delays of messages: in memory and on disk, with and without a broker."""
 
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +14,9 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.elsewhere import POLL_S
+from tests.relay.conftest import Build
 from tests.relay.scripted import Time, Told, World, disk_full, patient
 
-Build = Callable[..., World]
 EXPIRED = OutcomeKind.EXPIRED
 NOT_SENT = Outcome(EXPIRED, 0, "not sent", Persistence.NOT_WRITTEN)
 MAYBE = Outcome(EXPIRED, 0, "may have arrived", Persistence.POSSIBLY_PERSISTED)
@@ -248,7 +247,9 @@ def test_what_another_process_put_in_expires_without_being_read_first(
     assert ledger(w) == (0, 0, 1, 2)
 
 
-def test_whoever_retries_an_expired_message_still_wants_it(sqlite: SqliteStore, path: Path) -> None:
+def test_an_expired_message_that_is_retried_has_no_deadline(
+    sqlite: SqliteStore, path: Path
+) -> None:
     w = World(sqlite)
     w.hand_over("a", expires_in_s=5.0)
     w.turn()
@@ -319,9 +320,7 @@ def test_the_story_of_a_message_tells_its_attempts_and_its_end(sqlite: SqliteSto
 # -------------------------------------------------------------------- clocks that are set
 
 
-def test_a_clock_that_is_set_back_expires_nothing_twice_and_nothing_too_early(
-    world: Build,
-) -> None:
+def test_a_clock_that_is_set_back_expires_nothing_twice_and_nothing_too_early(world: Build) -> None:
     w = world()
     wall = w.time.now
     w.relay._clock = Clock(lambda: w.time.now, lambda: wall, lambda: 0.0)
@@ -428,7 +427,7 @@ def test_a_clock_that_is_set_forward_makes_it_due_and_one_set_back_lets_it_wait(
     assert w.sent == ["a", "b"]
 
 
-def test_nobody_who_flushes_waits_for_tomorrow(world: Build) -> None:
+def test_a_flush_does_not_wait_for_a_delayed_message(world: Build) -> None:
     w = world(policy=patient(3, 1.0))
     w.hand_over("tomorrow", not_before=in_s(w, 86_400.0))
     w.turn()

@@ -16,9 +16,8 @@ from reliablepub.outbox.entry import Changes, Store
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.relay import COMMIT_RETRY_S
+from tests.relay.conftest import Build
 from tests.relay.scripted import World, disk_full
-
-Build = Callable[..., World]
 
 
 def nothing_fails(_turn: Changes) -> None:

@@ -1,4 +1,4 @@
-"""Confirms that trickle in are taken in together, where nobody waits for them."""
+"""Confirms that trickle in are taken in together, unless a caller waits for them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -40,7 +40,7 @@ class Trickle:
         ([["a"], ["b"], ["c"]], 2, 2),  # until there is a hurry
         ([["a"], ["b"]], 0, 1),
         ([["a"], [], ["c"]], 100, 2),  # until nothing comes
-        ([[], ["b"]], 100, 1),  # somebody else has ended the wait
+        ([[], ["b"]], 100, 1),  # a caller has ended the wait
     ],
 )
 def test_it_looks_again_while_there_is_no_hurry(

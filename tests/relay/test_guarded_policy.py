@@ -11,7 +11,6 @@ from reliablepub.front.receipt import publish_error
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Refusal, Retries, RetryIn, RetryPolicy
-from reliablepub.relay.callbacks import LOGGER
 from tests.relay.scripted import Told, World
 
 FIVE = Retries(stop_after_attempt(5), wait_fixed(10))
@@ -126,12 +125,8 @@ def talks(_refusal: Refusal) -> str:
 
 @pytest.mark.parametrize("decide", [raises, talks])
 def test_a_callback_that_errs_changes_nothing_and_is_logged_once(
-    store: Store,
-    decide: Callable[[Refusal], Any],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, decide: Callable[[Refusal], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(LOGGER, "disabled", False)  # a logging.config of another test's may do so
     w = World(store, policy=RetryPolicy(FIVE, FIVE, FIVE, decide))
     with caplog.at_level(logging.ERROR, "reliablepub"):
         told = refused_once(w)

@@ -7,16 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import Publisher, RetryPolicy, Unroutable
 from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.policy import Retries
 from reliablepub.relay import journal, thread
 from reliablepub.relay.journal import EVENTS, SUM_FIELDS, Journal
 from reliablepub.testing import FakeBroker
+from tests.policies import ONCE
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
 ABOUT = "message m-1 to exchange 'orders' with routing key 'key'"
@@ -27,11 +26,7 @@ TRACED: dict[str, FieldValue] = {
 
 
 @pytest.fixture(autouse=True)
-def log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[pytest.LogCaptureFixture]:
-    for logger in (journal.LINK, journal.MESSAGES):
-        monkeypatch.setattr(logger, "disabled", False)  # a logging.config of another test's may
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     with caplog.at_level(logging.DEBUG, "reliablepub"):
         yield caplog
 
@@ -171,7 +166,7 @@ def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
 def test_a_publisher_logs_its_failures_and_no_secret(
     fake_broker: FakeBroker, log: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    retry = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()))
+    retry = RetryPolicy(returned=ONCE)
     with Publisher(fake_broker.url, outbox=tmp_path / "o.db", retry=retry) as publisher:
         receipt = publisher.publish(b"the body", routing_key="nowhere", message_id="m-1")
         with pytest.raises(Unroutable):

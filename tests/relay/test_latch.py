@@ -16,7 +16,7 @@ def test_it_is_set_once_and_stays_so() -> None:
     assert latch.wait(0)
 
 
-def test_it_wakes_whoever_waits() -> None:
+def test_it_wakes_the_waiting_thread() -> None:
     latch = Latch()
     woken: list[bool] = []
     threads = [

@@ -1,6 +1,5 @@
 """What is on disk only: more than memory holds, what others enqueue, and what falls due."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
+from tests.relay.conftest import Build
 from tests.relay.scripted import World, patient
 
-Build = Callable[..., World]
 LATER = datetime.now(UTC) + timedelta(days=1)
 MANY = [f"m{n}" for n in range(100)]
 

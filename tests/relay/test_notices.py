@@ -172,9 +172,8 @@ def test_pauses_are_told(store: Store) -> None:
 
 
 def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
-    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(LOGGER, "disabled", False)  # a logging.config of another test's may do so
 
     class Broken:
         def on_stored(self, events: Sequence[hooks.MessageStored]) -> None:
@@ -211,7 +210,7 @@ def test_callbacks_are_named_so_that_they_can_be_found() -> None:
     assert named(Listener()) == f"{__name__}.Listener"
 
 
-def test_nothing_is_gathered_for_what_nobody_listens_to(store: Store) -> None:
+def test_events_without_listeners_are_not_collected(store: Store) -> None:
     class Quiet:
         def on_parked(self, events: Sequence[hooks.MessageGivenUp]) -> None:
             raise AssertionError

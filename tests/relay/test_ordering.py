@@ -1,6 +1,5 @@
 """Ordering keys: one message of a key at a time, in their order, whatever happens to each."""
 
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +15,9 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
+from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World, disk_full, patient
 
-Build = Callable[..., World]
 LONG = 10_000_000_000.0
 """Past the real time, at which people's changes fall due."""
 
@@ -65,7 +64,9 @@ def test_each_waits_for_the_confirm_of_the_one_before(world: Build) -> None:
     assert_nothing_is_left(w)
 
 
-def test_keys_do_not_wait_for_each_other_and_nobody_without_a_key_waits(world: Build) -> None:
+def test_keys_do_not_wait_for_each_other_and_messages_without_a_key_do_not_wait(
+    world: Build,
+) -> None:
     w = world()
     w.hand_over("a1", "a2", ordering_key="a")
     w.hand_over("b1", "b2", ordering_key="b")
@@ -234,7 +235,7 @@ def test_whose_time_comes_before_its_turn_waits_for_its_turn(world: Build) -> No
     assert w.sent == ["a"]
     wait_s = w.turn()
     assert wait_s is not None
-    assert wait_s > 0, "and nobody spins over it"
+    assert wait_s > 0, "the relay does not spin"
     confirm_all(w)
     assert w.sent == ["a", "b"]
 
@@ -290,14 +291,14 @@ def held(sqlite: SqliteStore) -> World:
     return w
 
 
-def test_a_parked_message_holds_its_key_where_everybody_can_see_it(
+def test_a_parked_message_holds_its_key_where_operators_see_it(
     sqlite: SqliteStore, path: Path
 ) -> None:
     w = held(sqlite)
     w.hand_over("e", ordering_key="k")
     w.turn(after_s=100.0)
     assert w.sent == ["a", "x", "b"]
-    assert w.relay.lowest_awaited(0, w.time.wall) is None, "nobody who flushes waits for a person"
+    assert w.relay.lowest_awaited(0, w.time.wall) is None, "a flush does not wait for an operator"
     with Outbox(path) as outbox:
         [key] = outbox.held_keys()
         assert (key.ordering_key, key.message_id, key.outcome) == ("k", "b", "nacked")

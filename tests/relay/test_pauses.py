@@ -1,4 +1,4 @@
-"""Destinations that keep refusing: paused, probed, and let go, while everybody else goes on.
+"""Destinations that keep refusing: paused, probed, and let go, while the others go on.
 
 With ordering keys too: who is paused holds those behind it in its key, wherever they go.
 """
@@ -20,6 +20,7 @@ from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
 from reliablepub.relay.status import Paused
 from tests.relay.scripted import Told, World
+from tests.sqlite import sql
 
 FEW = Retries(stop_after_attempt(3), wait_fixed(1))
 POLICY = RetryPolicy(FEW, FEW, FEW, breaker=Breaker(refusals_max=2, pause=wait_fixed(10)))
@@ -29,12 +30,7 @@ def hand_over(w: World, *ids: str, is_keyed: bool = False) -> Told:
     """Messages to the queue, and perhaps of the ordering key, that their ids begin with."""
     told = Told(w.log)
     messages = [
-        Message(
-            b"x",
-            routing_key=id_[0],
-            ordering_key=id_[1] if is_keyed else None,
-            message_id=id_,
-        )
+        Message(b"x", routing_key=id_[0], ordering_key=id_[1] if is_keyed else None, message_id=id_)
         for id_ in ids
     ]
     w.inbox.put(told.chunk_of(messages))
@@ -173,7 +169,7 @@ def test_without_a_connection_nothing_is_probed(store: Store) -> None:
     assert w.session.buffered == 0
 
 
-def test_when_nobody_waits_there_the_pause_is_forgotten(store: Store) -> None:
+def test_without_waiting_messages_the_pause_is_forgotten(store: Store) -> None:
     w = World(store, policy=RetryPolicy(nacked=FEW, breaker=Breaker(1, wait_fixed(10))))
     w.connect()
     told = hand_over(w, "a1")
@@ -260,7 +256,7 @@ def test_a_next_run_without_a_breaker_lets_go_of_all_that_waits(path: Path) -> N
         assert sorted(w.sent) == ["a1", "a2", "a3", "a4"]
 
 
-def test_whoever_waits_for_the_outbox_to_run_empty_waits_for_them_too(store: Store) -> None:
+def test_a_flush_waits_for_them_too(store: Store) -> None:
     w, _ = paused(store)
     settle_held(w)
     hand_over(w, "a5")
@@ -287,7 +283,7 @@ def test_a_strategy_that_fails_is_replaced_by_the_default(store: Store) -> None:
 
 
 def turns(w: World) -> None:
-    """As many as it takes to read whoever is next of its key, and send it."""
+    """As many turns as it takes to read the next message of the key, and send it."""
     for _ in range(4):
         w.turn(is_flushing=True)
 
@@ -554,8 +550,7 @@ def test_more_exchanges_than_are_remembered_are_let_go(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         w, _ = missing(store)
     few = replace(PATIENT, breaker=Breaker(2, wait_fixed(10), destinations_max=1))
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE reliablepub_messages SET exchange = 'z', due_at = 9e999 WHERE id = 3")
+    sql(path, "UPDATE reliablepub_messages SET exchange = 'z', due_at = 9e999 WHERE id = 3")
     with closing(SqliteStore(path)) as store:
         again = World(store, policy=few, time=w.time)
         again.connect()

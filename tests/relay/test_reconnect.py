@@ -2,12 +2,7 @@
 
 import pytest
 
-from reliablepub._core.events import (
-    ChannelClosed,
-    Connected,
-    ConnectionClose,
-    ConnectionLost,
-)
+from reliablepub._core.events import ChannelClosed, Connected, ConnectionClose, ConnectionLost
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay.status import Link

@@ -1,7 +1,5 @@
 """One turn: take in, commit, send, in this order and no other."""
 
-from collections.abc import Callable
-
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
@@ -11,9 +9,8 @@ from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S
 from reliablepub.relay.status import Link
+from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World
-
-Build = Callable[..., World]
 
 
 def test_a_message_is_stored_then_its_caller_is_told_then_it_is_sent(world: Build) -> None:
@@ -48,7 +45,7 @@ def test_a_confirm_rides_on_the_commit_of_the_next_message(world: Build) -> None
     assert w.sent == ["a", "b"]
 
 
-def test_a_confirm_is_committed_at_once_when_somebody_flushes(world: Build) -> None:
+def test_a_confirm_is_committed_at_once_during_a_flush(world: Build) -> None:
     w = world()
     w.hand_over("a")
     w.turn()
@@ -83,7 +80,9 @@ def test_what_the_window_does_not_allow_is_stored_and_sent_later(world: Build) -
     assert w.sent == ["a", "b", "c"]
 
 
-def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_nobody_waits(world: Build) -> None:
+def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_no_caller_waits(
+    world: Build,
+) -> None:
     w = world(window_max=4, loaded_max=6)
     assert not w.relay.is_unhurried, "there is nothing to wait for"
     w.hand_over("a", "b", "c", "d")

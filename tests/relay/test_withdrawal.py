@@ -239,7 +239,7 @@ def test_the_order_of_a_key_is_kept(
 def test_a_new_address_is_not_paused_for_the_old_one(
     full: World, step_in: Callable[..., Effect]
 ) -> None:
-    """The relay has put it off, has not committed that yet, and somebody gives it a new address."""
+    """The relay has put it off and not committed that yet; an operator gives it a new address."""
     full.hand_over("a", "b", "c")
     full.turn()
     (entry,) = full.session.buffered_keys()
@@ -323,7 +323,7 @@ class Parked:
 
 
 @pytest.mark.parametrize("is_retried", [False, True])
-def test_whoever_waits_for_a_damaged_row_is_told_at_once(
+def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
     path: Path,
     is_retried: bool,  # noqa: FBT001
 ) -> None:

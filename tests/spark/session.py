@@ -5,7 +5,6 @@ Knows: the session's configuration. Must never know: tests.
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
+from tests.rabbitmq import free_ports
 from tests.spark.troubled import TroubledDataSource
 
 ENVIRONMENT_PORT = "reliablepub.test.port"
@@ -29,7 +29,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     """
     events = folder / "events"
     events.mkdir()
-    port = free_port()
+    (port,) = free_ports(1)
     builder = (
         SparkSession.builder.master("local[2,2]")
         .appName("reliablepub")
@@ -72,10 +72,3 @@ def _worker_python(path: Path) -> Path:
     )
     path.chmod(0o755)
     return path
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

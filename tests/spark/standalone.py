@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.spark.session import free_port
+from tests.rabbitmq import free_ports
 
 HOME = Path(pyspark.__file__).parent
 _CLASSES = "org.apache.spark.deploy"
@@ -30,7 +30,7 @@ def standalone(folder: Path, python: Path = Path(sys.executable)) -> Iterator[st
         folder: for what the workers write.
         python: what runs the tasks.
     """
-    port = str(free_port())
+    port = str(*free_ports(1))
     master = f"spark://127.0.0.1:{port}"
     commands = [["master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0"]]
     for host in ("127.0.0.2", "127.0.0.3"):
@@ -66,7 +66,7 @@ def connect_server(
         path: what the planner's Python has on its path besides.
         more: of its configuration.
     """
-    port = free_port()
+    (port,) = free_ports(1)
     confs = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": port,

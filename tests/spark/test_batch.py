@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
@@ -299,6 +299,6 @@ def test_ids_by_position_hold_when_the_order_does(
 
 
 def test_the_installed_sink_is_found_by_its_name(spark: SparkSession, fake: FakeBroker) -> None:
-    session = spark.newSession()  # where nobody has registered anything
+    session = spark.newSession()  # where no data source is registered
     writer(numbers(session, 5), fake.url, routing_key="q").save()
     assert len(fake.messages("q")) == 5

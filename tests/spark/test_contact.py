@@ -1,4 +1,4 @@
-"""A broker that lets nobody in: told within seconds, by the driver once, and by tasks."""
+"""A broker that refuses every login: told within seconds, by the driver once, and by tasks."""
 
 import time
 from pathlib import Path
@@ -88,7 +88,7 @@ def publish(settings: Settings) -> None:
         list(sending.finish())
 
 
-def test_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_certificate(tmp_path: Path) -> None:
     since = time.monotonic()
     tls = broker_with(signed(tmp_path, "DNS:localhost", "IP:127.0.0.1"))
     try:

@@ -1,7 +1,5 @@
 """Tokens that end while a task sends: it goes on with the next one, and no row is lost."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
@@ -21,6 +19,7 @@ from spark_sink.settings import Settings
 from spark_sink.task import Sending
 from tests.amqp_probe import AmqpProbe
 from tests.oauth import Issuer, node_with_oauth
+from tests.waiting import until
 
 PATIENCE_S = 60.0
 SOAK_S = 60
@@ -58,13 +57,6 @@ def task(settings: Settings) -> Iterator[tuple[Lent, Callable[[int], None]]]:
 
 def rows(fake: FakeBroker) -> list[str | None]:
     return [message.properties.message_id for message in fake.messages("q")]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def test_a_task_renews_its_token_without_reconnecting(

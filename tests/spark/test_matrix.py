@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink import SinkListener
@@ -25,6 +25,7 @@ from tests.chaos.proxy import Proxy
 from tests.rabbitmq import RabbitMQNode
 from tests.spark.drained import arrived, assert_once_by_id, drained
 from tests.spark.processes import connected, kill, python_workers
+from tests.waiting import until
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
@@ -236,7 +237,7 @@ def test_a_continuous_trigger_is_refused(
     if has_run:
         query = start(rate, checkpoint, "processingTime", **options)
         try:
-            wait_until(lambda: len(epochs(checkpoint / "commits")) >= 2, query)
+            until(lambda: query.exception() or len(epochs(checkpoint / "commits")) >= 2)
         finally:
             query.stop()
         offsets_as_continuous(checkpoint)
@@ -259,7 +260,7 @@ def test_where_it_is_not_seen_a_continuous_trigger_commits_nothing(
     queue = rabbitmq.declare_queue()
     query = start_unseen(rate, queryName="unheard", url=rabbitmq.url, routing_key=queue)
     try:
-        wait_until(lambda: len(epochs(unseen / "unheard" / "offsets")) >= 3, query)
+        until(lambda: query.exception() or len(epochs(unseen / "unheard" / "offsets")) >= 3)
         time.sleep(2.0)
     finally:
         query.stop()
@@ -323,13 +324,6 @@ def offsets_as_continuous(checkpoint: Path) -> None:
 def start_unseen(df: DataFrame, **options: Any) -> StreamingQuery:
     writer = df.writeStream.format("rabbitmq").queryName(options.pop("queryName"))
     return writer.options(**options).trigger(**CONTINUOUS).start()
-
-
-def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, query.exception()
-        time.sleep(0.2)
 
 
 def epochs(log: Path) -> list[str]:

@@ -7,24 +7,23 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from tenacity import stop_after_attempt, wait_none
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import Message, Outbox, Publisher, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 from spark_sink import OutboxDataSource
 from spark_sink.outboxes import COLUMNS
+from tests.policies import ONCE
 
 pytestmark = pytest.mark.timeout(300)
 
-ONCE = Retries(stop_after_attempt(1), wait_none())
 HOSTS = 3
 
 
 @pytest.fixture
 def hosts(tmp_path: Path, fake: FakeBroker) -> Path:
-    """Outboxes of several hosts: each with n parked messages, and one that nobody has relayed."""
+    """Outboxes of several hosts: each with n parked messages, and one that no relay has opened."""
     for n in range(HOSTS):
         path = tmp_path / f"host{n}.db"
         with Publisher(fake.url, outbox=path, retry=RetryPolicy(returned=ONCE)) as publisher:

@@ -16,7 +16,7 @@ from typing import Any
 import pika
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from reliablepub import Message, Publisher
 from tests.amqp_probe import AmqpProbe
@@ -186,11 +186,7 @@ def test_a_micro_batch_costs_little(
     spark.dataSource.register(SilentDataSource)
     source = tmp_path / "source"
     source.mkdir()
-    sinks = {
-        "noop": {},
-        "silent": {},
-        "rabbitmq": {"url": rabbitmq.url, "routing_key": queue},
-    }
+    sinks = {"noop": {}, "silent": {}, "rabbitmq": {"url": rabbitmq.url, "routing_key": queue}}
     wall_ms: dict[str, list[float]] = {sink: [] for sink in sinks}
     cpu_ms: dict[str, list[float]] = {sink: [] for sink in sinks}
     for turn in range(MICRO_BATCH_TURNS):
@@ -217,9 +213,7 @@ def test_a_micro_batch_costs_little(
     print()
     for sink in sinks:
         wall, cpu = statistics.median(wall_ms[sink]), statistics.median(cpu_ms[sink])
-        print(
-            f"a micro-batch of 2 rows to {sink:8} {wall:5.0f} ms, {cpu:5.0f} ms CPU of everybody's"
-        )
+        print(f"a micro-batch of 2 rows to {sink:8} {wall:5.0f} ms, {cpu:5.0f} ms CPU in all")
     ours, java, python = wall_ms["rabbitmq"], wall_ms["noop"], wall_ms["silent"]
     more_ms = [one - other for one, other in zip(ours, java, strict=True)]
     assert statistics.median(more_ms) <= MICRO_BATCH_MS_MAX

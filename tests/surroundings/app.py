@@ -5,8 +5,6 @@ Between two rounds of calls it waits for a line on its standard input, so that a
 something to its host meanwhile. It must never know what is done to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sqlite3
@@ -50,7 +48,7 @@ class App:
             text=True,
         )
 
-    def round(self, first: str = "") -> Told:
+    def round(self, first: str = "") -> "Told":
         """Let it make some calls, and return what became of them.
 
         Args:
@@ -69,7 +67,7 @@ class App:
             self._process.stdin.write("".join(first + "\n" for first in firsts))
             self._process.stdin.flush()
 
-    def told(self) -> Told:
+    def told(self) -> "Told":
         """What became of the calls of the next round.
 
         Raises:

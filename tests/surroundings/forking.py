@@ -4,8 +4,6 @@ Each tells every call that has returned, from whatever process: `stored ID`; and
 raised: `raised ID ERROR`. What it told is compared with the outbox afterwards.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from reliablepub import Message, Outbox, Publisher, ReliablePubError
+from tests.sqlite import sql
 from tests.surroundings.app import NOWHERE
 
 COUNT: Final = 20
@@ -97,9 +96,8 @@ def worker_beside_a_publisher(path: Path) -> None:
 
 
 def worker_with_a_database(path: Path) -> None:
-    """Likewise, and the worker enqueues in transactions of its own."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id TEXT)")
+    """A `multiprocessing` worker outlives the publisher, and enqueues in its own transactions."""
+    sql(path, "CREATE TABLE orders (id TEXT)")
     with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
         call(publishing(publisher), "before")
         closed = CONTEXT.Event()

@@ -9,9 +9,9 @@ import pytest
 
 from reliablepub import Outbox
 from reliablepub.message import Message
+from tests.sqlite import writer_of
 from tests.surroundings.app import CALLS, RELAYING, App
 from tests.surroundings.test_moved import ids_at
-from tests.writers import writer_of
 
 COPIES = {
     "the file": "import shutil; shutil.copy({0!r}, {0!r} + '.copy')",

@@ -19,6 +19,7 @@ import pytest
 
 from reliablepub import Publisher, PublisherClosed, PublisherFailed
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
+from tests.waiting import until
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -190,8 +191,7 @@ def test_an_idle_relay_notices_it_too(path: Path) -> None:
     publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
     publisher.publish(b"", message_id="before")
     path.unlink()
-    while not publisher._client.relay.is_ended:
-        time.sleep(0.01)
+    until(lambda: publisher._client.relay.is_ended)
     with pytest.raises(PublisherClosed, match=r"was deleted or moved .*rescued-1: bring"):
         publisher.publish(b"")
     with pytest.raises(PublisherFailed):

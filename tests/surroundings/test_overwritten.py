@@ -9,9 +9,9 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxMoved
+from tests.sqlite import sql, writer_of
 from tests.surroundings.app import CALLS, RELAYING, App
 from tests.surroundings.test_moved import ids_at
-from tests.writers import writer_of
 
 OLD = 60
 """Messages of 1 KiB before the backup, and as many after it."""
@@ -19,8 +19,7 @@ OLD = 60
 
 def checkpoint(path: Path) -> None:
     """As an application's own connection does now and then, and a busy relay."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    sql(path, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def back_up(path: Path) -> Path:
@@ -74,9 +73,12 @@ def test_checkpoints_of_others_are_no_restore(tmp_path: Path) -> None:
         for n in range(20):
             outbox.enqueue(Message(b"x" * 1000 * n, message_id=f"m{n}"))
             checkpoint(path)
-            with closing(sqlite3.connect(path)) as connection, connection:
-                connection.execute("CREATE TABLE IF NOT EXISTS orders (x)")
-                connection.execute("INSERT INTO orders VALUES (?)", (b"x" * 20_000,))
+            sql(
+                path,
+                "CREATE TABLE IF NOT EXISTS orders (x)",
+                "INSERT INTO orders VALUES (?)",
+                values=(b"x" * 20_000,),
+            )
     assert ids_at(path) == {f"m{n}" for n in range(20)}
 
 

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 from pamqp import commands, frame, header
 
-from reliablepub._core.events import (
-    Acked,
-    ChannelClosed,
-    ChannelOpened,
-    Event,
-    Nacked,
-    Returned,
-)
+from reliablepub._core.events import Acked, ChannelClosed, ChannelOpened, Event, Nacked, Returned
 from reliablepub.transport.aiormq_hooks import GuestChannel, GuestChannels, problem
 from reliablepub.transport.frames import Piece, attempt_number
 

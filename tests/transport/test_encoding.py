@@ -44,9 +44,7 @@ values = st.recursive(
     max_leaves=10,
 )
 tables = st.dictionaries(
-    short_strings.filter(lambda name: name not in {"CC", "BCC", ATTEMPT_HEADER}),
-    values,
-    max_size=6,
+    short_strings.filter(lambda name: name not in {"CC", "BCC", ATTEMPT_HEADER}), values, max_size=6
 )
 messages = st.builds(
     Message,

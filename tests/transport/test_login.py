@@ -1,7 +1,5 @@
 """Credentials that a provider gives: asked for at each connection, renewed on the open one."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -98,7 +96,7 @@ def test_it_is_asked_at_each_connection(fake_broker: FakeBroker, wire: Open) -> 
         return Credentials("guest", "guest")
 
     own = wire(provider)
-    assert asked == [], "nobody wants to connect"
+    assert asked == [], "no connection was asked for"
     for _ in range(3):
         assert isinstance(own.connect(), Connected)
         own.transport.disconnect("a test")
@@ -232,7 +230,7 @@ def test_tokens_are_renewed_on_the_open_connection(fake_broker: FakeBroker, wire
 
 
 def test_a_token_of_the_broker_that_expires(fake_broker: FakeBroker, wire: Open) -> None:
-    """Without a lifetime nobody renews it; the broker's refusal ends the connection."""
+    """Without a lifetime it is not renewed; the broker's refusal ends the connection."""
     fake_broker.declare_queue("q")
     tokens = [fake_broker.issue_token(PATIENCE_S), fake_broker.issue_token(PATIENCE_S)]
     own = wire(lambda: Credentials(tokens[0]))

@@ -16,7 +16,7 @@ import pytest
 from reliablepub import Link, Message, Outbox, Publisher
 from reliablepub.testing import FakeBroker
 from reliablepub.transport.pika_hooks import hooks
-from tests.conformance.test_survival import wait_until
+from tests.waiting import until
 
 NAMES = [
     *("_on_data_available", "_output_marshaled_frames", "_proto_connection_made", "_transport"),
@@ -111,7 +111,7 @@ def test_the_relay_s_picture_says_so_to_the_doctor_and_in_the_status(
     path, command = tmp_path / "o.db", ("-m", "reliablepub")
     monkeypatch.setattr(hooks, "_why_off", "a test has done it")
     with Publisher(fake_broker.url, outbox=path) as publisher:
-        wait_until(lambda: publisher.status.link is Link.CONNECTED)
+        until(lambda: publisher.status.link is Link.CONNECTED)
         assert publisher.status.hooks_off == "a test has done it"
         rows = json.loads(run(tmp_path, *command, "doctor", "--outbox", str(path), "--json"))
         words = run(tmp_path, *command, "outbox", "status", "--outbox", str(path))

@@ -32,6 +32,8 @@ from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.pika import PikaTransport
 from reliablepub.transport.pika_hooks import HookedConnection, hooks
+from tests.rabbitmq import free_ports
+from tests.waiting import until
 
 SECRET = "s3cr3t"
 Connect = Callable[..., "Wire"]
@@ -128,13 +130,6 @@ def test_listening_ends_when_a_watched_descriptor_is_readable(wire: Connect) -> 
 # -------------------------------------------------------------------- connecting
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-        assert isinstance(port, int)
-        return port
-
-
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -149,7 +144,7 @@ def free_port() -> int:
 def test_a_failed_connection_gives_a_short_reason_without_secrets(
     wire: Connect, fake_broker: FakeBroker, url: str, reason: str
 ) -> None:
-    w = wire(url.format(secret=SECRET, port=fake_broker.port, free=free_port()))
+    w = wire(url.format(secret=SECRET, port=fake_broker.port, free=free_ports(1)[0]))
     w.transport.connect()
     said = w.lost_reason()
     assert SECRET not in said
@@ -297,7 +292,7 @@ def test_a_peer_that_stalls_is_a_lost_connection_that_says_where(
         server = stack.enter_context(closing(socket.socket()))
         server.bind(("127.0.0.1", 0))
         server.listen(backlog)
-        for _ in range(3 if backlog == 0 else 0):  # nobody else gets in
+        for _ in range(3 if backlog == 0 else 0):  # no other client gets in
             filler = stack.enter_context(closing(socket.socket()))
             filler.settimeout(0)
             filler.connect_ex(server.getsockname())
@@ -327,7 +322,7 @@ def test_a_frame_without_end_is_not_read_before_authentication_either(wire: Conn
 
 
 def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> None:
-    urls = [f"amqp://127.0.0.1:{free_port()}/", fake_broker.url]
+    urls = [f"amqp://127.0.0.1:{free_ports(1)[0]}/", fake_broker.url]
     transport = PikaTransport(parse_addresses(urls), run=1, heartbeat_s=10)
     kinds: list[type[Any]] = []
     for _ in range(2):
@@ -594,10 +589,6 @@ def test_close_leaves_no_socket_and_no_thread(fake_broker: FakeBroker, state: st
     assert time.monotonic() - since < 30.0
     if state in ("frozen", "unanswered"):
         fake_broker.thaw()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (
-        {fd for fd in open_fds() - before if not fd.startswith("/")}
-        or threading.active_count() != threads
-    ):
-        time.sleep(0.02)
+    until(lambda: all(fd.startswith("/") for fd in open_fds() - before))
+    until(lambda: threading.active_count() == threads)
     check_nothing_left(before, threads)

@@ -27,7 +27,7 @@ def test_whatever_it_is_it_can_be_stored_and_shown_unless_it_was_no_text_before(
 
 @pytest.fixture
 def pamqp_as_it_is() -> Iterator[None]:
-    """Its own classes, whoever has lent a connection before; as it was afterwards."""
+    """The classes of aiormq itself, although an earlier test lent a connection."""
     kinds = (commands.Channel.Close, commands.Connection.Close)
     before = {kind.index: commands.INDEX_MAPPING[kind.index] for kind in kinds}
     commands.INDEX_MAPPING.update({kind.index: kind for kind in kinds})

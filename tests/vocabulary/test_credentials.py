@@ -1,7 +1,5 @@
 """Credentials as data, and the file that they may be read from."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle
@@ -17,7 +15,7 @@ SECRET = "s3cr3t"
 
 
 def jwt(claims: object) -> str:
-    """A token as far as its expiry can be read; nobody has signed it."""
+    """A token without a valid signature; only its expiry is read."""
     body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
     return f"e30.{body}.c2lnbmVk"
 

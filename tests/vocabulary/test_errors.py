@@ -1,7 +1,5 @@
 """Errors say what happened, to which message and what to do; they travel, and keep secrets."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -4,8 +4,6 @@ Our own encoder is what counts; pamqp and pika are independent witnesses, though
 floats in a table and pamqp no bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -18,18 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, encode, frame, header
 
-from reliablepub.headers import (
-    ATTEMPT_HEADER,
-    NESTING_MAX,
-    SHORT_STRING_MAX,
-    _checked_table,
-)
-from reliablepub.message import (
-    EXPIRATION_MS_MAX,
-    HEADER_BYTES_MAX,
-    PRIORITY_MAX,
-    Message,
-)
+from reliablepub.headers import ATTEMPT_HEADER, NESTING_MAX, SHORT_STRING_MAX, _checked_table
+from reliablepub.message import EXPIRATION_MS_MAX, HEADER_BYTES_MAX, PRIORITY_MAX, Message
 from reliablepub.transport.frames import encode_properties
 
 FRAME_MAX: Final = 131_072

@@ -1,7 +1,5 @@
 """A message is checked at birth: every limit, at it and one beyond."""
 
-from __future__ import annotations
-
 import copy
 import enum
 import pickle
@@ -202,7 +200,7 @@ def test_a_deadline_is_a_number_of_seconds(value: Any) -> None:
         (1_900_000_000, "int, not a datetime"),
     ],
 )
-def test_a_delay_is_a_time_that_everybody_reads_alike(value: Any, problem: str) -> None:
+def test_a_delay_is_a_time_that_every_reader_understands_alike(value: Any, problem: str) -> None:
     with pytest.raises(InvalidMessage, match=rf"^not_before: is .*{problem}"):
         Message(b"", not_before=value)
 
@@ -372,7 +370,7 @@ def test_headers_that_contain_themselves_end_too() -> None:
 
 def test_our_own_header_names_are_reserved() -> None:
     assert "reserved" in problem_with(headers={"rp-attempt": "1"})
-    assert header({"rp-attempt": "1"})  # further down it is nobody's business
+    assert header({"rp-attempt": "1"})  # only the top level is reserved
 
 
 @pytest.mark.parametrize("name", ["CC", "BCC"])

@@ -1,7 +1,5 @@
 """What each of the six outcomes says about where the message may be."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

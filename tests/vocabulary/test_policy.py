@@ -1,7 +1,5 @@
 """Budgets for refusals, with tenacity's stops and waits, and what comes after them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -119,8 +117,7 @@ def test_a_nack_or_a_return_is_about_its_address(kind: OutcomeKind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "patience_s"),
-    list(zip(REFUSED, [86_400.0, 900.0, 0.0, 86_400.0], strict=True)),
+    ("outcome", "patience_s"), list(zip(REFUSED, [86_400.0, 900.0, 0.0, 86_400.0], strict=True))
 )
 def test_what_passes_by_itself_is_given_time(outcome: Outcome, patience_s: float) -> None:
     retries = RetryPolicy().retries(outcome)

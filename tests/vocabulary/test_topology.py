@@ -1,7 +1,5 @@
 """What a topology may say, in code and in TOML."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

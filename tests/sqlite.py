@@ -1,0 +1,32 @@
+"""The file of an outbox, seen and changed by plain SQLite; and the outbox's own connection."""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from reliablepub import Outbox
+from reliablepub.outbox.sqlite.database import Writer
+from reliablepub.outbox.sqlite.sessions import SqliteDatabase
+
+
+def sql(path: Path, *statements: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Run statements in one transaction; the rows of the last one, whose values are given."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements[:-1]:
+            connection.execute(statement)
+        return connection.execute(statements[-1], values).fetchall()
+
+
+def count(path: Path, table: str) -> int:
+    """How many rows one of our tables has."""
+    [(rows,)] = sql(path, f"SELECT count(*) FROM reliablepub_{table}")
+    return int(rows)
+
+
+def writer_of(outbox: Outbox) -> Writer:
+    """The connection with which an `Outbox` writes to its file."""
+    database = outbox._database
+    assert isinstance(database, SqliteDatabase)
+    return database._writer
