@@ -171,11 +171,11 @@ def postgres_url(postgres_server: "PostgresServer", postgres_database: str) -> s
 
 @pytest.fixture(scope="session")
 def _outbox_template(_postgres: "PostgresServer") -> str:
+    from reliablepub.outbox.postgres.database import create_outbox  # noqa: PLC0415
     from reliablepub.outbox.postgres.server import Server  # noqa: PLC0415 - see above
-    from reliablepub.outbox.postgres.sessions import create  # noqa: PLC0415
 
     name = _postgres.create_database()
-    create(Server.of(_postgres.url_of(name)))
+    create_outbox(Server.of(_postgres.url_of(name)))
     return name
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from reliablepub import Outbox
-from reliablepub.outbox.sqlite.database import Writer
-from reliablepub.outbox.sqlite.sessions import SqliteDatabase
+from reliablepub.outbox.sqlite.connections import Writer
+from reliablepub.outbox.sqlite.database import SqliteDatabase
 
 
 def sql(path: Path, *statements: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

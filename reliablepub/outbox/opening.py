@@ -36,12 +36,12 @@ def outbox_at(where: Where) -> Database:
     if not separator:
         _check_path(str(where))
         # Here, because a program loads only the database that it uses.
-        from reliablepub.outbox.sqlite.sessions import SqliteDatabase  # noqa: PLC0415
+        from reliablepub.outbox.sqlite.database import SqliteDatabase  # noqa: PLC0415
 
         return SqliteDatabase(where)
     if scheme in ("postgresql", "postgres"):
         try:
-            from reliablepub.outbox.postgres.sessions import PostgresDatabase  # noqa: PLC0415
+            from reliablepub.outbox.postgres.database import PostgresDatabase  # noqa: PLC0415
         except ModuleNotFoundError as error:
             if error.name != "psycopg":
                 raise

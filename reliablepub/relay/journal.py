@@ -79,16 +79,7 @@ class LogWriter:
         """
         if not is_on(logger, level):
             return
-        if self._lines.qsize() >= LINES_MAX:
-            self._dropped += 1
-            return
-        if self._dropped:
-            said = f"{self._dropped} lines were dropped here: a logging handler is too slow"
-            self._lines.put(_Line(logger, logging.WARNING, said, {"event": "dropped"}, None))
-            self._dropped = 0
-        self._lines.put(_Line(logger, level, text, fields, error))
-        if self._thread is None:
-            self._begin()
+        self._put(logger, _Line(logger, level, text, fields, error))
 
     def attend(self) -> None:
         """Take over records that the outbox and the transport log on this thread, until `close`."""
@@ -100,10 +91,7 @@ class LogWriter:
 
     def take(self, record: logging.LogRecord) -> None:
         """Queue a finished record for the handlers of its logger."""
-        if self._lines.qsize() < LINES_MAX:
-            self._lines.put(record)
-            if self._thread is None:
-                self._begin()
+        self._put(logging.getLogger(record.name), record)
 
     def close(self) -> None:
         """Wait up to `LAST_LINES_S` for the last lines; a handler that hangs is abandoned."""
@@ -111,6 +99,19 @@ class LogWriter:
         if self._thread is not None:
             self._lines.put(None)
             self._thread.join(LAST_LINES_S)
+
+    def _put(self, logger: logging.Logger, line: _Line | logging.LogRecord) -> None:
+        """Queue a line, and before it one that tells how many were dropped."""
+        if self._lines.qsize() >= LINES_MAX:
+            self._dropped += 1
+            return
+        if self._dropped:
+            said = f"{self._dropped} lines were dropped here: a logging handler is too slow"
+            self._lines.put(_Line(logger, logging.WARNING, said, {"event": "dropped"}, None))
+            self._dropped = 0
+        self._lines.put(line)
+        if self._thread is None:
+            self._begin()
 
     def _begin(self) -> None:
         thread = threading.Thread(target=self._main, name="reliablepub-log", daemon=True)
@@ -444,7 +445,7 @@ class Journal:
             about += f", exchange {what!r}"
         values = (name, "" if logger is LINK else what, code, found.count, round(found.seconds, 1))
         fields = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
-        words = f"{found.count} more in {found.seconds:.0f} s: {about}"
+        words = f"{about}: {found.count} more in {found.seconds:.1f} s"
         self._log(logger, level, words, fields)
 
 

@@ -14,6 +14,7 @@ from pamqp import commands
 
 from reliablepub.testing import decoding, wire
 from reliablepub.testing.channel import Channel
+from reliablepub.testing.content_header import decode_header
 from reliablepub.testing.faults import ConnectionFault, CutStream
 from reliablepub.testing.flow import Output
 from reliablepub.testing.handshake import Handshake, ScriptedRefusal, Stalled
@@ -336,11 +337,14 @@ class Connection:
             if number:
                 raise unexpected_frame(kind, payload)
             return
-        is_known = kind == wire.METHOD or (number and kind in (wire.HEADER, wire.BODY))
-        if not is_known:
+        if kind not in (wire.METHOD, wire.HEADER, wire.BODY):
             raise frame_error(kind, payload, "unknown_frame")
-        if not number:
+        if not number and kind == wire.METHOD:
             self._handle_control(payload)
+        elif not number:
+            if kind == wire.HEADER:
+                decode_header(payload)  # raises if it is cut short
+            raise unexpected_frame(kind, payload)
         elif not self._is_closing:
             self._handle_channel_frame(kind, number, payload)
 

@@ -89,6 +89,7 @@ def test_a_frame_with_a_wrong_end(client: RawClient) -> None:
 
 
 X_16 = "x" * 16
+ZEROS = ",".join("0" * 14)
 FRAMES = [
     (9, 1, b"abc", '501 FRAME_ERROR - type 9, all octets = <<"abc">>: unknown_frame'),
     (9, 1, b"x" * 17, f'501 FRAME_ERROR - type 9, first 16 octets = <<"{X_16}">>: unknown_frame'),
@@ -99,6 +100,8 @@ FRAMES = [
     (METHOD, 1, b"ab", '501 FRAME_ERROR - type 1, all octets = <<"ab">>: unknown_frame'),
     (METHOD, 0, b"ab", '501 FRAME_ERROR - type 1, all octets = <<"ab">>: unknown_frame'),
     (HEADER, 1, b"abc", '501 FRAME_ERROR - type 2, all octets = <<"abc">>: unknown_frame'),
+    (HEADER, 0, bytes(14), f"505 UNEXPECTED_FRAME - type 2, all octets = <<{ZEROS}>>"),
+    (BODY, 0, b"abc", '505 UNEXPECTED_FRAME - type 3, all octets = <<"abc">>'),
 ]
 
 

@@ -21,8 +21,7 @@ from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxError, Ou
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import ballast, lock
-from reliablepub.outbox.sqlite import database as database_module
+from reliablepub.outbox.sqlite import ballast, connections, lock
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import folder_in_memory
 from tests.outbox import shim as vfs
@@ -47,7 +46,7 @@ KINDS = {
 def _closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Connections that stay open until the process ends: hundreds of tests share this one."""
     left: list[sqlite3.Connection] = []
-    monkeypatch.setattr("reliablepub.outbox.sqlite.database.abandon", left.append)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.connections.abandon", left.append)
     yield
     for connection in left:
         connection.close()
@@ -56,7 +55,7 @@ def _closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for locks that a fault pretends, and little ballast."""
-    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.0)
     monkeypatch.setattr(lock, "ACQUIRE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(ballast.Ballast.__init__, "__kwdefaults__", {"size": 8192})
 

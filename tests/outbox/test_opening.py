@@ -10,8 +10,8 @@ from reliablepub import ConfigurationError, Message, Outbox
 from reliablepub.outbox.admin.inspection import read_status
 from reliablepub.outbox.database import Database, file_of
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.sessions import PostgresDatabase
-from reliablepub.outbox.sqlite.sessions import SqliteDatabase
+from reliablepub.outbox.postgres.database import PostgresDatabase
+from reliablepub.outbox.sqlite.database import SqliteDatabase
 
 
 def test_a_path_is_a_sqlite_file(path: Path) -> None:

@@ -20,8 +20,8 @@ from reliablepub import (
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Server
-from reliablepub.outbox.postgres.sessions import create
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
 from tests.policies import AT_ONCE
@@ -52,7 +52,7 @@ def shards(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def url(postgres_url: str, shards: int) -> str:
-    create(Server.of(postgres_url), shards=shards)
+    create_outbox(Server.of(postgres_url), shards=shards)
     return postgres_url
 
 

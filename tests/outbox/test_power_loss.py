@@ -20,9 +20,8 @@ from reliablepub.errors import OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import ballast, checkpoints
-from reliablepub.outbox.sqlite import database as database_module
-from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite import ballast, checkpoints, connections
+from reliablepub.outbox.sqlite.connections import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
@@ -256,13 +255,13 @@ def test_what_was_promised_survives_a_loss_of_power(memory: Path) -> None:
 
 def test_without_its_syncs_it_would_not(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation can tell: with `synchronous = OFF` promises are broken."""
-    prepare = database_module._prepare
+    prepare = connections._prepare
 
     def careless(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
         prepare(connection, path, is_relay=is_relay)
         connection.execute("PRAGMA synchronous = OFF")
 
-    monkeypatch.setattr(database_module, "_prepare", careless)
+    monkeypatch.setattr(connections, "_prepare", careless)
     log = record(memory, seed=1, turns=10)
     with pytest.raises((AssertionError, sqlite3.DatabaseError)):
         check(log, memory, seed=1)

@@ -11,9 +11,9 @@ import pytest
 from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import database
+from reliablepub.outbox.sqlite import connections
 from reliablepub.outbox.sqlite.checkup import check_up
-from reliablepub.outbox.sqlite.database import VERSION, add_outbox, holds_outbox
+from reliablepub.outbox.sqlite.connections import VERSION, add_outbox, holds_outbox
 from reliablepub.outbox.sqlite.sql import QUERIES, statements
 from reliablepub.outbox.sqlite.sql import schema as statements_of_schema
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -90,7 +90,7 @@ def test_a_schema_that_fails_leaves_nothing(
     empty: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = list(statements_of_schema())
-    monkeypatch.setattr(database, "schema", lambda: [*whole, "SELECT no_such_thing;"])
+    monkeypatch.setattr(connections, "schema", lambda: [*whole, "SELECT no_such_thing;"])
     with pytest.raises(Exception, match="no_such_thing"), transaction(empty, PATH):
         add_outbox(empty.cursor(), PATH)
     assert schema(empty) == set()

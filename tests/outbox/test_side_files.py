@@ -123,7 +123,7 @@ def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
         os.setuid(OWNER)
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(b""))
-        monkeypatch.setattr("reliablepub.outbox.sqlite.database.check_side_files", late)
+        monkeypatch.setattr("reliablepub.outbox.sqlite.connections.check_side_files", late)
         with pytest.raises(OutboxError, match=f"p.db-wal belongs to user {STRANGER}"):
             Outbox(shared).enqueue(Message(BODY))
         assert looks == 2
@@ -158,7 +158,7 @@ def test_root_takes_over_no_log_that_is_planted_in_between(
                 "[ -r p.db-wal ] && exec 3<p.db-wal; :"
             )
 
-    monkeypatch.setattr("reliablepub.outbox.sqlite.database.check_side_files", late)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.connections.check_side_files", late)
     monkeypatch.setattr("reliablepub.outbox.sqlite.location.check_side_files", late)
     for use in (lambda: Outbox(shared).enqueue(Message(BODY)), lambda: SqliteStore(shared).close()):
         with suppress(OutboxError):
@@ -186,7 +186,9 @@ def test_without_the_look_the_stranger_would_read_along(
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(b""))
         stranger(": > p.db-wal; : > p.db-shm")
-        monkeypatch.setattr("reliablepub.outbox.sqlite.database.check_side_files", lambda *_: None)
+        monkeypatch.setattr(
+            "reliablepub.outbox.sqlite.connections.check_side_files", lambda *_: None
+        )
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(BODY))
             assert int(stranger(f"grep -c -a '{BODY[:25].decode()}' p.db-wal")) > 0

@@ -293,7 +293,7 @@ def test_stores_behave_like_the_model(
     if machine is PostgresMachine:
         PostgresMachine.database = request.getfixturevalue("postgres_url")
         # Nothing turns here, so nothing tells operators that the relay lives.
-        monkeypatch.setattr("reliablepub.outbox.postgres.sessions.EXPIRY_S", 600.0)
+        monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 600.0)
         examples, steps = examples // 8, 12
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)

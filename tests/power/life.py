@@ -31,9 +31,8 @@ from reliablepub.errors import OutboxDiskFailed, OutboxUnsure
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.pruning import Times, prune
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.sqlite import ballast, checkpoints
-from reliablepub.outbox.sqlite import database as database_module
-from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite import ballast, checkpoints, connections
+from reliablepub.outbox.sqlite.connections import PAGE_BYTES
 from reliablepub.relay.relay import Relay
 from tests.chaos.nursery import main
 from tests.outbox import shim as vfs
@@ -202,13 +201,13 @@ class _Living:
 
 def _syncs_less() -> None:
     """With `synchronous=NORMAL` a commit is not synced."""
-    prepare = database_module._prepare
+    prepare = connections._prepare
 
     def careless(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
         prepare(connection, path, is_relay=is_relay)
         connection.execute("PRAGMA synchronous = NORMAL")
 
-    database_module._prepare = careless
+    connections._prepare = careless
 
 
 _OPEN_FOLDER: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

@@ -45,7 +45,7 @@ def little_ballast(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_open(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
     """Connections that stay open until the process ends: they would keep a disk mounted."""
     left: list[sqlite3.Connection] = []
-    monkeypatch.setattr("reliablepub.outbox.sqlite.database.abandon", left.append)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.connections.abandon", left.append)
     return left
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay import journal, thread
-from reliablepub.relay.journal import EVENTS, SUM_FIELDS, Journal
+from reliablepub.relay.journal import EVENTS, SUM_FIELDS, Journal, LogWriter
 from reliablepub.testing import FakeBroker
 from tests.policies import ONCE
+from tests.waiting import until
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
 ABOUT = "message m-1 to exchange 'orders' with routing key 'key'"
@@ -100,7 +102,9 @@ def test_ten_thousand_refusals_a_second_are_two_lines_in_ten(
     found = vars(repeated)
     assert [found[name] for name in SUM_FIELDS[:3]] == ["nacked", "orders", 312]
     assert found["event"] == "repeated"
-    assert re.fullmatch(r"\d+ more in 10 s: nacked, 312, exchange 'orders'", repeated.getMessage())
+    assert re.fullmatch(
+        r"nacked, 312, exchange 'orders': \d+ more in 10.\d s", repeated.getMessage()
+    )
     written.close()
     assert 1 + sum(vars(record)["count"] for record in log.records[1:]) == 100_000
 
@@ -119,7 +123,7 @@ def test_errors_of_many_exchanges_stay_errors(
     written.turned()
     [found] = [record for record in log.records if record.levelno >= logging.ERROR]
     assert [vars(found)[name] for name in SUM_FIELDS[:4]] == ["parked", None, 0, 599]
-    assert found.getMessage() == "599 more in 10 s: parked, other exchanges and codes"
+    assert found.getMessage() == "parked, other exchanges and codes: 599 more in 10.0 s"
 
 
 def test_a_line_names_the_trace_that_the_message_was_published_in(
@@ -177,3 +181,33 @@ def test_a_publisher_logs_its_failures_and_no_secret(
     text = "\n".join(record.getMessage() + repr(vars(record)) for record in log.records)
     assert "the body" not in text
     assert "guest:guest" not in text
+
+
+def test_lines_that_a_slow_handler_has_no_time_for_are_counted(
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "LINES_MAX", 1)
+    gate, is_held = threading.Event(), threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            is_held.set()
+            gate.wait(30)
+
+    logger, slow = logging.getLogger("reliablepub.outbox"), Slow()
+    logger.addHandler(slow)
+    writer = LogWriter()
+    try:
+        writer.write(logger, logging.INFO, "held", {})
+        assert is_held.wait(30)
+        writer.write(logger, logging.INFO, "queued", {})
+        writer.write(logger, logging.INFO, "dropped", {})
+        writer.take(logger.makeRecord(logger.name, logging.INFO, "", 0, "dropped, too", (), None))
+        gate.set()
+        until(lambda: log.messages[-1:] == ["queued"])
+        writer.write(logger, logging.INFO, "after", {})
+        writer.close()
+    finally:
+        logger.removeHandler(slow)
+    told = "2 lines were dropped here: a logging handler is too slow"
+    assert log.messages == ["held", "queued", told, "after"]

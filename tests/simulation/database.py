@@ -16,8 +16,8 @@ import psycopg
 
 from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.entry import Store
+from reliablepub.outbox.postgres.database import PostgresSession
 from reliablepub.outbox.postgres.server import Link, Row, Server, Step, Values
-from reliablepub.outbox.postgres.sessions import PostgresSession
 from reliablepub.outbox.postgres.store import PostgresStore
 
 _OWNERSHIP = "reliablepub.outbox.postgres.ownership"

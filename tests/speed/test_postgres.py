@@ -24,8 +24,8 @@ import pytest
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Server
-from reliablepub.outbox.postgres.sessions import create
 from reliablepub.outbox.postgres.store import PostgresStore
 from tests import postgres
 from tests.amqp_probe import AmqpProbe
@@ -220,7 +220,7 @@ def drained(server: PostgresServer, folder: Path, shards: int) -> float:
     """Messages a second while a backlog goes from nine tenths to one tenth."""
     name = server.create_database()
     where = server.url_of(name)
-    create(Server.of(where), shards=shards)
+    create_outbox(Server.of(where), shards=shards)
     keys = [f"queue{number}" for number in range(8 * shards)]
     run(where, FILL_SHARDS, queues=keys, count=SHARDED, bytes=len(BODY))
     with ExitStack() as stack, Outbox(where) as outbox:

@@ -82,16 +82,17 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
             raise click.UsageError("these options are for an outbox in PostgreSQL, not for a file")
         return _create(database, lambda: database.create(None))
     # Here, because they need psycopg.
-    from reliablepub.outbox.postgres import sessions, sql  # noqa: PLC0415
+    from reliablepub.outbox.postgres import sql  # noqa: PLC0415
+    from reliablepub.outbox.postgres.database import PostgresDatabase, create_outbox  # noqa: PLC0415
 
-    assert isinstance(database, sessions.PostgresDatabase)
+    assert isinstance(database, PostgresDatabase)
     server = database.server
     if wanted == "roles":
         print_text(sql.roles(server.schema))
     elif wanted == "sql":
         print_text(sql.creation(server.schema, shards=shards, allows_loss=allows_loss))
     else:
-        work = partial(sessions.create, server, shards=shards, allows_loss=allows_loss)
+        work = partial(create_outbox, server, shards=shards, allows_loss=allows_loss)
         return _create(database, work)
     return Exit.CONFIRMED
 

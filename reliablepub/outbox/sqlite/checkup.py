@@ -15,7 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import Final
 
-from reliablepub.outbox.sqlite.database import add_outbox, reading
+from reliablepub.outbox.sqlite.connections import add_outbox, reading
 from reliablepub.outbox.sqlite.failures import is_damage
 from reliablepub.outbox.sqlite.location import RESCUED, folder_exposure
 from reliablepub.outbox.sqlite.lock import holder_pid

@@ -1,513 +1,263 @@
-"""Creates and opens an outbox file, and keeps connections to write to it.
+"""The outbox in a SQLite file, as processes other than its relay use it: `SqliteDatabase`.
 
-Knows: paths, modes, pragmas, the schema and its version, and when a connection may be kept,
-closed, or must never be closed. Must never know: messages.
-
-The `Database` of this package is `SqliteDatabase`, in `reliablepub.outbox.sqlite.sessions`.
-
-While this process may have the file open, only SQLite opens it: closing any other descriptor drops
-SQLite's POSIX locks, and the next process to close the database would then delete the write-ahead
-log that this process writes to. So the file is created and closed before SQLite opens it, and
-examined by name only (``lstat``).
-
-The database may belong to the application, with its own tables, ``user_version`` and
-``application_id``. None of these is read or changed. The table ``reliablepub_schema`` holds the
-version of the outbox.
+Knows: which of this package's modules does what, and a connection of its own to write with. Must
+never know: what a statement of an operator means.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
-import stat
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
+from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space, Values
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Entry, OpenLimits
+from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast
+from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
+from reliablepub.outbox.sqlite.checkup import page_damage
+from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
+from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
+from reliablepub.outbox.sqlite.forks import GATE
+from reliablepub.outbox.sqlite.location import folder_exposure
+from reliablepub.outbox.sqlite.space import free_pages, give_space_back, has_space_to_give, pages
+from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
+from reliablepub.outbox.sqlite.status_file import relaying
+from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
+from reliablepub.outbox.sqlite.transactions import commit_with_retry
 
-from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
-from reliablepub.outbox.sqlite import checkpoints
-from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.failures import (
-    is_unfinished,
-    lacks_index,
-    os_error,
-    outbox_error,
-    raise_reported,
-    reported,
-)
-from reliablepub.outbox.sqlite.forks import GATE, Inode, abandon
-from reliablepub.outbox.sqlite.location import (
-    Place,
-    WritingConnection,
-    check_side_files,
-    claim_log,
-    moved,
-    refuse_second_name,
-    takes_over,
-    warn_of_folder,
-)
-from reliablepub.outbox.sqlite.sql import QUERIES, schema
-from reliablepub.outbox.sqlite.transactions import transaction
+T = TypeVar("T")
 
-VERSION: Final = 8
-"""Version of the tables in ``schema.sql``."""
+_CUTTING_S: Final = 0.005
+"""Seconds for which one step removes free pages. The more are free, the longer each one takes."""
 
 
-def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
-    """Whether the database holds an outbox.
+class SqliteSession:
+    """One transaction of a connection; `Session` documents the contract of each method."""
 
-    Args:
-        cursor: cursor of a connection in a transaction.
-        path: path of the outbox, for the errors.
+    glob: Final = "{column} GLOB :{column}"
 
-    Raises:
-        NotAnOutbox: the outbox is of another version.
-    """
-    # Without a transaction, another process could create the outbox between the two statements.
-    assert cursor.connection.in_transaction
-    (count,) = cursor.execute(QUERIES["has_schema"]).fetchone()
-    if not count:
-        return False
-    (version,) = cursor.execute(QUERIES["schema_version"]).fetchone()
-    check_version(version, path)
-    return True
-
-
-def check_version(version: int, path: Path) -> None:
-    """Check that an outbox is of the version that this library knows.
-
-    Raises:
-        NotAnOutbox: it is of another one.
-    """
-    if version > VERSION:
-        raise NotAnOutbox(
-            f"outbox {path} has version {version}, and this reliablepub knows version {VERSION}; "
-            "upgrade reliablepub"
-        )
-    if version < VERSION:
-        raise NotAnOutbox(
-            f"outbox {path} has version {version}, made before the first release, and this "
-            f"reliablepub knows version {VERSION}; drain it with the reliablepub that made it, or "
-            "export its messages with that one and import them into a new outbox"
-        )
-
-
-def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Refuse a database with UTF-16 text: checksums cover the UTF-8 bytes that are sent.
-
-    Raises:
-        OutboxError: the database is not UTF-8; says what to do.
-    """
-    (encoding,) = cursor.execute("PRAGMA encoding").fetchone()
-    if encoding != "UTF-8":
-        raise OutboxError(
-            f"database {path} has text encoding {encoding}, and an outbox needs UTF-8: nothing was "
-            "stored. Use a separate file for the outbox, or copy the application's tables into a "
-            "new database with PRAGMA encoding = 'UTF-8', which cannot be changed later"
-        )
-
-
-def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Create the tables of the outbox, if the database does not have them.
-
-    Args:
-        cursor: cursor of a connection in a transaction that may write.
-        path: path of the outbox, for the errors.
-
-    Raises:
-        NotAnOutbox: the outbox is of another version.
-        OutboxError: the database is not UTF-8.
-    """
-    if not holds_outbox(cursor, path):
-        refuse_utf16(cursor, path)
-        for statement in schema():
-            cursor.execute(statement)
-        cursor.execute(QUERIES["record_version"], (VERSION, time.time()))
-
-
-BUSY_TIMEOUT_S: Final = 5.0
-_CLAIMS_MAX: Final = 9
-_ADDED: Final = (
-    "`reliablepub outbox create`, Outbox.create(), its first message or its relay creates it"
-)
-PAGE_BYTES: Final = 8_192
-"""Page size of a new file. A commit of many messages writes fewer bytes than with pages of 4 KiB,
-in half as many writes. A commit of one message writes twice as many, and takes hardly longer."""
-
-
-def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return the path as an absolute one, whose links are not resolved.
-
-    If a link to its folder is switched to another folder, the path leads to another file, which the
-    next process will open.
-    """
-    return Path(path).absolute()
-
-
-def check_file(path: Path) -> bool:
-    """Check that this process may use the file as an outbox; return whether it exists.
-
-    Raises:
-        NotAnOutbox: it is a symbolic link, a folder or a device.
-        OutboxForked: it was open when this process was forked.
-        OutboxError: its folder is missing, another user owns it, or it has a second name.
-    """
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise OutboxError(
-                f"the folder of outbox {path} does not exist; create it first"
-            ) from None
-        return False
-    except OSError as error:
-        raise os_error(path, error) from error
-    if not stat.S_ISREG(found.st_mode):
-        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
-        raise NotAnOutbox(f"{path} is {what}; an outbox is a regular file: name it directly")
-    if found.st_uid != os.geteuid():
-        raise OutboxError(
-            f"outbox {path} belongs to user {found.st_uid}, and this process runs as user "
-            f"{os.geteuid()}; run it as the owner, so that both can go on writing"
-        )
-    refuse_second_name(path, found)
-    GATE.check(path, found)
-    return True
-
-
-def check_database(path: Path) -> None:
-    """Refuse a file that cannot be an outbox, without creating files beside it.
-
-    Raises:
-        NotAnOutbox: the file exists, and is no SQLite database.
-        OutboxError: the file cannot be used, or another user owns a file beside it.
-    """
-    is_there = check_file(path)
-    check_side_files(path)
-    if not is_there:
-        return
-    if takes_over(path):
-        claim_log(path)
-    try:
-        with (
-            GATE.use(),
-            closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection,
-        ):
-            connection.execute("PRAGMA schema_version").fetchone()
-    except sqlite3.Error as error:
-        # These errors mean a database that only a writer can open: it rolls back an unfinished
-        # transaction, or releases disk space.
-        if not is_unfinished(error) and not lacks_index(error):
-            raise outbox_error(path, error) from error
-
-
-def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
-    """Open an outbox to write to it. A missing one is created, readable by its owner only.
-
-    Args:
-        path: absolute path.
-        is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
-    """
-    if not check_file(path):
-        _create(path)
-    warn_of_folder(path.parent)
-    check_side_files(path)
-    if not takes_over(path):
-        return _connect(path, is_relay=is_relay)
-    if not path.stat().st_size:
-        # First the tables: SQLite would remove a log that is claimed beside an empty file. There is
-        # no message in them yet, so a planted log may get them.
-        _connect(path, is_relay=False).close()
-    for _ in range(_CLAIMS_MAX):
-        log = claim_log(path)
-        connection = _connect(path, is_relay=is_relay)
-        if log == claim_log(path):
-            return connection
-        connection.close()  # another process has closed the outbox, and removed the log
-    raise OutboxError(
-        f"outbox {path} was not opened: its log is removed again and again, and other users can "
-        "create files in its folder; keep it in a folder that only its owner can write to"
-    )
-
-
-def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
-    with reported(path):
-        # Any thread may use the connection; its owner lets only one use it at a time.
-        connection = sqlite3.connect(
-            f"{path.as_uri()}?mode=rw",
-            uri=True,
-            timeout=BUSY_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,
-            factory=WritingConnection,
-        )
-    try:
-        with reported(path):
-            _prepare(connection, path, is_relay=is_relay)
-            connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens -wal and -shm
-        check_side_files(path)  # after the log was opened, so that it is the one that is checked
-        connection.place = Place(path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open an outbox read-only, in one read transaction.
-
-    Raises:
-        NotAnOutbox: there is no outbox at this path, or it is of another version.
-    """
-    with looking(path) as (connection, has_outbox):
-        if not has_outbox:
-            raise NotAnOutbox(f"the database {path} holds no outbox; {_ADDED}")
-        yield connection
-
-
-@contextmanager
-def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
-    """Open a database read-only, and tell whether it holds an outbox.
-
-    Raises:
-        NotAnOutbox: there is no file, it is no database, or its outbox is of another version.
-        OutboxError: this user may not look for the file.
-    """
-    try:
-        found = path.stat()
-    except PermissionError as error:
-        raise OutboxError(
-            f"outbox {path} cannot be seen by this user: {error.strerror}; run this as its owner"
-        ) from error
-    except OSError:
-        raise NotAnOutbox(f"there is no outbox {path}; {_ADDED}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise NotAnOutbox(f"{path} is not a regular file; an outbox is a regular file")
-    real = path.resolve()
-    check_side_files(real)
-    if takes_over(real):
-        claim_log(real)
-    GATE.check(path, found)
-    with GATE.use(), reported(path):
-        # A `mode=ro` connection never checkpoints and never removes the log.
-        connection = sqlite3.connect(
-            f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
-        )
-        try:
-            # Damaged rows, which may not be UTF-8, must be listed too.
-            connection.text_factory = lambda text: text.decode(errors="replace")
-            has_outbox = _begin_looking(connection, path)
-            check_side_files(real)
-            yield connection, has_outbox
-        finally:
-            connection.close()
-
-
-def _begin_looking(connection: sqlite3.Connection, path: Path) -> bool:
-    """Begin the read transaction; on a full disk, release a part of the ballast for it."""
-    while True:
-        connection.execute("BEGIN")
-        try:
-            return holds_outbox(connection.cursor(), path)
-        except sqlite3.OperationalError as error:
-            if not lacks_index(error) or not Ballast(path.resolve()).lend():
-                raise
-            connection.execute("ROLLBACK")
-
-
-def _create(path: Path) -> None:
-    """Create an empty file with mode 600: SQLite would give it a wider one, and the log as well."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # O_EXCL follows no symbolic link
-    try:
-        os.close(os.open(path, flags, 0o600))
-    except FileExistsError:
-        check_file(path)  # another process has created it
-    except OSError as error:
-        raise os_error(path, error) from error
-
-
-def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
-    connection.execute("BEGIN")  # read only: if the tables are there, no writer delays the open
-    try:
-        refuse_utf16(connection.cursor(), path)
-        is_ready = holds_outbox(connection.cursor(), path)
-    finally:
-        connection.execute("ROLLBACK")
-    if not is_ready:
-        _shape(connection)
-        with transaction(connection, path):
-            add_outbox(connection.cursor(), path)
-        Ballast(path).restore()
-    retry_while_locked = Retrying(
-        retry=retry_if_exception_type(OutboxLocked),
-        stop=stop_after_delay(BUSY_TIMEOUT_S),
-        wait=wait_fixed(0.02),
-        reraise=True,
-    )
-    retry_while_locked(_write_ahead, connection, path)
-    connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
-    connection.execute("PRAGMA mmap_size = 0")  # a stray pointer could write into a mapped file
-    connection.execute("PRAGMA secure_delete = ON")  # no confirmed body remains in a free page
-    connection.execute(f"PRAGMA journal_size_limit = {checkpoints.LOG_BYTES_KEPT:d}")
-    checkpoints.begin(connection, is_relay=is_relay)
-
-
-def _shape(connection: sqlite3.Connection) -> None:
-    """Set page size and incremental vacuum of a new file; an application's file keeps its own."""
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    if pages == 0:
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES:d}")
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-
-
-def _write_ahead(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch to a write-ahead log.
-
-    Raises:
-        OutboxLocked: another process uses the file. The switch needs an exclusive lock, and SQLite
-            does not wait for it.
-        OutboxError: the file system does not support a write-ahead log.
-    """
-    with reported(path):
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise OutboxError(
-            f"outbox {path} cannot have a write-ahead log (it stays in mode {mode!r}); "
-            "network file systems often cannot: put it on a local disk"
-        )
-
-
-LOGGER: Final = logging.getLogger("reliablepub.outbox")
-
-
-class Writer:
-    """A connection to an outbox, used as long as the path leads to the open files.
-
-    A ``with`` block provides the connection, opened if necessary. A fork waits until the block
-    ends, and errors of SQLite in the block become `OutboxError`.
-
-    Args:
-        path: absolute path.
-        is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
-    """
-
-    def __init__(self, path: Path, *, is_relay: bool) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, ballast: Ballast) -> None:
+        self._connection = connection
         self._path = path
-        self._is_relay = is_relay
-        self._file: Inode | None = None
-        self._pid = 0
-        self._uses: list[tuple[int, int]] = []
-        self.connection: WritingConnection | None = None
-        GATE.keep(self)
+        self._ballast = ballast
 
-    def __enter__(self) -> WritingConnection:
-        """Begin a use.
+    def run(self, name: str, values: Values = NO_VALUES) -> Cursor:
+        """Run the statement of this name."""
+        return self._connection.execute(QUERIES[name], values)
 
-        Raises:
-            OutboxMoved: the file is not the one that was opened first.
-            OutboxError: the file cannot be opened.
-        """
-        use = GATE.begin_use()
-        try:
-            connection = self.connection or self.opened()
-        except BaseException:
-            GATE.end_use(use)
-            raise
-        self._uses.append(use)
-        return connection
+    def rows(self, name: str, values: Values = NO_VALUES) -> Iterator[dict[str, Any]]:
+        """Run the query of this name, and yield its rows as dictionaries."""
+        return self.select(QUERIES[name], values)
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
-    ) -> None:
-        """End the use.
+    def select(self, query: str, values: Values) -> Iterator[dict[str, Any]]:
+        """Run a query that was put together, and yield its rows as dictionaries."""
+        return named_rows(self._connection, query, values)
 
-        Raises:
-            OutboxError: the block has ended with an error of SQLite.
-        """
-        GATE.end_use(self._uses.pop())
-        if error is not None:
-            raise_reported(self._path, error)
+    def relays(self) -> list[Relaying]:
+        """Return who holds the relay lock, and the contents of the status file."""
+        return [relaying(self._path)]
 
-    def renewed(self) -> WritingConnection:
-        """Check that the path leads to the open files; open them again if SQLite's locks were lost.
+    def shard(self, _id: int) -> int:
+        """Return 0: a file is one shard."""
+        return 0
 
-        Call it within a use.
+    def settle_left_in_flight(self, now: float) -> None:
+        """Record messages that an ended relay left in flight as uncertain."""
+        settle_left_in_flight(self._connection, now)
 
-        Raises:
-            OutboxMoved: the path leads to other files.
-        """
-        connection = self.opened()
-        connection.place.check()
-        if connection.place.is_locked:
-            return connection
-        LOGGER.warning(
-            "the locks on outbox %s were lost, because this process opened and closed the file "
-            "without SQLite (perhaps to copy it); it was opened again. Copy an outbox with "
-            "sqlite3's backup, or from another process",
-            self._path,
+    def is_own(self, _id: int) -> bool:
+        """Return False: the ledger counts a message in the transaction that stores it."""
+        return False
+
+    def check_room(self, size: int) -> None:
+        """Check that the disk has room for messages of this size, and for the reserve."""
+        self._ballast.check(self._connection, size)
+
+    def space(self) -> Space:
+        """Measure the file and its log."""
+        log = _bytes(self._path.with_name(self._path.name + "-wal"))
+        return Space(
+            bytes_on_disk=_bytes(self._path) + log,
+            log_bytes=log,
+            bytes_unused=free_pages(self._connection) * self._page_bytes(),
+            is_disk_full=self._ballast.spare_bytes(self._connection) < MARGIN_BYTES,
         )
-        self.rest()
-        return self.opened()
 
-    def rest(self) -> None:
-        """Close the connection, for instance before a fork. The next use opens the file again.
+    def damage(self) -> list[str]:
+        """Return SQLite's complaints about the pages; indexes are not compared with tables."""
+        return page_damage(self._connection)
 
-        That file must be the one that was open.
+    def cut(self) -> int:
+        """Remove free pages from the file for a few milliseconds; return how many bytes."""
+        before, until = pages(self._connection), time.monotonic() + _CUTTING_S
+        for _ in range(free_pages(self._connection)):  # `sqlite3` removes one page per call
+            self._connection.execute("PRAGMA incremental_vacuum(1)")
+            if time.monotonic() > until:
+                break
+        return (before - pages(self._connection)) * self._page_bytes()
+
+    def rewrite(self) -> int:
+        """Rewrite the file without its free pages, if they are many; return how many bytes.
+
+        Not inside a transaction.
         """
-        connection = self.connection
-        is_own = os.getpid() == self._pid
-        # `must_stay`: after a commit that failed on the disk, a new connection could rebuild the
-        # index of the log, and take that commit for a good one. A connection whose file was
-        # overwritten stays too, and raises at each use. A forked child then refuses the file.
-        if connection is None or (is_own and connection.must_stay):
-            return
-        self.connection = None
-        if is_own:
-            connection.close()
+        before = pages(self._connection)
+        if has_space_to_give(self._connection):
+            give_space_back(self._connection)
+        return (before - pages(self._connection)) * self._page_bytes()
+
+    def _page_bytes(self) -> int:
+        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int(size)
+
+
+class SqliteDatabase:
+    """The outbox in a SQLite file; `Database` documents the contract of each method.
+
+    Args:
+        path: path of the file. It is opened when it is first used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.file: Final = absolute(path)
+        self.name: Final = os.fspath(path)
+        self._ballast = Ballast(self.file)
+        self._enqueuing = Enqueuing(self.file, self._ballast)
+        self._writer = Writer(self.file, is_relay=False)
+        self._pid = 0
+        self._lock = threading.RLock()
+        self._is_writing = False
+
+    def exists(self) -> bool:
+        """Whether the file exists and holds an outbox."""
+        if not self.file.exists():
+            return False
+        with looking(self.file) as (_, has_outbox):
+            return has_outbox
+
+    def create(self, connection: sqlite3.Connection | None) -> None:
+        """Add the outbox to the file, if it is not there."""
+        if connection is not None:
+            self._enqueuing.within(connection, lambda _: None)
         else:
-            abandon(connection)
+            self._write(lambda _: None)
 
-    def leave(self) -> None:
-        """Drop files that the path does not lead to any more. The next use opens the new ones.
+    def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> SqliteStore:
+        """Take the relay lock, and open the file."""
+        return SqliteStore(self.file, keep_confirmed_s=keep_confirmed_s, keys=keys)
 
-        The dropped files stay open: closing the connection could delete the log of another
-        process that uses the path now.
-        """
-        if self.connection is not None and not self.connection.place.is_overwritten:
-            self._abandon()
+    def enqueue(
+        self,
+        entry: Entry,
+        key: str | None,
+        *,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: sqlite3.Connection | None = None,
+    ) -> str:
+        """Store an entry, on the application's connection or on a connection of this object."""
+
+        def insert(cursor: sqlite3.Cursor) -> str:
+            return self._enqueuing.insert(cursor, entry, key, keys, limits)
+
+        if connection is not None:
+            return self._enqueuing.within(connection, insert)
+        return self._write(
+            lambda own: insert(own.cursor()),
+            lambda own: is_stored(own, entry),
+        )
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Open the file read-only, in one transaction."""
+        with reading(self.file) as connection:
+            yield self._session(connection)
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """Run ``work`` in one transaction on this object's own connection."""
+        return self._write(lambda own: work(self._session(own)))
+
+    def within(self, connection: sqlite3.Connection, work: Callable[[Session], T]) -> T:
+        """Run ``work`` through the application's connection, under the write lock."""
+        return self._enqueuing.within(
+            connection, lambda cursor: work(self._session(cursor.connection))
+        )
+
+    def exposure(self) -> str:
+        """Say which other users can write to the folder."""
+        return folder_exposure(self.file.parent) if self.file.parent.is_dir() else ""
+
+    def shrink(self) -> Iterator[Callable[[Session], int]]:
+        """Yield steps until no page is free, or the file cannot be shortened."""
+        with GATE.use(), self._lock, self._writer as connection:
+            rewritten = self._session(connection).rewrite()
+        if rewritten:  # as a step of its own, so that its bytes are counted
+            yield lambda _session: rewritten
+        cut = 1
+
+        def step(session: Session) -> int:
+            nonlocal cut
+            assert isinstance(session, SqliteSession)
+            cut = session.cut()
+            return cut
+
+        while cut > 0:
+            yield step
 
     def close(self) -> None:
-        """Close the file. The next use opens the file that is at the path then, even another."""
-        if self.connection is not None and self.connection.must_stay:
-            self._abandon()
-        self._file = None
-        self.rest()
+        """Close the file if it is open."""
+        with GATE.use(), self._lock:
+            self._writer.close()
 
-    def _abandon(self) -> None:
-        connection, self.connection, self._file = self.connection, None, None
-        if connection is not None:
-            abandon(connection)
+    def _session(self, connection: sqlite3.Connection) -> SqliteSession:
+        return SqliteSession(connection, self.file, self._ballast)
 
-    def opened(self) -> WritingConnection:
-        """Return the open connection, or open one."""
-        if self.connection is not None:
-            return self.connection
-        connection = open_writer(self._path, is_relay=self._is_relay)
-        if self._file not in (None, connection.place.file):
-            connection.close()
-            raise moved(self._path, "was replaced by another file")
-        self._file, self._pid = connection.place.file, os.getpid()
-        self.connection = connection
-        return connection
+    def _write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
+    ) -> T:
+        """Run `commit_with_retry` on this object's own connection, one thread at a time."""
+        if os.getpid() != self._pid:  # another thread of the parent may have held the lock
+            self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
+        with GATE.use(), self._lock:  # gate first: then no fork happens while a thread has the lock
+            if self._is_writing:
+                raise OutboxError(
+                    f"outbox {self.file} was called by a signal handler that has interrupted a "
+                    "call on it in the same thread; nothing was stored: call it when the handler "
+                    "has returned"
+                )
+            self._is_writing = True
+            try:
+                with self._writer:
+                    connection = self._writer.renewed()
+                    with behind_commit_if_long(connection, self.file):
+                        return commit_with_retry(
+                            connection,
+                            self.file,
+                            lambda: work(connection),
+                            lambda: is_there(connection),
+                        )
+            except OutboxMoved:
+                self._writer.leave()
+                raise
+            except OutboxError as error:
+                if not error.retryable and not isinstance(error, OutboxUnsure):
+                    self._writer.close()  # the next use may find another file at the path
+                raise
+            finally:
+                self._is_writing = False
 
-    def __del__(self) -> None:
-        """Close the connection: Python 3.13 warns of one left open, and users need not close."""
-        if self.connection is not None:
-            with GATE.use():
-                self.close()
+
+def _bytes(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -21,7 +21,7 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.rows import row_of
 from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.database import add_outbox, check_file, check_version
+from reliablepub.outbox.sqlite.connections import add_outbox, check_file, check_version
 from reliablepub.outbox.sqlite.failures import raise_reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files

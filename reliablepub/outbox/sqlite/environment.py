@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
 
-from reliablepub.outbox.sqlite.database import reading
+from reliablepub.outbox.sqlite.connections import reading
 from reliablepub.outbox.sqlite.sql import QUERIES
 
 _SYNCS: Final = 10

@@ -30,7 +30,7 @@ from typing import BinaryIO, Final
 from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.rows import Unreadable, check, misfits
-from reliablepub.outbox.sqlite.database import (
+from reliablepub.outbox.sqlite.connections import (
     PAGE_BYTES,
     absolute,
     check_file,

@@ -37,7 +37,7 @@ from reliablepub.outbox.database import KEYS_KEPT_S, forget_keys
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast, free_bytes
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit, move_what_is_owed
-from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.connections import PAGE_BYTES
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.transactions import transaction

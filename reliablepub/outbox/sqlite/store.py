@@ -68,7 +68,7 @@ from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
 from reliablepub.outbox.sqlite.clock_steps import ClockSteps
-from reliablepub.outbox.sqlite.database import Writer, absolute, check_database
+from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import (

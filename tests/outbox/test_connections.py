@@ -13,9 +13,8 @@ from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import checkpoints
-from reliablepub.outbox.sqlite import database as database_module
-from reliablepub.outbox.sqlite.database import PAGE_BYTES, reading
+from reliablepub.outbox.sqlite import checkpoints, connections
+from reliablepub.outbox.sqlite.connections import PAGE_BYTES, reading
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
@@ -57,10 +56,10 @@ def test_who_finds_it_current_waits_for_no_writer(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SqliteStore(path).close()
-    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.0)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        database_module.open_writer(path, is_relay=False).close()
+        connections.open_writer(path, is_relay=False).close()
 
 
 @pytest.mark.parametrize(("page_bytes", "pages"), [(4_096, 1_024), (65_536, 64)])
@@ -266,7 +265,7 @@ def test_a_reader_that_keeps_the_log_from_being_made_is_reported(
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
-        monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
         with pytest.raises(OutboxLocked):
             SqliteStore(path)
         other.execute("ROLLBACK")
@@ -276,7 +275,7 @@ def test_a_reader_that_keeps_the_log_from_being_made_is_reported(
 def test_only_a_lock_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SqliteStore(path).close()
     sql(path, "PRAGMA journal_mode = DELETE")
-    tried, make_log = [], database_module._write_ahead
+    tried, make_log = [], connections._write_ahead
 
     def fails(connection: sqlite3.Connection, path: Path) -> None:
         tried.append(path)
@@ -286,7 +285,7 @@ def test_only_a_lock_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) 
             raise OutboxError("for good")
         make_log(connection, path)
 
-    monkeypatch.setattr(database_module, "_write_ahead", fails)
+    monkeypatch.setattr(connections, "_write_ahead", fails)
     with pytest.raises(OutboxError, match="for good"):
         SqliteStore(path)
     assert tried == [path] * 3

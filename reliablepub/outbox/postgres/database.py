@@ -46,7 +46,7 @@ _WRITE_S: Final = 10.0
 """How long an operator's transaction is retried because relays took their turns first."""
 
 
-def create(
+def create_outbox(
     server: Server,
     *,
     shards: int = 1,
@@ -299,7 +299,7 @@ class PostgresDatabase:
     def create(self, connection: Any) -> None:  # noqa: ANN401 - of any library
         """Create the outbox in its schema, if there is none."""
         if not self.exists():
-            create(self.server, connection=connection)
+            create_outbox(self.server, connection=connection)
 
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> PostgresStore:
         """Take over a shard of the outbox."""
