@@ -623,7 +623,7 @@ class Store(Protocol):
         """
 
     def relieve(self) -> str:
-        """Free space if the store has run out of it. The relay calls this now and then.
+        """Free space if the store needs it. The relay calls this now and then.
 
         Returns:
             why new entries cannot be stored at present; empty if they can.

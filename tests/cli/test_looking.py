@@ -149,7 +149,7 @@ def test_every_kind_of_trouble_is_explained(
     run: Run, relay: SqliteStore, id_: int, expected: tuple[str | None, ...]
 ) -> None:
     (story,) = parsed(run("explain", id_, "--json"))
-    assert (story["state"], story["verdict"], story["next"]) == expected
+    assert (story["state"], story["persistence"], story["next"]) == expected
     assert story["message_id"] == (f"m-{id_}" if id_ > 1 else None)
     assert set(story) <= json_keys("reliablepub outbox explain")
 

@@ -279,13 +279,30 @@ def test_unroutable_messages_are_counted_and_the_others_arrive(
         "--json",
     )
     assert ended.code == 1
-    assert ended.error.startswith("10 messages given up (10 unroutable); the first is message ")
+    assert ended.error.startswith("10 messages given up (10 returned); the first is message ")
     assert "routing key 'DL': 312 NO_ROUTE" in ended.error
     result = ended.json
     assert (result["confirmed"], result["parked"], result["open"]) == (20, 10, 0)
     assert result["outcomes"]["returned"] == 10
     assert len(result["failures"]) == 10
     assert len(fake.messages("all")) == 20
+
+
+def test_messages_that_an_operator_withdraws_meanwhile_are_counted(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    fake.block("low on memory")
+    process = cli.begin("publish", flights(3), *TO_ALL, "--outbox", "o.db", "--json")
+    until(lambda: cli("outbox", "show", "3", "--outbox", "o.db").code == 0)
+    assert cli("outbox", "discard", "2", "--yes", "--outbox", "o.db").code == 0
+    assert cli("outbox", "park", "3", "--note", "wrong price", "--outbox", "o.db").code == 0
+    fake.unblock()
+    ended = cli.ended(process)
+    assert ended.code == 1
+    assert ended.error.startswith("2 messages given up (2 withdrawn); the first is message ")
+    assert (ended.json["confirmed"], ended.json["parked"], ended.json["open"]) == (1, 2, 0)
+    assert ended.json["outcomes"]["withdrawn"] == 2
+    assert "wrong price" in ended.json["failures"][1]["reply_text"]
 
 
 # ---------------------------------------------------------------------- killed, stopped

@@ -5,12 +5,13 @@ from itertools import product
 import pytest
 
 from reliablepub.cli.commands import Exit
-from reliablepub.cli.publish.run import Stopped, Tally
+from reliablepub.cli.publish.run import ENDS, Stopped, Tally
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.errors import Unroutable
 from reliablepub.outbox.entry import Counters
-from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.status import Link, Status
+
+RETURNED = ENDS[Unroutable]
 
 
 def summary(
@@ -25,11 +26,11 @@ def summary(
     link: Status | None = None,
 ) -> Summary:
     tally = Tally(stored=10, confirmed=10 - parked - open_)
-    tally.given_up[OutcomeKind.RETURNED] = parked
+    tally.given_up[RETURNED] = parked
     failure = Unroutable(
         message_id="m-1", exchange="x", routing_key="k", reply_code=312, reply_text="NO_ROUTE"
     )
-    tally.failures = [(OutcomeKind.RETURNED, failure)] * parked
+    tally.failures = [(RETURNED, failure)] * parked
     counters = Counters(stored=10, confirmed=10 - parked - open_, parked=parked)
     return Summary(
         source="f",

@@ -62,6 +62,43 @@ def test_beside_a_relay_no_other_process_moves_it(path: Path) -> None:
         assert log_bytes(path) > checkpoints.LOG_BYTES_LONG
 
 
+@pytest.mark.parametrize("reader", [False, True])
+def test_a_relay_with_nothing_to_commit_restarts_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, reader: bool
+) -> None:
+    monkeypatch.setattr(checkpoints, "_RESTART_S", 0.0)
+    sizes = []
+    with (
+        closing(SqliteStore(path)) as store,
+        closing(Outbox(path)) as outbox,
+        closing(sqlite3.connect(path, isolation_level=None)) as application,
+    ):
+        for n in range(100):
+            if reader and n in (20, 60):
+                application.execute("BEGIN" if n == 20 else "ROLLBACK")
+                application.execute("SELECT * FROM reliablepub_ledger").fetchall()
+            outbox.enqueue(Message(KIB))
+            assert store.relieve() == ""
+            sizes.append(log_bytes(path))
+        assert store.snapshot().counters.open == 100
+    if reader:
+        assert sizes[20:60] == sorted(sizes[20:60]), "never waits for the reader"
+        sizes = sizes[61:]
+    assert max(sizes[1:]) < 2 * checkpoints.LOG_BYTES_LONG
+    assert any(a > b for a, b in pairwise(sizes)), "cut back"
+
+
+def test_a_relay_that_was_taken_over_leaves_the_log_alone(path: Path) -> None:
+    with shim() as files, closing(SqliteStore(path)) as store, closing(Outbox(path)) as outbox:
+        with store._writer as connection:
+            store._begin_run(connection)  # as another relay does whose lock is not this one's
+        for _ in range(100):
+            outbox.enqueue(Message(KIB))
+        files.log = []
+        assert store.relieve() == ""
+        assert moved(files.log, path) == 0
+
+
 def test_a_read_transaction_that_stays_open_makes_it_grow_until_it_ends(
     path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def test_of_a_message_that_was_never_tried_little_is_to_be_told(
         attempts=[],
         interventions=[],
         in_flight=None,
-        verdict="not written",
+        persistence="not written",
         next=Next.SENT,
         next_at=None,
         held_by=None,
@@ -75,14 +75,14 @@ def test_what_was_sent_is_answered_next(store: Store, new: list[Entry], where: W
     story = tell(outbox_at(where), 2)
     assert story.in_flight is not None
     assert (story.in_flight["epoch"], story.in_flight["tag"]) == ("1-1", 8)
-    assert (story.state, story.verdict) == ("in flight", "possibly persisted")
+    assert (story.state, story.persistence) == ("in flight", "possibly persisted")
     assert (story.next, story.before) == (Next.ANSWER, None)
     assert tell(outbox_at(where), 3).in_flight is None
     store.close()
     later = tell(outbox_at(where), 2)
     assert later.in_flight == story.in_flight
-    assert (later.state, later.verdict) == ("ready", "possibly persisted")
-    assert tell(outbox_at(where), 3).verdict == "not written"
+    assert (later.state, later.persistence) == ("ready", "possibly persisted")
+    assert tell(outbox_at(where), 3).persistence == "not written"
     assert (later.next, later.relay_pid, later.before) == (Next.RELAYED, None, None)
 
 
@@ -100,7 +100,7 @@ def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict"),
+    ("said", "persistence"),
     [
         ([RETURNED], "not written"),
         ([RETURNED, NACKED, RETURNED], "possibly persisted"),
@@ -109,12 +109,12 @@ def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
         ([CONFIRMED, CUT], "persisted"),
     ],
 )
-def test_the_verdict_is_the_most_that_was_ever_said(
-    store: Store, new: list[Entry], where: Where, said: list[Outcome], verdict: str
+def test_persistence_is_the_most_that_was_ever_said(
+    store: Store, new: list[Entry], where: Where, said: list[Outcome], persistence: str
 ) -> None:
     attempts = [Attempt(new[0], "1-1", n, outcome, 9.0) for n, outcome in enumerate(said, 1)]
     store.commit(Changes(rescheduled=[new[0]], attempts=attempts))
-    assert tell(outbox_at(where), 1).verdict == verdict
+    assert tell(outbox_at(where), 1).persistence == persistence
     assert [attempt["tag"] for attempt in tell(outbox_at(where), 1).attempts] == list(
         range(1, len(said) + 1)
     )
@@ -132,7 +132,7 @@ def test_the_end_is_told_as_far_as_it_was_written_down(
     expired = [Attempt(new[4], "1-1", 5, Outcome(OutcomeKind.EXPIRED), 11.0)]
     store.commit(Changes(parked=expired, attempts=expired))
     told = {n: tell(outbox_at(where), n) for n in (1, 2, 3, 4, 5)}
-    assert {n: (s.state, s.verdict, s.next, s.message_id) for n, s in told.items()} == {
+    assert {n: (s.state, s.persistence, s.next, s.message_id) for n, s in told.items()} == {
         1: ("gone", None, Next.NOTHING, None),
         2: ("confirmed", "persisted", Next.NOTHING, "m-2"),
         3: ("discarded", "not written", Next.NOTHING, "m-3"),

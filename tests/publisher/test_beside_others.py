@@ -13,6 +13,7 @@ import pytest
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.hooks import AttemptEnded
+from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.relay import elsewhere, relay
 from reliablepub.testing import FakeBroker
 from tests.waiting import until
@@ -85,3 +86,19 @@ def test_what_another_thread_enqueues_rings(confirmed: Confirmed, path: Path) ->
         for number in range(3):
             outbox.enqueue(Message(b"", routing_key="q", message_id=f"thread{number}"))
             confirmed.until(f"thread{number}")
+
+
+def test_the_log_stays_short_while_the_broker_is_away(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "LOG_BYTES_LONG", 1024 * 1024)
+    log, sizes = path.with_name(path.name + "-wal"), []
+    with (
+        Publisher("amqp://127.0.0.1:9", outbox=path, close_timeout_s=0) as publisher,
+        Outbox(path) as outbox,
+    ):
+        for _ in range(1_000):  # 25 MiB of log
+            outbox.enqueue(Message(bytes(500), routing_key="q"))
+            sizes.append(log.stat().st_size)
+        until(lambda: publisher.status.open == 1_000)
+    assert max(sizes) < 16 * 1024 * 1024

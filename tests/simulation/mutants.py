@@ -51,8 +51,8 @@ def mutant(mutate: Mutant) -> Mutant:
 def an_ack_means_all(patch: pytest.MonkeyPatch) -> None:
     real: Any = ConfirmLedger.handle_confirm
 
-    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
-        return real(self, tag, verdict, multiple=True)
+    def handle(self: Any, tag: int, outcome: Outcome, *, multiple: bool) -> Any:
+        return real(self, tag, outcome, multiple=True)
 
     patch.setattr(ConfirmLedger, "handle_confirm", handle)
 
@@ -61,8 +61,8 @@ def an_ack_means_all(patch: pytest.MonkeyPatch) -> None:
 def multiple_is_not_expanded(patch: pytest.MonkeyPatch) -> None:
     real: Any = ConfirmLedger.handle_confirm
 
-    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
-        return real(self, tag, verdict, multiple=False)
+    def handle(self: Any, tag: int, outcome: Outcome, *, multiple: bool) -> Any:
+        return real(self, tag, outcome, multiple=False)
 
     patch.setattr(ConfirmLedger, "handle_confirm", handle)
 
@@ -71,9 +71,9 @@ def multiple_is_not_expanded(patch: pytest.MonkeyPatch) -> None:
 def multiple_stops_one_short(patch: pytest.MonkeyPatch) -> None:
     real: Any = ConfirmLedger.handle_confirm
 
-    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
+    def handle(self: Any, tag: int, outcome: Outcome, *, multiple: bool) -> Any:
         is_short = multiple and tag > 1
-        return real(self, tag - 1 if is_short else tag, verdict, multiple=multiple)
+        return real(self, tag - 1 if is_short else tag, outcome, multiple=multiple)
 
     patch.setattr(ConfirmLedger, "handle_confirm", handle)
 
@@ -82,8 +82,8 @@ def multiple_stops_one_short(patch: pytest.MonkeyPatch) -> None:
 def tags_are_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
     real: Any = ConfirmLedger.handle_confirm
 
-    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
-        return real(self, min(tag + 1, self.last_tag), verdict, multiple=multiple)
+    def handle(self: Any, tag: int, outcome: Outcome, *, multiple: bool) -> Any:
+        return real(self, min(tag + 1, self.last_tag), outcome, multiple=multiple)
 
     patch.setattr(ConfirmLedger, "handle_confirm", handle)
 
@@ -102,8 +102,8 @@ def a_return_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def tag_0_means_all(patch: pytest.MonkeyPatch) -> None:
     real: Any = ConfirmLedger.handle_confirm
 
-    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
-        return real(self, tag or self.last_tag, verdict, multiple=multiple)
+    def handle(self: Any, tag: int, outcome: Outcome, *, multiple: bool) -> Any:
+        return real(self, tag or self.last_tag, outcome, multiple=multiple)
 
     patch.setattr(ConfirmLedger, "handle_confirm", handle)
 
@@ -112,8 +112,8 @@ def tag_0_means_all(patch: pytest.MonkeyPatch) -> None:
 def a_tag_beyond_the_last_means_all(patch: pytest.MonkeyPatch) -> None:
     real: Any = ConfirmLedger.handle_confirm
 
-    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
-        return real(self, min(tag, max(1, self.last_tag)), verdict, multiple=multiple)
+    def handle(self: Any, tag: int, outcome: Outcome, *, multiple: bool) -> Any:
+        return real(self, min(tag, max(1, self.last_tag)), outcome, multiple=multiple)
 
     patch.setattr(ConfirmLedger, "handle_confirm", handle)
 

@@ -93,8 +93,8 @@ def told(story: Story, database: Database, now: float) -> list[str]:
         where = f"was confirmed {ago(story.message['confirmed_at'], now)}, and is kept for a while"
     lines += ["", f"It {where}."]
     lines += _why(story)
-    if story.verdict is not None:
-        lines.append(f"Delivered? {story.verdict}: {_DELIVERED[story.verdict]}.")
+    if story.persistence is not None:
+        lines.append(f"Delivered? {story.persistence}: {_DELIVERED[story.persistence]}.")
     lines.append(f"Next: {next_words(story, database, now)}")
     lines += _history(story, now)
     return lines

@@ -24,6 +24,7 @@ from reliablepub.cli.progress import Bar
 from reliablepub.cli.publish.records import BadRecord, Line
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import (
+    Damaged,
     Expired,
     Nacked,
     OutboxError,
@@ -31,21 +32,24 @@ from reliablepub.errors import (
     PublishError,
     Refused,
     Unroutable,
+    Withdrawn,
 )
 from reliablepub.front.publisher import Publisher
 from reliablepub.front.receipt import BatchReceipt
 from reliablepub.message import Message
-from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from reliablepub.relay.status import Link, Status
 
 FAILURES_SHOWN: Final = 10
-_KINDS: Final[dict[type[PublishError], OutcomeKind]] = {
-    Unroutable: OutcomeKind.RETURNED,
-    Nacked: OutcomeKind.NACKED,
-    Refused: OutcomeKind.REFUSED,
-    Expired: OutcomeKind.EXPIRED,
+ENDS: Final[dict[type[PublishError], str]] = {
+    Unroutable: "returned",
+    Nacked: "nacked",
+    Refused: "refused",
+    Expired: "expired",
+    Withdrawn: "withdrawn",
+    Damaged: "damaged",
 }
+"""How a message can end without a confirm, as the result names it."""
 
 
 @dataclass(slots=True)
@@ -55,14 +59,14 @@ class Tally:
     Attributes:
         stored: number of messages stored (accepted, without an outbox).
         confirmed: number of those that are confirmed.
-        given_up: number of those that were given up, by outcome.
+        given_up: number of those that were given up, by one of `ENDS`.
         failures: the first ten that were given up.
     """
 
     stored: int = 0
     confirmed: int = 0
-    given_up: Counter[OutcomeKind] = field(default_factory=Counter)
-    failures: list[tuple[OutcomeKind, PublishError]] = field(default_factory=list)
+    given_up: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, PublishError]] = field(default_factory=list)
     _open: list[tuple[BatchReceipt, int]] = field(default_factory=list)
     _confirmed_before: int = 0
 
@@ -104,10 +108,10 @@ class Tally:
         self.confirmed = self._confirmed_before + confirmed
 
     def _count(self, failure: PublishError) -> None:
-        kind = _KINDS[type(failure)]
-        self.given_up[kind] += 1
+        end = ENDS[type(failure)]
+        self.given_up[end] += 1
         if len(self.failures) < FAILURES_SHOWN:
-            self.failures.append((kind, failure))
+            self.failures.append((end, failure))
 
 
 CONNECT_S: Final = 10.0
@@ -267,7 +271,7 @@ class Run:
 
     def _is_refused(self) -> bool:
         """Whether the broker refused a message and confirmed none; it would refuse the rest too."""
-        return not self.tally.confirmed and self.tally.given_up[OutcomeKind.REFUSED] > 0
+        return not self.tally.confirmed and self.tally.given_up[ENDS[Refused]] > 0
 
     def _await_room(self, group: list[Message]) -> bool:
         """Without an outbox: wait until a group fits into memory.

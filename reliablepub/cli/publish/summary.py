@@ -12,17 +12,10 @@ from reliablepub.cli.commands import Exit
 from reliablepub.cli.link import spoken
 from reliablepub.cli.output import count_of
 from reliablepub.cli.publish.records import STDIN
-from reliablepub.cli.publish.run import Stopped, Tally
-from reliablepub.outcome import OutcomeKind
+from reliablepub.cli.publish.run import ENDS, Stopped, Tally
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, Status
 
-_SAID: Final = {
-    OutcomeKind.RETURNED: "unroutable",
-    OutcomeKind.NACKED: "nacked",
-    OutcomeKind.REFUSED: "refused",
-    OutcomeKind.EXPIRED: "expired",
-}
 _WHY: Final[dict[Stopped | None, str]] = {
     Stopped.INTERRUPTED: "interrupted",
     Stopped.REFUSED: "stopped early",
@@ -153,17 +146,17 @@ class Summary:
             "stopped": self.stopped.value if self.stopped is not None else None,
             "problems": self.problems(),
             "exit_code": int(self.exit),
-            "outcomes": {kind.value: tally.given_up[kind] for kind in sorted(_SAID)},
+            "outcomes": {end: tally.given_up[end] for end in sorted(ENDS.values())},
             "failures": [
                 {
                     "message_id": failure.message_id,
-                    "outcome": kind.value,
+                    "outcome": end,
                     "exchange": failure.exchange,
                     "routing_key": failure.routing_key,
                     "reply_code": failure.reply_code,
                     "reply_text": failure.reply_text,
                 }
-                for kind, failure in tally.failures
+                for end, failure in tally.failures
             ],
             "outbox": self._ledger(),
         }
@@ -210,11 +203,9 @@ class Summary:
                 f"{tally.open} open"
             )
         else:
-            kinds = ", ".join(
-                f"{count} {_SAID[kind]}" for kind, count in sorted(tally.given_up.items())
-            )
+            ends = ", ".join(f"{count} {end}" for end, count in sorted(tally.given_up.items()))
             line = (
-                f"{count_of(tally.parked, 'message')} given up ({kinds}); the first is message "
+                f"{count_of(tally.parked, 'message')} given up ({ends}); the first is message "
                 f"{first.message_id} to exchange {first.exchange!r} with routing key "
                 f"{first.routing_key!r}: {said}"
             )

@@ -56,7 +56,7 @@ class Story:
         interventions: actions of operators on the message.
         in_flight: epoch, tag and time of the attempt that is in flight; or of the last attempt of a
             relay that ended before the broker answered, if no relay has run since; or None.
-        verdict: whether a queue may hold it, one of `Persistence`; None if that is not known.
+        persistence: whether a queue may hold it, one of `Persistence`; None if that is not known.
         next: what happens next.
         next_at: when that happens (seconds since 1970), if the time is known.
         held_by: id of the message that its ordering key waits for, or None.
@@ -73,7 +73,7 @@ class Story:
     attempts: list[dict[str, Any]]
     interventions: list[dict[str, Any]]
     in_flight: dict[str, Any] | None
-    verdict: str | None
+    persistence: str | None
     next: Next
     next_at: float | None
     held_by: int | None
@@ -144,7 +144,7 @@ def tell(database: Database, id_: int) -> Story:
         attempts=attempts,
         interventions=interventions,
         in_flight=in_flight,
-        verdict=_persistence(state, message, attempts, in_flight),
+        persistence=_persistence(state, message, attempts, in_flight),
         next=following,
         next_at=at,
         held_by=None if holder is None else holder["id"],

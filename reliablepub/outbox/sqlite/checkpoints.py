@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from reliablepub.errors import OutboxError
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import look
 from reliablepub.outbox.sqlite.lock import RelayLock
@@ -35,7 +37,11 @@ the `ballast` must be larger than one checkpoint."""
 LOG_BYTES_KEPT: Final = 8 * 1024 * 1024
 """Size to which a longer log is truncated when it is reset."""
 LOG_BYTES_LONG: Final = 16 * 1024 * 1024
-"""Size of the log at which a process that enqueues checkpoints, while no relay runs."""
+"""Size of the log at which others than a committing relay checkpoint: a process that enqueues while
+no relay runs, or a relay that has nothing to commit while others enqueue."""
+_RESTART_S: Final = 0.25
+"""The least seconds between two tries to restart the log: an open reader can prevent it for long.
+"""
 
 
 def begin(connection: sqlite3.Connection, *, is_relay: bool) -> None:
@@ -64,7 +70,7 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
 
     For processes that only enqueue.
     """
-    _, log_bytes = look(os.fsencode(path) + b"-wal")
+    log_bytes = _log_bytes(path)
     with reported(path):
         # The log must not owe the database more than a full disk can provide (see `ballast`).
         is_long = log_bytes >= LOG_BYTES_LONG or (
@@ -79,6 +85,57 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
             yield
     finally:
         relay_lock.release()
+
+
+class LongLog:
+    """A log that other processes have made long beside a relay that commits nothing.
+
+    The relay cannot reach the broker, for instance, while applications enqueue.
+
+    Args:
+        path: path of the outbox.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next_try_at = 0.0
+
+    def restart(self, connection: sqlite3.Connection, commit: Callable[[], object]) -> None:
+        """Move a long log into the database, so that the next writer begins it anew.
+
+        Only for the holder of the relay lock.
+
+        Args:
+            connection: the relay's connection.
+            commit: makes a commit on it that writes something.
+        """
+        now = time.monotonic()
+        if now < self._next_try_at or _log_bytes(self._path) < LOG_BYTES_LONG:
+            return
+        self._next_try_at = now + _RESTART_S
+        with suppress(OutboxError, sqlite3.OperationalError), _restarted_behind_commit(connection):
+            commit()
+
+
+@contextmanager
+def _restarted_behind_commit(connection: sqlite3.Connection) -> Iterator[None]:
+    """Checkpoint at the end of the block, under the write lock.
+
+    An automatic checkpoint lets others write meanwhile. Where they write all the time, it never
+    reaches the end of the log, and the log is never begun anew. It must not run before this one,
+    which would then begin on a log that is already checkpointed.
+    """
+    (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
+    (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    _set_pages(connection, 0)
+    try:
+        yield
+        # Without a timeout: nobody can write while SQLite waits for readers.
+        connection.execute("PRAGMA busy_timeout = 0")
+        _checkpoint(connection, "FULL")
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
+        _set_pages(connection, pages)
 
 
 def owed_bytes(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> int:
@@ -108,8 +165,17 @@ def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
     """
     if owed_bytes(connection, path):
         with suppress(sqlite3.OperationalError):  # the disk is full: as much is owed as before
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            _checkpoint(connection, "PASSIVE")
     return owed_bytes(connection, path)
+
+
+def _checkpoint(connection: sqlite3.Connection, mode: str) -> None:
+    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+
+def _log_bytes(path: Path) -> int:
+    _, size = look(os.fsencode(path) + b"-wal")
+    return size
 
 
 def _set_pages(connection: sqlite3.Connection, pages: int) -> None:

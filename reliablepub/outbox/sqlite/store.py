@@ -66,7 +66,7 @@ from reliablepub.outbox.rows import (
 )
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.bell import Bell
-from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
+from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit
 from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
@@ -377,6 +377,7 @@ class SqliteStore:
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
         self._shortage = Shortage(self.path, self._ballast)
+        self._long_log = LongLog(self.path)
         try:
             self._open()
         except OutboxDiskFull:
@@ -463,9 +464,15 @@ class SqliteStore:
             self._rescue(error)
 
     def relieve(self) -> str:
-        """Free space if the disk is full; say why new entries cannot be stored, or return ""."""
+        """Free space if the disk is full; say why new entries cannot be stored, or return "".
+
+        If other processes have made the log long, restart it.
+        """
         with self._reading as connection:
-            return self._shortage.look(connection)
+            trouble = self._shortage.look(connection)
+            if not trouble:  # on a full disk, each commit moves the log
+                self._long_log.restart(connection, lambda: self._commit_nothing(connection))
+            return trouble
 
     def read_ready(
         self, first_id: int, last_id: int, *, limit: int, bytes_max: int
@@ -756,6 +763,12 @@ class SqliteStore:
         if self._moves_times(changes):
             self._steps.committed(changes)
             self.is_stepping = bool(self._steps.walks)
+
+    def _commit_nothing(self, connection: WritingConnection) -> None:
+        """Commit a write that changes no value."""
+        with transaction(connection, self.path):
+            self._check_owner(connection)
+            connection.execute(QUERIES["lock_and_version"]).fetchall()
 
     def _check_owner(self, connection: WritingConnection) -> int:
         """Check that this is the newest run: the lock alone fails if the lock file was removed.
