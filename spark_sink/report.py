@@ -15,6 +15,7 @@ the files of the successful attempts. A commit is idempotent, because a restarte
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -241,19 +242,16 @@ def check(report: str) -> None:
         ) from None
 
 
-def commit(report: str, messages: Sequence[Written], keep: int) -> None:
+def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bool = False) -> None:
     """Write the counts of a write, and rename the files of its failed rows to their final names.
 
     Args:
         report: the folder.
         messages: commit messages of all tasks.
         keep: number of writes whose counts are kept; older counts are deleted.
+        is_stream: whether the write is a micro-batch, whose replay has the same rows.
     """
     files, root = _open(report)
-    for message in messages:
-        if message.failed_file is not None:
-            name = _part(message.write, message.partition)
-            _rename(files, message.failed_file, f"{root}/failed/{name}")
     write = messages[0].write
     line = {
         "write": write,
@@ -262,10 +260,17 @@ def commit(report: str, messages: Sequence[Written], keep: int) -> None:
         **Counts.total(message.counts for message in messages).as_dict(),
     }
     files.create_dir(f"{root}/writes", recursive=True)
-    path = f"{root}/writes/_{write}.json"
-    with files.open_output_stream(path) as stream:
+    path, final = (f"{root}/writes/{name}.json" for name in (f"_{write}", write))
+    is_replay = is_stream and (_exists(files, final) or _exists(files, path))
+    with files.open_output_stream(path) as stream:  # first: it says that a commit has begun
         stream.write(json.dumps(line).encode() + b"\n")
-    files.move(path, f"{root}/writes/{write}.json")
+    if is_replay:
+        _forget_failed(files, root, messages)
+    for message in messages:
+        if message.failed_file is not None:
+            name = _part(message.write, message.partition)
+            _rename(files, message.failed_file, f"{root}/failed/{name}")
+    files.move(path, final)
     _forget_fatal(files, root, messages)
     if crc32(write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
         prune(report, keep)
@@ -306,6 +311,18 @@ def _forget_fatal(files: fs.FileSystem, root: str, messages: Sequence[Written]) 
     parts = {_part(message.write, message.partition) for message in messages}
     for info in _listed(files, f"{root}/fatal"):
         if info.base_name in parts:
+            _delete(files, info.path)
+
+
+def _forget_failed(files: fs.FileSystem, root: str, messages: Sequence[Written]) -> None:
+    """Delete the failed rows of a replayed micro-batch: they are confirmed now, or kept anew.
+
+    A row that is both confirmed and in ``failed`` would be corrected and written a second time.
+    """
+    kept = {_part(one.write, one.partition) for one in messages if one.failed_file is not None}
+    part = re.compile(re.escape(f"part-{messages[0].write}-") + r"\d+\.parquet")
+    for info in _listed(files, f"{root}/failed"):
+        if part.fullmatch(info.base_name) and info.base_name not in kept:
             _delete(files, info.path)
 
 

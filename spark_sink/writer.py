@@ -119,7 +119,13 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
                 missing = len(messages) - len(written)
                 raise TasksNotHeard(missing=missing, tasks=len(messages), batch=batchId)
             if self._settings.report is not None and written:
-                report.commit(self._settings.report, written, self._settings.report_keep)
+                settings = self._settings
+                report.commit(
+                    settings.report,
+                    written,
+                    settings.report_keep,
+                    is_stream=self._write_id is None,
+                )
 
     def abort(
         self,

@@ -124,3 +124,28 @@ def test_counts_can_be_asked_for(folder: str) -> None:
     found: dict[str, Any] = reports.counts_of(folder, "w") or {}
     assert (found["rows"], found["confirmed"], found["partitions"]) == (2, 2, 1)
     assert json.loads((Path(folder) / "writes" / "w.json").read_text()) == found
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_replay_of_a_micro_batch_forgets_its_own_failed_rows_alone(
+    folder: str, *, is_interrupted: bool
+) -> None:
+    for write in ("q-1", "q-1-0", "q-11"):
+        kept = reports.FailedRows(folder, f"attempt-{write}")
+        kept.add(piece(1), 0, OUTCOME)
+        reports.commit(folder, [written(write, kept.close())], keep=5, is_stream=True)
+    if is_interrupted:  # before its last step
+        writes = Path(folder) / "writes"
+        (writes / "q-1.json").rename(writes / "_q-1.json")
+    reports.commit(folder, [written("q-1")], keep=5, is_stream=True)
+    left = {path.name for path in (Path(folder) / "failed").iterdir()}
+    assert left == {"part-q-1-0-0.parquet", "part-q-11-0.parquet"}
+
+
+def test_a_batch_with_a_name_that_is_used_again_forgets_no_failed_rows(folder: str) -> None:
+    """Its rows may be others."""
+    kept = reports.FailedRows(folder, "attempt")
+    kept.add(piece(1), 0, OUTCOME)
+    reports.commit(folder, [written("nightly", kept.close())], keep=5)
+    reports.commit(folder, [written("nightly")], keep=5)
+    assert len(list((Path(folder) / "failed").iterdir())) == 1
