@@ -102,7 +102,12 @@ def _given(settings: Settings) -> str:
     if settings.url is not None:
         return settings.url
     if settings.url_file is not None:
-        return found("urlFile", settings.url_file).read_text().strip()
+        try:
+            return found("urlFile", settings.url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigurationError(
+                f"option 'urlFile': {settings.url_file} cannot be read as text on this host"
+            ) from None
     url = os.environ.get(settings.url_env, "")
     if not url:
         raise ConfigurationError(
@@ -121,7 +126,10 @@ def _with_password(url: str, password: str) -> str:
 
 def _without_password(url: str) -> SplitResult:
     """The parts of a URL that names a user and no password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text may hold a part of the URL
+        parts = urlsplit("")
     user = parts.netloc.rpartition("@")[0]
     if not user or ":" in user:
         raise ConfigurationError(

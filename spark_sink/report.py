@@ -237,8 +237,9 @@ def check(report: str) -> None:
             stream.write(b"\n")
         files.delete_file(probe)
     except (OSError, pa.ArrowException) as error:
+        reason = str(error).replace(report, "the URI") if "://" in report else str(error)
         raise ConfigurationError(
-            f"option 'report': nothing can be written there: {error}"
+            f"option 'report': nothing can be written there: {reason}"
         ) from None
 
 

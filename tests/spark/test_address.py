@@ -74,6 +74,24 @@ def test_a_missing_file_is_named(option: str) -> None:
         (urls if option == "urlFile" else credentials)(parse(given))
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    path.write_bytes(b"amqp://user:canary\xff@host/")
+    with pytest.raises(ConfigurationError, match=r"'urlFile': .*cannot be read as text") as caught:
+        urls(parse({"urlFile": str(path)}))
+    assert "canary" not in str(caught.value)
+
+
+def test_a_url_that_is_none_takes_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("P", "canary")
+    path = tmp_path / "url"
+    path.write_text("amqp://user@[host/")
+    with pytest.raises(ConfigurationError, match="amqp://user@host/"):
+        urls(parse({"urlFile": str(path), "passwordEnv": "P"}))
+
+
 def test_certificates(tmp_path: Path) -> None:
     assert ssl_context(parse({})) is None
     wrong = tmp_path / "ca.pem"

@@ -70,6 +70,21 @@ def test_settings_travel_and_hide_the_url() -> None:
     assert "canary" not in repr(settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("urlEnv", "amqp://user:canary@host/"),
+        ("urlFile", "amqp://user:canary@host/"),
+        ("passwordEnv", "canary!"),
+        ("passwordFile", "amqp://user:canary@host/"),
+    ],
+)
+def test_a_secret_in_place_of_its_place_is_not_shown(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' must be") as caught:
+        parse({name: value})
+    assert "canary" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["url", "window", "report"])
 def test_no_error_shows_a_value(name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:

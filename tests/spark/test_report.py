@@ -94,6 +94,13 @@ def test_a_folder_that_cannot_be_is_named_on_the_driver(tmp_path: Path, name: st
         reports.check(name if "://" in name else str(tmp_path / name))
 
 
+@pytest.mark.parametrize("uri", ["ftp://user:canary@host/report", "s3://user:canary@b/a b"])
+def test_a_uri_that_cannot_be_is_not_shown(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="nothing can be written there") as caught:
+        reports.check(uri)
+    assert "canary" not in str(caught.value)
+
+
 def test_counts_are_forgotten_and_failed_rows_are_not(folder: str) -> None:
     for n in range(300):
         kept = reports.FailedRows(folder, f"attempt-{n}")
