@@ -70,7 +70,7 @@ def test_large_rows_do_not_gather_in_memory(folder: str) -> None:
 
 def test_a_kept_row_does_not_hold_its_batch() -> None:
     whole = piece(1_000, size=10_000)
-    assert reports._with_outcome(whole, 5, OUTCOME).nbytes < 20_000
+    assert reports._with_outcomes(whole, [5], [OUTCOME]).nbytes < 20_000
 
 
 def test_an_attempt_that_fails_leaves_nothing(folder: str) -> None:
@@ -156,3 +156,16 @@ def test_a_batch_with_a_name_that_is_used_again_forgets_no_failed_rows(folder: s
     reports.commit(folder, [written("nightly", kept.close())], keep=5)
     reports.commit(folder, [written("nightly")], keep=5)
     assert len(list((Path(folder) / "failed").iterdir())) == 1
+
+
+def test_rows_of_two_pieces_in_turn_keep_their_order(folder: str) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    pieces = [piece(3), piece(3)]
+    for row in range(3):
+        for number, one in enumerate(pieces):
+            kept.add(one, row, OUTCOME | {"_row": row, "_partition": number})
+    found = pq.read_table(str(kept.close())).to_pylist()
+    assert [(one["_row"], one["_partition"]) for one in found] == [
+        (row, number) for row in range(3) for number in range(2)
+    ]
+    assert all(int(one["value"]) == one["_row"] for one in found)
