@@ -24,7 +24,8 @@ from pyspark.sql.types import (
 
 from spark_sink.failures import SchemaError
 from spark_sink.options import parse
-from spark_sink.schema import match
+from spark_sink.report import OUTCOME
+from spark_sink.schema import OF_REPORT, match
 
 TEXT = StringType()
 PAIR = StructType([StructField("key", TEXT), StructField("value", TEXT)])
@@ -123,6 +124,15 @@ def test_the_default_exchange_needs_a_routing_key() -> None:
 def test_with_json_the_value_may_be_anything() -> None:
     found = schema(value=schema(a=LongType()), exchange=TEXT)
     assert match(found, parse({"valueFormat": "json"})).is_json
+
+
+def test_failed_rows_are_written_again_without_what_the_report_has_added() -> None:
+    assert tuple(OUTCOME.names) == OF_REPORT
+    added = dict.fromkeys(OF_REPORT, TEXT)
+    assert problems(schema(value=TEXT, **added), exchange="x") == (
+        "this DataFrame cannot be published: _outcome, _reply_code, _reply_text, _message_id, "
+        "_partition, _row come from the report of failed rows; drop them"
+    )
 
 
 def test_there_are_not_two_identities() -> None:
