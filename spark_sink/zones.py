@@ -18,6 +18,9 @@ from reliablepub import ConfigurationError
 
 _OFFSET: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d\d))?(?::?00)?")
 
+_UTC: Final = ("Z", "UT", "GMT", "Etc/UTC", "Etc/GMT")
+"""Names for UTC; Python knows "UTC" itself on hosts without tzdata, too."""
+
 
 def readable(column: pa.Array) -> pa.Array:
     """The column, with time zones that Python knows; it shares the memory.
@@ -59,13 +62,13 @@ def _zone(name: str) -> str:
     if offset:
         sign, hours, minutes = offset.groups()
         return f"{sign}{int(hours):02}:{minutes or '00'}"
-    zone = "UTC" if name == "Z" else name
+    zone = "UTC" if name in _UTC else name
     try:
         pa.scalar(0, pa.timestamp("us", zone)).as_py()
     except (ValueError, KeyError):
         raise ConfigurationError(
             f"Python does not know the session's time zone {name!r} on this host: set "
-            "spark.sql.session.timeZone to a name such as Europe/Berlin, or to an offset such as "
-            "+03:00"
+            "spark.sql.session.timeZone to UTC, to an offset such as +03:00 or to a name such as "
+            "Europe/Berlin (which needs tzdata)"
         ) from None
     return zone

@@ -5,9 +5,15 @@ from dataclasses import asdict
 import pyarrow as pa
 
 from spark_sink.failures import RowsNotConfirmed
-from spark_sink.pieces import Pieces
+from spark_sink.pieces import Pieces, _shown
 from spark_sink.schema import Columns, Key
 from spark_sink.task import Failure
+
+
+def test_a_key_that_python_cannot_show_hides_no_error() -> None:
+    times = pa.array([0], pa.timestamp("us", "Mars/Olympus"))
+    assert _shown(times, 0) == "(unreadable)"
+    assert "1970" in _shown(times.cast(pa.timestamp("us", "GMT+3")), 0)
 
 
 def test_a_body_that_is_the_key_is_not_shown() -> None:
