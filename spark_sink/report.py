@@ -65,7 +65,8 @@ class Counts:
         bytes: sum of the sizes of the published bodies.
         duplicates_risked: rows that may have been sent more than once, under one id: rows whose
             confirm was lost, and all rows of a retried task attempt. A replay after a restart does
-            not know what was sent before it, and counts none.
+            not know what was sent before it, and counts none. The same holds for a stage that Spark
+            runs again, whose attempts begin at 0, and for a first attempt that wins a race.
         waited_s: seconds in which tasks waited for confirms, summed.
     """
 
