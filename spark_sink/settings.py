@@ -141,7 +141,7 @@ class Settings:
     key_file: str | None = _connection(
         "keyFile", "key of `certFile` (PEM), if not in the same file"
     )
-    heartbeat_s: int = _connection("heartbeat", "AMQP heartbeat, in seconds", 10, _whole(1))
+    heartbeat_s: int = _connection("heartbeat", "AMQP heartbeat, in seconds", 10, _whole(1, 65_535))
     idle_timeout_s: float = _connection(
         "idleTimeout",
         "seconds for which a Python worker keeps its connection for the next task",

@@ -43,6 +43,7 @@ def test_case_and_underscores_make_no_difference(name: str) -> None:
         ({"path": "q1"}, "save() takes no path here: for a queue write .option('routing_key'"),
         ({"report": "/r", "writeid": "a/b"}, "option 'writeId' names files of 'report'"),
         ({"report": "/r", "writeid": "_a"}, "option 'writeId' names files of 'report'"),
+        ({"heartbeat": "70000"}, "option 'heartbeat' must be a whole number of at least 1 and at"),
         ({"idcolumns": "a,,b"}, "option 'idColumns' must be names of columns"),
         ({"idcolumns": "a,A"}, "option 'idColumns' must be names of columns"),
         ({"routingkey": "a", "routing_key": "b"}, "option 'routing_key' is given twice"),
