@@ -115,7 +115,8 @@ class OutboxDataSource(DataSource):
     @property
     def _view(self) -> str:
         unknown = sorted({name.lower() for name in self.options} - _OPTIONS)
-        if unknown:
+        # When a table is made, Spark adds its properties, of which "provider" is always one.
+        if unknown and "provider" not in unknown:
             raise ConfigurationError(
                 f"there is no option {', '.join(map(repr, unknown))}; there are a path, and 'view'"
             )

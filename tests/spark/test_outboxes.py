@@ -153,6 +153,23 @@ def test_a_schema_of_the_users_is_refused_before_any_task(spark: SparkSession, h
         reader.schema(swapped).load(f"{hosts}/*.db").collect()
 
 
+def test_options_of_a_table_are_lost_and_the_error_says_what_to_do(
+    spark: SparkSession, hosts: Path
+) -> None:
+    using = f"USING reliablepub_outbox OPTIONS (path '{hosts}/*.db', view 'parked')"
+    spark.sql(f"CREATE TABLE outboxes {using}")
+    try:
+        with pytest.raises(AnalysisException, match="create a TEMPORARY VIEW"):
+            spark.table("outboxes").count()
+    finally:
+        spark.sql("DROP TABLE outboxes")
+    spark.sql(f"CREATE TEMPORARY VIEW outboxes {using}")
+    try:
+        assert spark.table("outboxes").count() == sum(range(HOSTS))
+    finally:
+        spark.catalog.dropTempView("outboxes")
+
+
 def test_several_paths(spark: SparkSession, hosts: Path) -> None:
     reader = spark.read.format("reliablepub_outbox")
     df = reader.load([f"{hosts}/host0.db", f"{hosts}/host[01].db"])
