@@ -71,10 +71,19 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=ca)
         if settings.cert_file is not None:
             key = settings.key_file and str(found("keyFile", settings.key_file))
-            context.load_cert_chain(str(found("certFile", settings.cert_file)), key)
+            certificate = str(found("certFile", settings.cert_file))
+            context.load_cert_chain(certificate, key, password=_no_passphrase)
     except (ssl.SSLError, OSError) as error:
         raise ConfigurationError(f"a certificate cannot be read: {error}") from None
     return context
+
+
+def _no_passphrase() -> str:
+    """Called for an encrypted key; without it, OpenSSL would ask on the terminal, and wait."""
+    raise ConfigurationError(
+        "option 'keyFile' (or 'certFile'): the key is encrypted with a passphrase, which nobody "
+        "can enter on an executor; give a key without one"
+    )
 
 
 def found(option: str, name: str) -> Path:

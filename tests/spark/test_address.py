@@ -1,6 +1,7 @@
 """Where URLs and passwords come from; no error shows what they are."""
 
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from reliablepub import ConfigurationError, Credentials
 from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.options import parse
+from tests.certificates import signed
 
 
 def test_a_list_of_urls() -> None:
@@ -90,6 +92,16 @@ def test_a_url_that_is_none_takes_no_password(
     path.write_text("amqp://user@[host/")
     with pytest.raises(ConfigurationError, match="amqp://user@host/"):
         urls(parse({"urlFile": str(path), "passwordEnv": "P"}))
+
+
+def test_an_encrypted_key_asks_for_no_passphrase(tmp_path: Path) -> None:
+    """OpenSSL asks on the terminal, where a driver would wait for ever."""
+    both, key = signed(tmp_path, "DNS:localhost"), tmp_path / "encrypted.pem"
+    command = ["openssl", "ec", "-in", str(both), "-out", str(key)]
+    command += ["-aes256", "-passout", "pass:canary"]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(ConfigurationError, match="the key is encrypted with a passphrase"):
+        ssl_context(parse({"certFile": str(both), "keyFile": str(key)}))
 
 
 def test_certificates(tmp_path: Path) -> None:
