@@ -71,10 +71,19 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=ca)
         if settings.cert_file is not None:
             key = settings.key_file and str(found("keyFile", settings.key_file))
-            context.load_cert_chain(str(found("certFile", settings.cert_file)), key)
+            certificate = str(found("certFile", settings.cert_file))
+            context.load_cert_chain(certificate, key, password=_no_passphrase)
     except (ssl.SSLError, OSError) as error:
         raise ConfigurationError(f"a certificate cannot be read: {error}") from None
     return context
+
+
+def _no_passphrase() -> str:
+    """Called for an encrypted key; without it, OpenSSL would ask on the terminal, and wait."""
+    raise ConfigurationError(
+        "option 'keyFile' (or 'certFile'): the key is encrypted with a passphrase, which nobody "
+        "can enter on an executor; give a key without one"
+    )
 
 
 def found(option: str, name: str) -> Path:
@@ -102,7 +111,12 @@ def _given(settings: Settings) -> str:
     if settings.url is not None:
         return settings.url
     if settings.url_file is not None:
-        return found("urlFile", settings.url_file).read_text().strip()
+        try:
+            return found("urlFile", settings.url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigurationError(
+                f"option 'urlFile': {settings.url_file} cannot be read as text on this host"
+            ) from None
     url = os.environ.get(settings.url_env, "")
     if not url:
         raise ConfigurationError(
@@ -121,7 +135,10 @@ def _with_password(url: str, password: str) -> str:
 
 def _without_password(url: str) -> SplitResult:
     """The parts of a URL that names a user and no password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text may hold a part of the URL
+        parts = urlsplit("")
     user = parts.netloc.rpartition("@")[0]
     if not user or ":" in user:
         raise ConfigurationError(

@@ -7,6 +7,7 @@ Each file is one partition. Files are only read, and reading does not block thei
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +19,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from reliablepub import ConfigurationError, Outbox
+from spark_sink.failures import in_one_line
 
+_OPTIONS: Final = frozenset(("path", "paths", "view"))
 _TIMES: Final = ("stored_at", "due_at", "expires_at", "parked_at", "confirmed_at", "at")
 _TEXT: Final = (
     "outbox",
@@ -74,31 +77,65 @@ class OutboxDataSource(DataSource):
         return "reliablepub_outbox"
 
     def schema(self) -> StructType:
-        """The columns of the view."""
-        return StructType([StructField(name, _type_of(name)) for name in COLUMNS[self._view]])
+        """The columns of the view.
+
+        Raises:
+            ConfigurationError: an option or the view is unknown.
+        """
+        with in_one_line():
+            return _columns_of(self._view)
 
     def reader(self, schema: StructType) -> OutboxReader:
         """A reader of all files.
 
         Raises:
-            ConfigurationError: the path is missing or not absolute, no file matches, or the view is
-                unknown.
+            ConfigurationError: the path is missing or not absolute, no file matches, an option or
+                the view is unknown, or the columns are not those of the view.
         """
-        del schema  # equals `schema()`: Spark has checked that
-        pattern = self.options.get("path")
-        if not pattern or not Path(pattern).is_absolute():
-            raise ConfigurationError("name the outboxes by an absolute path: /var/lib/app/*.db")
-        files = sorted(glob(pattern))  # noqa: PTH207 - a pattern may begin at the root
-        if not files:
-            raise ConfigurationError(f"no file matches {pattern}")
-        return OutboxReader([str(Path(file).absolute()) for file in files], self._view)
+        with in_one_line():
+            view = self._view
+            files = sorted({file for pattern in self._patterns for file in _matching(pattern)})
+            if [(field.name, field.dataType) for field in schema] != [
+                (field.name, field.dataType) for field in _columns_of(view)
+            ]:
+                raise ConfigurationError(f"view {view!r} has columns of its own: give no schema")
+            return OutboxReader(files, view)
+
+    @property
+    def _patterns(self) -> list[str]:
+        patterns = [path for path in (self.options.get("path"),) if path]
+        patterns += json.loads(self.options.get("paths", "[]"))  # of load([...])
+        if not patterns or not all(Path(pattern).is_absolute() for pattern in patterns):
+            raise ConfigurationError(
+                "name the outboxes by an absolute path: load('/var/lib/app/*.db'). Spark does not "
+                "pass the OPTIONS of a table: create a TEMPORARY VIEW ... OPTIONS (path '...')"
+            )
+        return patterns
 
     @property
     def _view(self) -> str:
+        unknown = sorted({name.lower() for name in self.options} - _OPTIONS)
+        # When a table is made, Spark adds its properties, of which "provider" is always one.
+        if unknown and "provider" not in unknown:
+            raise ConfigurationError(
+                f"there is no option {', '.join(map(repr, unknown))}; there are a path, and 'view'"
+            )
         view = self.options.get("view", "open").lower()
         if view not in COLUMNS:
             raise ConfigurationError(f"option 'view' must be {' or '.join(COLUMNS)}")
         return view
+
+
+def _columns_of(view: str) -> StructType:
+    return StructType([StructField(name, _type_of(name)) for name in COLUMNS[view]])
+
+
+def _matching(pattern: str) -> list[str]:
+    """The absolute paths of the files that match."""
+    found = glob(pattern)  # noqa: PTH207 - a pattern may begin at the root
+    if not found:
+        raise ConfigurationError(f"no file matches {pattern}")
+    return [str(Path(file).absolute()) for file in found]
 
 
 @dataclass
@@ -128,12 +165,13 @@ class OutboxReader(DataSourceReader):
         """The rows of a file (on an executor).
 
         Raises:
-            NotAnOutbox: the file is not an outbox.
+            OutboxError: the file is not an outbox, or cannot be read.
         """
         assert isinstance(partition, _File)
-        for row in Outbox(partition.path).rows(self._view):
-            values = {"outbox": partition.path} | row
-            yield tuple(_value(name, values[name]) for name in COLUMNS[self._view])
+        with in_one_line():
+            for row in Outbox(partition.path).rows(self._view):
+                values = {"outbox": partition.path} | row
+                yield tuple(_value(name, values[name]) for name in COLUMNS[self._view])
 
 
 def _value(name: str, value: object) -> object:

@@ -16,6 +16,7 @@ from spark_sink import report
 from spark_sink.failures import RowsNotConfirmed
 from spark_sink.schema import Columns
 from spark_sink.task import Failure
+from spark_sink.zones import readable
 
 LOGGER: Final = logging.getLogger("reliablepub.spark")
 _SHOWN_MAX: Final = 80
@@ -69,7 +70,7 @@ class Pieces:
             fatal: the failure of this row, and those of all other rows known to have failed.
         """
         piece, row = self._find(error.row)
-        names = [(key.name, key.position) for key in columns.keys]
+        names = [(key.name, key.position) for key in columns.keys if key.name != "value"]
         if not names and "message_id" in columns.positions and not error.message_id:
             names = [("message_id", columns.positions["message_id"])]
         shown = ", ".join(f"{name}={_shown(piece.column(at), row)}" for name, at in names)
@@ -108,7 +109,7 @@ class Pieces:
 def _shown(column: pa.Array, row: int) -> str:
     """A value for an error text, cut at 80 characters; a placeholder if Python cannot hold it."""
     try:
-        text = repr(column[row].as_py())
+        text = repr(readable(column.slice(row, 1))[0].as_py())
     except (ValueError, OverflowError):
         return "(unreadable)"
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

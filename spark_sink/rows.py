@@ -24,6 +24,7 @@ from reliablepub import InvalidMessage, Message
 from spark_sink.identity import ByColumns, Identity
 from spark_sink.json_text import text_of
 from spark_sink.schema import REQUIRED, Columns, Key
+from spark_sink.zones import readable
 
 SLICE_ROWS_MAX: Final = 500
 SLICE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -180,6 +181,7 @@ class _Taken:
         return self._plain(key.name, _counted(key, column))
 
     def _plain(self, name: str, column: pa.Array) -> list[Any]:
+        column = readable(column)
         try:
             values: list[Any] = column.to_pylist()
         except _UNREADABLE:

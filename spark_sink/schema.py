@@ -118,6 +118,9 @@ _KEY_KINDS: Final[dict[type[DataType], str]] = {
 _KEYS: Final = ", ".join(dict.fromkeys(_KEY_KINDS.values()))
 """Names of the kinds that a key may have, for error texts."""
 
+OF_REPORT: Final = ("_outcome", "_reply_code", "_reply_text", "_message_id", "_partition", "_row")
+"""Columns that the report adds to failed rows."""
+
 REQUIRED: Final = ("value", "exchange", "routing_key", "message_id")
 """Columns that, if present, must not be null; in others null means "not set"."""
 
@@ -173,9 +176,19 @@ def match(schema: StructType, settings: Settings) -> Columns:
     keys, key_problems = _keys(schema, settings.id_columns)
     problems += key_problems
     of_keys = {schema.names[key.position] for key in keys}
+    of_report = [name for name in names if name in OF_REPORT and name not in of_keys]
+    if of_report:
+        problems.append(f"{', '.join(of_report)} come from the report of failed rows; drop them")
     for field in schema.fields:
+        if field.name in of_report:
+            continue
         if field.name in COLUMNS or field.name not in of_keys:
             problems += _problems_of(field.name, field.dataType, is_json=is_json)
+    if is_json and settings.collects and "value" in names:
+        problems += [
+            f"{problem}, which the report cannot keep: cast it to a type of its own"
+            for problem in _not_kept(schema["value"].dataType, "value")
+        ]
     fixed = {
         name: getattr(settings, name)
         for name in COLUMNS
@@ -240,6 +253,21 @@ def _no_json(kind: DataType, path: str) -> Iterator[str]:
         yield from _no_json(kind.valueType, f"{path}[]")
     elif type(kind) not in _JSON:
         yield f"{path!r} is {kind.simpleString()}"
+
+
+def _not_kept(kind: DataType, path: str) -> Iterator[str]:
+    """Parts of a type that Parquet does not hold, with their paths."""
+    if isinstance(kind, StructType):
+        if not kind.fields:
+            yield f"{path!r} is a struct without fields"
+        for field in kind.fields:
+            yield from _not_kept(field.dataType, f"{path}.{field.name}")
+    elif isinstance(kind, ArrayType):
+        if isinstance(kind.elementType, NullType) and not kind.containsNull:
+            yield f"{path!r} is {kind.simpleString()}"
+        yield from _not_kept(kind.elementType, f"{path}[]")
+    elif isinstance(kind, MapType):
+        yield from _not_kept(kind.valueType, f"{path}[]")
 
 
 def _missing(positions: dict[str, int], fixed: dict[str, object], settings: Settings) -> list[str]:

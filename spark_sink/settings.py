@@ -7,17 +7,33 @@ Each field of `Settings` is an option. This one table parses, checks and documen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import Any, Final
 
+_VARIABLE: Final = re.compile(r"[A-Za-z0-9_.-]+")  # Kubernetes allows - and .
 _TRUE_FALSE: Final = {"true": True, "false": False}
 
 
 def _text(value: str) -> str:
     if not value:
         raise ValueError("must not be empty")
+    return value
+
+
+def _variable(value: str) -> str:
+    """The name of an environment variable; errors show it, so it must not be a URL or password."""
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError("must be the name of an environment variable: letters, digits and _ . -")
+    return value
+
+
+def _file(value: str) -> str:
+    """The path of a file; errors show it, so it must not be a URL with a password."""
+    if not value or "://" in value:
+        raise ValueError("must be a path, not a URL, and not empty")
     return value
 
 
@@ -99,19 +115,24 @@ class Settings:
         "environment variable of the executors that holds the URL, if neither `url` nor "
         "`urlFile` is given",
         "RELIABLEPUB_URL",
+        _variable,
     )
     url_file: str | None = _connection(
         "urlFile",
         "file on the executors that holds the URL; a bare name is looked for among Spark's own "
         "files (`--files`) too",
+        parse=_file,
     )
     password_env: str | None = _connection(
-        "passwordEnv", "environment variable of the executors that holds the password"
+        "passwordEnv",
+        "environment variable of the executors that holds the password",
+        parse=_variable,
     )
     password_file: str | None = _connection(
         "passwordFile",
         "file on the executors that holds the password or token, read at each connection and "
         "before the token expires; found like `urlFile`",
+        parse=_file,
     )
     ca_file: str | None = _connection(
         "caFile", "certificate authorities (PEM) for `amqps`, instead of the system's"
@@ -120,7 +141,7 @@ class Settings:
     key_file: str | None = _connection(
         "keyFile", "key of `certFile` (PEM), if not in the same file"
     )
-    heartbeat_s: int = _connection("heartbeat", "AMQP heartbeat, in seconds", 10, _whole(1))
+    heartbeat_s: int = _connection("heartbeat", "AMQP heartbeat, in seconds", 10, _whole(1, 65_535))
     idle_timeout_s: float = _connection(
         "idleTimeout",
         "seconds for which a Python worker keeps its connection for the next task",

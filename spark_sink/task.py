@@ -166,6 +166,7 @@ class Sending:
         """
         while self._under_way:
             yield from self._settle()
+        self._pace.wait(0)
         self.counts.duplicates_risked = self._lent.resent - self._resent_before
 
     def fatal(self) -> list[Failure]:
@@ -304,7 +305,10 @@ class _Pace:
         self._due = time.monotonic()
 
     def wait(self, rows: int) -> None:
-        """Wait until this many more rows may be published."""
+        """Wait until this many more rows may be published.
+
+        At the end of a task, wait with none: its slot goes to the next task, which starts at once.
+        """
         if self._rate is None:
             return
         now = time.monotonic()

@@ -40,7 +40,7 @@ def validate(
         trigger: a mapping with the arguments of ``writeStream.trigger()``, such as
             ``{"processingTime": "1 second"}``.
         output_mode: output mode of a stream, as for ``writeStream.outputMode()``.
-        options: options of the write.
+        options: options of the write; None means "not given", as for Spark.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -50,7 +50,8 @@ def validate(
     """
     check_named(trigger)
     _check_mode(str(output_mode))
-    settings = parse({name: _text(value) for name, value in options.items()})
+    given = {name: _text(value) for name, value in options.items() if value is not None}
+    settings = parse(given)
     columns = match(df.schema, settings)
     if df.isStreaming:
         check_stream(settings)

@@ -118,8 +118,10 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             if len(written) < len(messages):
                 missing = len(messages) - len(written)
                 raise TasksNotHeard(missing=missing, tasks=len(messages), batch=batchId)
-            if self._settings.report is not None and written:
-                report.commit(self._settings.report, written, self._settings.report_keep)
+            settings = self._settings
+            if settings.report is not None and written:
+                is_stream = self._write_id is None
+                report.commit(settings.report, written, settings.report_keep, is_stream=is_stream)
 
     def abort(
         self,

@@ -1,6 +1,7 @@
 """Where URLs and passwords come from; no error shows what they are."""
 
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from reliablepub import ConfigurationError, Credentials
 from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.options import parse
+from tests.certificates import signed
 
 
 def test_a_list_of_urls() -> None:
@@ -72,6 +74,34 @@ def test_a_missing_file_is_named(option: str) -> None:
     given = {option: "absent"} | ({} if option == "urlFile" else {"url": "amqp://u@a/"})
     with pytest.raises(ConfigurationError, match=f"'{option}': there is no file absent"):
         (urls if option == "urlFile" else credentials)(parse(given))
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    path.write_bytes(b"amqp://user:canary\xff@host/")
+    with pytest.raises(ConfigurationError, match=r"'urlFile': .*cannot be read as text") as caught:
+        urls(parse({"urlFile": str(path)}))
+    assert "canary" not in str(caught.value)
+
+
+def test_a_url_that_is_none_takes_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("P", "canary")
+    path = tmp_path / "url"
+    path.write_text("amqp://user@[host/")
+    with pytest.raises(ConfigurationError, match="amqp://user@host/"):
+        urls(parse({"urlFile": str(path), "passwordEnv": "P"}))
+
+
+def test_an_encrypted_key_asks_for_no_passphrase(tmp_path: Path) -> None:
+    """OpenSSL asks on the terminal, where a driver would wait for ever."""
+    both, key = signed(tmp_path, "DNS:localhost"), tmp_path / "encrypted.pem"
+    command = ["openssl", "ec", "-in", str(both), "-out", str(key)]
+    command += ["-aes256", "-passout", "pass:canary"]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(ConfigurationError, match="the key is encrypted with a passphrase"):
+        ssl_context(parse({"certFile": str(both), "keyFile": str(key)}))
 
 
 def test_certificates(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_case_and_underscores_make_no_difference(name: str) -> None:
         ({"path": "q1"}, "save() takes no path here: for a queue write .option('routing_key'"),
         ({"report": "/r", "writeid": "a/b"}, "option 'writeId' names files of 'report'"),
         ({"report": "/r", "writeid": "_a"}, "option 'writeId' names files of 'report'"),
+        ({"heartbeat": "70000"}, "option 'heartbeat' must be a whole number of at least 1 and at"),
         ({"idcolumns": "a,,b"}, "option 'idColumns' must be names of columns"),
         ({"idcolumns": "a,A"}, "option 'idColumns' must be names of columns"),
         ({"routingkey": "a", "routing_key": "b"}, "option 'routing_key' is given twice"),
@@ -68,6 +69,21 @@ def test_settings_travel_and_hide_the_url() -> None:
     settings = parse({"url": "amqp://user:canary@host/"})
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert "canary" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("urlEnv", "amqp://user:canary@host/"),
+        ("urlFile", "amqp://user:canary@host/"),
+        ("passwordEnv", "canary!"),
+        ("passwordFile", "amqp://user:canary@host/"),
+    ],
+)
+def test_a_secret_in_place_of_its_place_is_not_shown(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' must be") as caught:
+        parse({name: value})
+    assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["url", "window", "report"])

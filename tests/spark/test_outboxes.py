@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
@@ -134,6 +134,53 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(AnalysisException, match=words):
         rows(spark, path.format(tmp_path), view)
+
+
+def test_a_misspelt_option_is_not_ignored(spark: SparkSession, hosts: Path) -> None:
+    """It would give the open messages, whatever was asked for."""
+    reader = spark.read.format("reliablepub_outbox").option("viw", "parked")
+    with pytest.raises(AnalysisException, match="no option 'viw'") as caught:
+        reader.load(f"{hosts}/*.db")
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_schema_of_the_users_is_refused_before_any_task(spark: SparkSession, hosts: Path) -> None:
+    """Spark takes it for the reader's, and names the values by their position."""
+    reader = spark.read.format("reliablepub_outbox").option("view", "confirmed")
+    names = [name for name in COLUMNS["confirmed"] if name != "message_id"]
+    swapped = ", ".join(f"{name} string" for name in ("message_id", *names))
+    with pytest.raises(AnalysisException, match="give no schema"):
+        reader.schema(swapped).load(f"{hosts}/*.db").collect()
+
+
+def test_options_of_a_table_are_lost_and_the_error_says_what_to_do(
+    spark: SparkSession, hosts: Path
+) -> None:
+    using = f"USING reliablepub_outbox OPTIONS (path '{hosts}/*.db', view 'parked')"
+    spark.sql(f"CREATE TABLE outboxes {using}")
+    try:
+        with pytest.raises(AnalysisException, match="create a TEMPORARY VIEW"):
+            spark.table("outboxes").count()
+    finally:
+        spark.sql("DROP TABLE outboxes")
+    spark.sql(f"CREATE TEMPORARY VIEW outboxes {using}")
+    try:
+        assert spark.table("outboxes").count() == sum(range(HOSTS))
+    finally:
+        spark.catalog.dropTempView("outboxes")
+
+
+def test_several_paths(spark: SparkSession, hosts: Path) -> None:
+    reader = spark.read.format("reliablepub_outbox")
+    df = reader.load([f"{hosts}/host0.db", f"{hosts}/host[01].db"])
+    assert sorted(row.message_id for row in df.collect()) == ["open-0", "open-1"]
+
+
+def test_a_file_that_is_no_outbox_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("no database")
+    with pytest.raises(PythonException, match=r"notes\.db") as caught:
+        rows(spark, tmp_path / "notes.db", "open")
+    assert "Traceback" not in str(caught.value)
 
 
 def test_the_columns_are_those_of_the_views(tmp_path: Path, fake: FakeBroker) -> None:

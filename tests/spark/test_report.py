@@ -70,7 +70,7 @@ def test_large_rows_do_not_gather_in_memory(folder: str) -> None:
 
 def test_a_kept_row_does_not_hold_its_batch() -> None:
     whole = piece(1_000, size=10_000)
-    assert reports._with_outcome(whole, 5, OUTCOME).nbytes < 20_000
+    assert reports._with_outcomes(whole, [5], [OUTCOME]).nbytes < 20_000
 
 
 def test_an_attempt_that_fails_leaves_nothing(folder: str) -> None:
@@ -92,6 +92,13 @@ def test_a_folder_that_cannot_be_is_named_on_the_driver(tmp_path: Path, name: st
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="nothing can be written there"):
         reports.check(name if "://" in name else str(tmp_path / name))
+
+
+@pytest.mark.parametrize("uri", ["ftp://user:canary@host/report", "s3://user:canary@b/a b"])
+def test_a_uri_that_cannot_be_is_not_shown(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="nothing can be written there") as caught:
+        reports.check(uri)
+    assert "canary" not in str(caught.value)
 
 
 def test_counts_are_forgotten_and_failed_rows_are_not(folder: str) -> None:
@@ -124,3 +131,41 @@ def test_counts_can_be_asked_for(folder: str) -> None:
     found: dict[str, Any] = reports.counts_of(folder, "w") or {}
     assert (found["rows"], found["confirmed"], found["partitions"]) == (2, 2, 1)
     assert json.loads((Path(folder) / "writes" / "w.json").read_text()) == found
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_replay_of_a_micro_batch_forgets_its_own_failed_rows_alone(
+    folder: str, *, is_interrupted: bool
+) -> None:
+    for write in ("q-1", "q-1-0", "q-11"):
+        kept = reports.FailedRows(folder, f"attempt-{write}")
+        kept.add(piece(1), 0, OUTCOME)
+        reports.commit(folder, [written(write, kept.close())], keep=5, is_stream=True)
+    if is_interrupted:  # before its last step
+        writes = Path(folder) / "writes"
+        (writes / "q-1.json").rename(writes / "_q-1.json")
+    reports.commit(folder, [written("q-1")], keep=5, is_stream=True)
+    left = {path.name for path in (Path(folder) / "failed").iterdir()}
+    assert left == {"part-q-1-0-0.parquet", "part-q-11-0.parquet"}
+
+
+def test_a_batch_with_a_name_that_is_used_again_forgets_no_failed_rows(folder: str) -> None:
+    """Its rows may be others."""
+    kept = reports.FailedRows(folder, "attempt")
+    kept.add(piece(1), 0, OUTCOME)
+    reports.commit(folder, [written("nightly", kept.close())], keep=5)
+    reports.commit(folder, [written("nightly")], keep=5)
+    assert len(list((Path(folder) / "failed").iterdir())) == 1
+
+
+def test_rows_of_two_pieces_in_turn_keep_their_order(folder: str) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    pieces = [piece(3), piece(3)]
+    for row in range(3):
+        for number, one in enumerate(pieces):
+            kept.add(one, row, OUTCOME | {"_row": row, "_partition": number})
+    found = pq.read_table(str(kept.close())).to_pylist()
+    assert [(one["_row"], one["_partition"]) for one in found] == [
+        (row, number) for row in range(3) for number in range(2)
+    ]
+    assert all(int(one["value"]) == one["_row"] for one in found)

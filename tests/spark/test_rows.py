@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reliablepub import Message
+from reliablepub import ConfigurationError, Message
 from spark_sink.identity import ByColumns, ByContent
 from spark_sink.json_text import text_of
 from spark_sink.rows import SLICE_BYTES_MAX, Invalid, Rows, slices
@@ -300,6 +300,40 @@ def test_a_time_at_the_end_of_its_zone_is_invalid_too() -> None:
     )
     headers = pa.MapArray.from_arrays([0, 1], ["a"], late.cast(pa.timestamp("us", "Asia/Tokyo")))
     assert "years 1 to 9999" in problem_of(batch(value=["v"], headers=headers), exchange="x")
+
+
+@pytest.mark.parametrize(
+    ("zone", "offset"),
+    [
+        ("GMT+3", "+03:00"),
+        ("UTC-03:30", "-03:30"),
+        ("UT+0330", "+03:30"),
+        ("+3", "+03:00"),
+        ("GMT+00:00", "Z"),
+        ("Z", "Z"),
+        ("Etc/GMT-3", "+03:00"),
+    ],
+)
+def test_a_time_zone_that_java_knows_by_another_name(zone: str, offset: str) -> None:
+    times = pa.array([AT, None, AT], pa.timestamp("us", zone))
+    pairs = pa.MapArray.from_arrays([0, 1, 2, 3], ["a", "b", "c"], times)
+    found = batch(value=["v"] * 3, headers=pairs, timestamp=times).slice(1)
+    assert [m.headers for m in messages_of(found, exchange="x")] == [{"b": None}, {"c": AT}]
+    nested = pa.StructArray.from_arrays(
+        [pa.ListArray.from_arrays([0, 1, 2, 3], times), pairs], ["list", "map"]
+    )
+    *_, message = messages_of(batch(value=nested), exchange="x", is_json=True)
+    [one] = json.loads(message.body)["list"]
+    assert one.endswith(offset)
+    assert json.loads(message.body)["map"] == {"c": one}
+    assert datetime.fromisoformat(one) == AT.replace(microsecond=0)
+
+
+def test_a_time_zone_that_python_does_not_know_is_no_fault_of_the_rows() -> None:
+    times = pa.array([AT], pa.timestamp("us", "Mars/Olympus"))
+    pairs = pa.MapArray.from_arrays([0, 1], ["a"], times)
+    with pytest.raises(ConfigurationError, match=r"'Mars/Olympus' .* spark.sql.session.timeZone"):
+        rows_of(batch(value=["v"], headers=pairs), exchange="x")
 
 
 def keyed(**columns: pa.Array) -> list[str | None]:

@@ -24,7 +24,8 @@ from pyspark.sql.types import (
 
 from spark_sink.failures import SchemaError
 from spark_sink.options import parse
-from spark_sink.schema import match
+from spark_sink.report import OUTCOME
+from spark_sink.schema import OF_REPORT, match
 
 TEXT = StringType()
 PAIR = StructType([StructField("key", TEXT), StructField("value", TEXT)])
@@ -125,8 +126,28 @@ def test_with_json_the_value_may_be_anything() -> None:
     assert match(found, parse({"valueFormat": "json"})).is_json
 
 
+def test_failed_rows_are_written_again_without_what_the_report_has_added() -> None:
+    assert tuple(OUTCOME.names) == OF_REPORT
+    added = dict.fromkeys(OF_REPORT, TEXT)
+    assert problems(schema(value=TEXT, **added), exchange="x") == (
+        "this DataFrame cannot be published: _outcome, _reply_code, _reply_text, _message_id, "
+        "_partition, _row come from the report of failed rows; drop them"
+    )
+
+
 def test_there_are_not_two_identities() -> None:
     found = schema(value=TEXT, exchange=TEXT, message_id=TEXT)
     assert "both a column 'message_id' and identity=position" in problems(
         found, identity="position"
     )
+
+
+def test_what_the_report_cannot_keep_is_named_before_any_row_is_sent() -> None:
+    nothing = ArrayType(NullType(), containsNull=False)  # `array()`
+    value = schema(a=nothing, b=ArrayType(StructType()), c=ArrayType(NullType()))
+    options = {"valueFormat": "json", "exchange": "x"}
+    match(schema(value=value), parse(options))
+    words = problems(schema(value=value), **options, unroutable="collect", report="/r")
+    assert "'value.a' is array<void>, which the report cannot keep" in words
+    assert "'value.b[]' is a struct without fields, which" in words
+    assert "value.c" not in words

@@ -35,6 +35,8 @@ MICRO_BATCHES = 8
 MICRO_BATCH_TURNS = 6
 SHARE_OF_PUBLISHER = 0.9
 TIMES_ONE_BY_ONE = 20
+TIMES_ONE_BY_ONE_HELD = 10
+"""On a noisy machine the ratio has been 15 to 20."""
 CPU_US_MAX = 10.0
 MICRO_BATCH_MS_MAX = 100
 """How much longer than Java's sink that does nothing a micro-batch may take, on a quiet machine."""
@@ -150,10 +152,14 @@ def test_throughput_beside_a_bare_publisher_and_one_by_one(
 
     check(
         [
-            Goal(f"df.write / {other}", ratio(other), wanted, held=wanted)
-            for other, wanted in (
-                ("Publisher(outbox=None)", SHARE_OF_PUBLISHER),
-                ("foreachPartition, BlockingConnection", TIMES_ONE_BY_ONE),
+            Goal(f"df.write / {other}", ratio(other), wanted, held=held)
+            for other, wanted, held in (
+                ("Publisher(outbox=None)", SHARE_OF_PUBLISHER, SHARE_OF_PUBLISHER),
+                (
+                    "foreachPartition, BlockingConnection",
+                    TIMES_ONE_BY_ONE,
+                    TIMES_ONE_BY_ONE_HELD,
+                ),
             )
         ]
     )

@@ -174,3 +174,20 @@ def test_for_each_batch_without_a_name_is_refused(
     with pytest.raises(StreamingQueryException, match="foreachBatch needs a name"):
         for_each_batch(source, tmp_path, write)
     assert [m.properties.message_id for m in fake.messages("q")] == ["0-a"]
+
+
+def test_a_replay_that_finds_the_queue_forgets_the_rows_that_failed_before(
+    spark: SparkSession, fake: FakeBroker, source: Source, report: Path, tmp_path: Path
+) -> None:
+    source.add("a", "b")
+    options = {"routing_key": "later", "unroutable": "collect", "report": report}
+    trouble = {"format": "troubled", "trouble": "uncommitted"}
+    with pytest.raises(StreamingQueryException):
+        run(source.stream(), fake.url, tmp_path / "checkpoint", **trouble, **options)
+    assert spark.read.parquet(f"{report}/failed").count() == 2
+    fake.declare_queue("later")
+    run(source.stream(), fake.url, tmp_path / "checkpoint", **options)
+    assert len(fake.messages("later")) == 2
+    assert list((report / "failed").iterdir()) == []
+    [counts] = spark.read.json(f"{report}/writes").collect()
+    assert (counts.rows, counts.confirmed, counts.unroutable) == (2, 2, 0)

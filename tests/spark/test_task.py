@@ -286,6 +286,17 @@ def test_a_rate_is_kept(fake: FakeBroker) -> None:
     assert time.monotonic() - since >= 0.3  # 100 a second: three waits of 0.1 s
 
 
+def test_small_tasks_one_after_another_keep_the_rate_together(fake: FakeBroker) -> None:
+    settings = settings_for(fake)
+    since = time.monotonic()
+    for _ in range(4):
+        with connection.publisher(settings) as lent:
+            sending = Sending(lent, settings, partition=7, rate=10.0)
+            assert not list(sending.send(rows(1), 0))
+            assert not list(sending.finish())
+    assert time.monotonic() - since >= 0.4
+
+
 def test_without_a_url_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
     with pytest.raises(ConfigurationError, match="no broker"), connection.publisher(Settings()):

@@ -28,6 +28,13 @@ def test_a_stream_is_checked_before_it_starts(spark: SparkSession) -> None:
         validate(df)
 
 
+def test_an_option_that_is_none_is_not_given(spark: SparkSession) -> None:
+    """As for Spark, whose `options(writeId=None)` gives the sink no such option."""
+    df = spark.readStream.format("rate").load().selectExpr("string(value) value")
+    options = {"url": "amqp://localhost:1/", "exchange": "x", "idColumns": "value"}
+    validate(df, writeId=None, maxRowsPerSecond=None, **options)
+
+
 def test_ids_by_position_are_warned_of(spark: SparkSession) -> None:
     with pytest.warns(SparkSinkWarning, match="drops rows it never received"):
         validate(spark.sql("SELECT 'a' value"), exchange="x", identity="position")
