@@ -342,7 +342,7 @@ def tracing_hooks(*, is_wanted: bool) -> list[object]:
 
 limit_option: Final = click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000_000),
     default=50,
     show_default=True,
     help="Maximum number of rows.",

@@ -60,9 +60,9 @@ def print_text(text: str) -> None:
 
 
 def print_data(line: str) -> None:
-    """Print one line for programs unchanged; the caller has escaped unprintable characters."""
+    """Print one line for programs, in UTF-8; the caller has escaped unprintable characters."""
     assert line.isprintable()
-    click.echo(line)
+    click.echo(line.encode())
 
 
 def print_json(value: object) -> None:
@@ -127,6 +127,7 @@ def print_rows(
         if rows:
             writer.writerow(rows[0])
             writer.writerows(map(_cell, row.values()) for row in rows)
+        sys.stdout.flush()  # at the end of the process, an error would be a traceback
     elif not rows:
         print_result(nothing)
     else:

@@ -108,7 +108,7 @@ def _end_export(encrypted: list[int], database: Database) -> Exit:
     cls=Command,
     exits={2: "bad usage, or a line is not one that export wrote; the lines before it are stored"},
 )
-@click.argument("source", metavar="FILE")
+@click.argument("source", metavar="FILE", type=click.Path())
 @inspected_option
 @json_option
 def import_messages(source: str, database: Database, as_json: bool) -> int:

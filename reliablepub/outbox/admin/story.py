@@ -27,6 +27,10 @@ _ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of
 """Lookups of a name, in order: messages in the outbox, keys (by primary key), scans of the rest."""
 
 
+_DIGITS_MAX: Final = 19
+"""Digits of the largest row number."""
+
+
 class Next(StrEnum):
     """What happens to a message next."""
 
@@ -98,7 +102,7 @@ def resolve(database: Database, name: str) -> list[int]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        if name.isascii() and name.isdigit():
+        if name.isascii() and name.isdigit() and len(name) <= _DIGITS_MAX:
             id_ = int(name)
             (last_id,) = session.run("last_id").fetchone()
             if 0 < id_ <= last_id:
