@@ -132,7 +132,7 @@ def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:
         if not rows:
             raise unknown(database, name)
         found += rows
-    return found
+    return list(dict.fromkeys(found))  # two IDs may name one message
 
 
 def rows_named_or_nothing(database: Database, names: tuple[str, ...]) -> list[int]:

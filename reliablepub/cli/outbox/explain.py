@@ -186,7 +186,7 @@ def _history(story: Story, now: float) -> list[str]:
     if not events:
         return ["", "No attempt has failed so far."] if story.message else []
     events.sort(key=lambda event: event[0])
-    lines = [f"  {age(now - at):>12} ago  {words}" for at, words in events]
+    lines = [f"  {age(max(0.0, now - at)):>12} ago  {words}" for at, words in events]
     if len(lines) > _ATTEMPT_LINES:
         half = _ATTEMPT_LINES // 2
         left_out = len(lines) - 2 * half
