@@ -357,7 +357,10 @@ def exposition(accept: str) -> tuple[str, bytes]:
     Returns:
         Content type and body.
     """
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # raised for a header with a version that is no number
+        encode, content_type = choose_encoder("")
     return content_type, encode(REGISTRY)
 
 

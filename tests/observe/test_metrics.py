@@ -28,7 +28,7 @@ from reliablepub.observe.catalogue import (
     PROCESS_METRICS,
     Metric,
 )
-from reliablepub.observe.metrics import Metrics
+from reliablepub.observe.metrics import Metrics, exposition
 from reliablepub.testing import FakeBroker, faults
 from tests.observe.conftest import Scrape
 from tests.policies import AT_ONCE
@@ -266,3 +266,9 @@ def test_who_only_enqueues_exposes_what_the_file_tells(
     for size in (scrape("outbox_size_bytes"), scrape("outbox_disk_free_bytes")):
         assert size is not None
         assert size > 0
+
+
+@pytest.mark.parametrize("version", ["abc", "1.x.0", "", "1"])
+def test_no_header_of_a_scraper_makes_the_scrape_fail(version: str) -> None:
+    _, body = exposition(f"application/openmetrics-text; version={version}")
+    assert b"python_info" in body
