@@ -193,7 +193,11 @@ def test_what_is_not_there_is_told(server: HealthServer) -> None:
 def test_a_client_that_resets_its_connection_leaves_no_trace(
     server: HealthServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for request in (b"POST /live HTTP/1.1\r\n\r\n", b"GARBAGE\r\n\r\n", b"GET /live HTTP/1.0\r\n\r\n"):
+    for request in (
+        b"POST /live HTTP/1.1\r\n\r\n",
+        b"GARBAGE\r\n\r\n",
+        b"GET /live HTTP/1.0\r\n\r\n",
+    ):
         for _ in range(10):
             connection = connect(server)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -215,9 +219,7 @@ def test_a_collector_that_fails_is_told_to_the_scraper(
     assert capfd.readouterr().err == ""
 
 
-def test_listening_waits_for_no_name_server(
-    looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listening_waits_for_no_name_server(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(_host: str) -> str:
         pytest.fail("it looked up the name of the host")
 

@@ -328,7 +328,13 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
         entry_of(raw, keys)
     except (Unreadable, OutboxSealed) as error:
         problem = str(error)
+    except (TypeError, ValueError, AttributeError):
+        problem = "a column has a value of another type; the file was damaged or edited"
     text, body = columns.pop("properties"), raw.body
+    if not isinstance(text, str):
+        text = repr(text)
+    if not isinstance(body, bytes):
+        body = str(body).encode()
     if is_sealed(text):
         try:
             text, body = content_of(raw, keys)
@@ -336,6 +342,8 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
             return Contents(columns, {}, {}, body, problem, is_sealed=True)
     properties = _object(text)
     headers = properties.pop("headers", {})
+    if not isinstance(headers, dict):
+        properties, headers = {"unreadable": text}, {}
     return Contents(columns, properties, headers, body, problem)
 
 
