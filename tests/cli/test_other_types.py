@@ -1,4 +1,4 @@
-"""Rows whose columns hold values of another type, as a flipped bit in the head of a row makes them."""
+"""Columns with values of another type, as a flipped bit in the head of a row makes them."""
 
 import json
 from pathlib import Path

@@ -28,8 +28,8 @@ def path(tmp_path: Path) -> Path:
 def shell(
     line: str,
     path: Path,
-    input: bytes | None = None,
-    **variables: str,  # noqa: A002
+    input: bytes | None = None,  # noqa: A002
+    **variables: str,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a line of the shell in which ``RUN`` stands for the command line."""
     return subprocess.run(
