@@ -226,7 +226,7 @@ def outbox_option(
         "--outbox",
         "database",
         metavar="FILE|URL",
-        type=click.Path(),
+        type=click.Path(readable=False),  # a file that cannot be read is the outbox's error
         callback=callback,
         required=required,
         envvar=OUTBOX_VARIABLE,

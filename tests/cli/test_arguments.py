@@ -112,3 +112,18 @@ def test_metrics_need_the_name_of_a_file(path: Path) -> None:
     result = run(path, "outbox", "metrics", "--to", "")
     assert (result.exit_code, result.stderr.startswith("Error: cannot write .: ")) == (2, True)
     assert [file.name for file in path.parent.iterdir() if "prom" in file.name] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as root may")
+@pytest.mark.parametrize("command", ["list", "status"])
+def test_an_outbox_that_may_not_be_read_is_one_that_cannot_be_used(
+    path: Path, command: str
+) -> None:
+    for folder in (path.parent, path.parent.parent):
+        folder.chmod(0o755)
+    os.seteuid(65_534)
+    try:
+        result = run(path, "outbox", command)
+    finally:
+        os.seteuid(0)
+    assert (result.exit_code, str(path) in result.stderr) == (4, True)

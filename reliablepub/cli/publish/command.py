@@ -292,6 +292,7 @@ def _publish(
         stopped=run.stopped,
         error=run.error,
         seconds=time.monotonic() - begun,
+        is_all_read=run.is_all_read,
     )
 
 
