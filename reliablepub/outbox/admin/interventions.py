@@ -324,8 +324,7 @@ class _Step:
         row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
         self._session.run("park_as_it_is", row)
         self._ledger["parked"] += 1
-        (size,) = self._session.run("delete_open", {"id": id_}).fetchone()
-        self._ledger["open_bytes"] -= size
+        self._delete_open(id_)
 
     def _discard(self, id_: int, state: str) -> None:
         self._ledger["discarded"] += 1
@@ -335,11 +334,15 @@ class _Step:
             self._session.run("remember_counts", record)
         if state in OPEN_STATES:
             self._session.run("next_falls_due", {"id": id_})
-            (size,) = self._session.run("delete_open", {"id": id_}).fetchone()
-            self._ledger["open_bytes"] -= size
+            self._delete_open(id_)
         else:
             self._session.run("delete_parked", {"id": id_}).fetchone()
             self._ledger[state] -= 1
+
+    def _delete_open(self, id_: int) -> None:
+        (size,) = self._session.run("delete_open", {"id": id_}).fetchone()
+        # A damaged row may hold anything; `audit` then reports the difference.
+        self._ledger["open_bytes"] -= size if isinstance(size, int) else 0
 
     def _is_possible(self, id_: int) -> bool:
         (is_possible,) = self._session.run("is_possible", {"id": id_}).fetchone()
