@@ -9,11 +9,13 @@ A built-in command is imported when it is called. Other commands come from the e
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -66,12 +68,25 @@ class CommandLine(LazyGroup):
                 raise click.UsageError(words, ctx) from None
             raise
 
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        """Run the command; one whose output is no longer read ends as interrupted."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would end with 1, which stands for parked messages
+            return Exit.OPEN
+
     def main(  # type: ignore[override]  # the base may return a value; this one always exits
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: object
     ) -> NoReturn:
         """Run the command line and exit with its code."""
+        _prepare_streams()
         _silence()
-        sys.exit(self._run(args, prog_name or "reliablepub"))
+        code = self._run(args, prog_name or "reliablepub")
+        try:
+            sys.stdout.flush()
+        except OSError:  # reported already; the interpreter would try again, and print a traceback
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(code)
 
     def _run(self, args: Sequence[str] | None, prog_name: str) -> int:
         try:
@@ -141,6 +156,20 @@ def _load(plug_in: EntryPoint) -> click.Command:
         help=f"(cannot be loaded: {problem})",
         context_settings=settings,
     )
+
+
+def _prepare_streams() -> None:
+    """Open ``/dev/null`` for a standard stream that is closed, and let none refuse a character.
+
+    Else the next file or socket would get the stream's descriptor.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            stream = open(fd, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _silence() -> None:

@@ -27,6 +27,10 @@ else:
     _ParamType = click.ParamType  # generic since click 8.4
 
 
+_LONGEST_S: Final = 100 * 365.25 * 86_400
+"""The system cannot sleep for more than about 292 years."""
+
+
 class Duration(_ParamType):
     """A duration such as ``90``, ``90s``, ``5m``, ``2h`` or ``7d``, converted to seconds."""
 
@@ -43,7 +47,10 @@ class Duration(_ParamType):
             self.fail(
                 f"{value!r} is not a duration; write for example 90s, 5m, 2h or 7d", param, ctx
             )
-        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+        if seconds > _LONGEST_S:
+            self.fail(f"{value!r:.40} is more than 100 years", param, ctx)
+        return seconds
 
 
 _FILTERS: Final[dict[str, dict[str, Any]]] = {
@@ -125,7 +132,7 @@ def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:
         if not rows:
             raise unknown(database, name)
         found += rows
-    return found
+    return list(dict.fromkeys(found))  # two IDs may name one message
 
 
 def rows_named_or_nothing(database: Database, names: tuple[str, ...]) -> list[int]:

@@ -58,7 +58,7 @@ _OUTBOX_MEANING: Final = {4: "the outbox cannot be used"}
 
 
 class Command(click.Command):
-    """A command whose help ends with its exit codes.
+    """A command whose help ends with its exit codes; it refuses text that is not UTF-8.
 
     Args:
         args: positional arguments of `click.Command`.
@@ -81,6 +81,26 @@ class Command(click.Command):
             for line in wrap(f"  {code}  {meaning}", _WIDTH, subsequent_indent=" " * 5)
         ]
         self.help = "\n".join([cleandoc(self.help or ""), "", "\b", "Exit codes:", *lines])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            click.UsageError: a text is not UTF-8, which no message and no database can hold. A path
+                may have any bytes.
+        """
+        rest = super().parse_args(ctx, args)
+        for option in self.params:
+            value = ctx.params.get(option.name or "")
+            texts = value if isinstance(value, tuple) else (value,)
+            if option.type is click.STRING and not all(map(_is_utf8, texts)):
+                raise click.UsageError(f"{option.get_error_hint(ctx)} is not UTF-8", ctx)
+        return rest
+
+
+def _is_utf8(value: object) -> bool:
+    """Whether a value is no text, or one whose bytes in the arguments were UTF-8."""
+    return not isinstance(value, str) or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 class LazyGroup(click.Group):

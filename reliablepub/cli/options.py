@@ -226,7 +226,7 @@ def outbox_option(
         "--outbox",
         "database",
         metavar="FILE|URL",
-        type=click.Path(),
+        type=click.Path(readable=False),  # a file that cannot be read is the outbox's error
         callback=callback,
         required=required,
         envvar=OUTBOX_VARIABLE,
@@ -342,7 +342,7 @@ def tracing_hooks(*, is_wanted: bool) -> list[object]:
 
 limit_option: Final = click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000_000),
     default=50,
     show_default=True,
     help="Maximum number of rows.",

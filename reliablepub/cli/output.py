@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shutil
 import sys
@@ -60,14 +61,36 @@ def print_text(text: str) -> None:
 
 
 def print_data(line: str) -> None:
-    """Print one line for programs unchanged; the caller has escaped unprintable characters."""
+    """Print one line for programs, in UTF-8; the caller has escaped unprintable characters."""
     assert line.isprintable()
-    click.echo(line)
+    click.echo(line.encode())
 
 
 def print_json(value: object) -> None:
-    """Print the command's result as one JSON value on one line."""
-    click.echo(json.dumps(value))
+    """Print the command's result as one JSON value on one line.
+
+    What JSON lacks becomes text: NaN and infinity, which a header or a damaged row may hold, and
+    bytes in the place of a text or a number, which only a damaged row holds.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        text = json.dumps(_as_json(value), allow_nan=False)
+    click.echo(text)
+
+
+def _as_json(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+    match value:
+        case Mapping():
+            return {str(name): _as_json(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_as_json(one) for one in value]
+        case bytes():
+            return value.decode(errors="backslashreplace")
+        case float() if not math.isfinite(value):
+            return str(value)
+        case _:
+            return value
 
 
 def print_note(text: str, *, event: str = "note") -> None:
@@ -127,6 +150,7 @@ def print_rows(
         if rows:
             writer.writerow(rows[0])
             writer.writerows(map(_cell, row.values()) for row in rows)
+        sys.stdout.flush()  # at the end of the process, an error would be a traceback
     elif not rows:
         print_result(nothing)
     else:
@@ -177,17 +201,25 @@ def ago(at: float | None, now: float | None = None) -> str:
     """A time relative to now: ``5 s ago`` or ``in 5 s``; empty for None.
 
     Args:
-        at: wall clock, seconds since 1970.
+        at: wall clock, seconds since 1970. A damaged row can hold anything else.
         now: the reference time; the current time by default.
     """
     if at is None:
         return ""
+    if not isinstance(at, int | float):
+        return _damaged(at)
     seconds = (time.time() if now is None else now) - at
     return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
 
 
+def _damaged(value: object) -> str:
+    return f"{value!r:.40} (damaged)"
+
+
 def size_of(count: float) -> str:
     """A size in the largest unit, up to GiB, in which it is at least 1."""
+    if not isinstance(count, int | float):
+        return _damaged(count)
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:  # noqa: PLR2004
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -18,6 +18,8 @@ from types import FrameType
 from typing import Any, Final, Self
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_POLL_MS_MAX: Final = 2**31 - 1
+"""The longest timeout of `poll`: 24.8 days."""
 
 
 class Stop:
@@ -85,9 +87,11 @@ class Stop:
 def readable(fds: Sequence[int], timeout_s: float | None) -> set[int]:
     """Wait until a descriptor is readable or at its end, and return those that are.
 
-    By `poll`, since `select` takes no descriptor above 1023.
+    By `poll`, since `select` takes no descriptor above 1023. A timeout of more than 24 days ends
+    after 24.
     """
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1_000))}
+    wait_ms = None if timeout_s is None else math.ceil(min(timeout_s * 1_000, _POLL_MS_MAX))
+    return {fd for fd, _ in poll.poll(wait_ms)}

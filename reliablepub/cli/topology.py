@@ -100,7 +100,11 @@ def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
 
 
 def _run(file: Path, urls: tuple[str, ...], *, declares: bool, as_json: bool) -> int:
-    wanted = replace(Topology.from_toml(file.read_text()), declare=declares)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is not valid TOML: {error}") from None
+    wanted = replace(Topology.from_toml(text), declare=declares)
     ctx, problems = click.get_current_context(), tuple[str, ...]()
     note_exposed_urls(urls)
     try:

@@ -13,18 +13,34 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
+import click
 import pika
 from pika import spec
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
+from reliablepub.printable import one_line
+
 _PREFETCH: Final = 500
 _RECONNECT_S: Final = 0.1
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what pika raises into an error of one line, without the URL and its password."""
+    try:
+        yield
+    except (AMQPError, OSError) as error:
+        words = one_line(str(error)) or type(error).__name__
+        raise click.UsageError(f"the broker of --url cannot be used: {words}") from error
+    except (ValueError, IndexError) as error:  # its text may quote a part of the password
+        raise click.UsageError("the broker of --url cannot be used: it is not a URL") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +56,12 @@ class Topology:
             yield f"{self.exchange}.{carrier}", f"flight.{carrier}.*"
 
     def declare(self, url: str) -> None:
-        """Create the exchange, the queues and their bindings."""
-        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        """Create the exchange, the queues and their bindings.
+
+        Raises:
+            click.UsageError: the broker cannot be reached, or does not allow it.
+        """
+        with _explained(), pika.BlockingConnection(pika.URLParameters(url)) as connection:
             channel = connection.channel()
             channel.exchange_declare(self.exchange, "topic", durable=True)
             for queue, binding in self.queues():
@@ -49,8 +69,12 @@ class Topology:
                 channel.queue_bind(queue, self.exchange, binding)
 
     def delete(self, url: str) -> None:
-        """Delete the queues and the exchange."""
-        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        """Delete the queues and the exchange.
+
+        Raises:
+            click.UsageError: the broker cannot be reached, or does not allow it.
+        """
+        with _explained(), pika.BlockingConnection(pika.URLParameters(url)) as connection:
             channel = connection.channel()
             for queue, _ in self.queues():
                 channel.queue_delete(queue)

@@ -16,6 +16,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
+import click
+
 from reliablepub import Outbox, OutboxStatus, ReliablePubError
 from reliablepub.demo.consumer import Consumer, Topology
 from reliablepub.demo.ledger import Happenings, Ledger, read_happenings, spaced
@@ -56,6 +58,7 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
     carriers = written.carriers
     say(f"[bold]{spaced(records)} flights[/] of {len(carriers)} carriers, one JSON object a line")
     with ExitStack() as stage:
+        is_theirs = url is not None
         if url is None:
             url = _start_broker(stage, folder, records, say)
             topology = Topology("flights", carriers)
@@ -63,8 +66,9 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
             topology = Topology(f"reliablepub-demo-{token_hex(4)}", carriers)
             say(f"your broker, with queues and an exchange named {topology.exchange}")
             say("without crashes and faults of the broker")
-            stage.callback(topology.delete, url)
         topology.declare(url)
+        if is_theirs:
+            stage.callback(_clean_up, topology, url, say)
         consumer = Consumer(url, topology, written.checksums, say)
         consumer.start()
         stage.callback(consumer.end)
@@ -86,6 +90,14 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
     return Ledger.of(
         records, act.outbox.status(), consumer.count, read_happenings(outbox), killed=killed
     )
+
+
+def _clean_up(topology: Topology, url: str, say: Say) -> None:
+    """Delete the queues on the user's broker; the ledger counts even if the broker is gone."""
+    try:
+        topology.delete(url)
+    except click.UsageError as error:
+        say(f"[red]the queues and exchange {topology.exchange} stay[/]: {error.message}")
 
 
 def _start_broker(stage: ExitStack, folder: Path, records: int, say: Say) -> str:

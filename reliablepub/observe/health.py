@@ -20,12 +20,14 @@ from __future__ import annotations
 import io
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any, Final, Self, TypeAlias
 
 from reliablepub.relay.status import Link, Status
@@ -154,6 +156,16 @@ class _Server(ThreadingHTTPServer):
         self._answering: set[socket.socket] = set()
         super().__init__(address, _Handler)
 
+    def server_bind(self) -> None:
+        """Bind, without the base's look-up of the host's name, which would wait for DNS."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's
+        """Print what is a bug; a client that resets its connection is none."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's
         """Answer a connection on a new thread, within `CONNECTIONS_MAX`."""
         with self._lock:
@@ -241,8 +253,14 @@ class _Handler(BaseHTTPRequestHandler):
         expose = self.server.expose
         if isinstance(expose, str):
             self._answer(HTTPStatus.NOT_IMPLEMENTED, _TEXT, f"{expose}\n".encode())
+            return
+        try:
+            answer = expose(self.headers.get("Accept", ""))
+        except Exception as error:  # noqa: BLE001 - a collector of the application can raise anything
+            text = f"the metrics cannot be collected: {type(error).__name__}\n"
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, text.encode())
         else:
-            self._answer(HTTPStatus.OK, *expose(self.headers.get("Accept", "")))
+            self._answer(HTTPStatus.OK, *answer)
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)

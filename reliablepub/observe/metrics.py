@@ -154,8 +154,9 @@ class Metrics:
     ) -> None:
         self.name: Final = name
         self._outbox = None if outbox is None else outbox_at(outbox)
-        self._publisher: Watched | None = None
-        self._before: Counter[str] = Counter()  # status counters of publishers that have ended
+        # Status counters of publishers that have ended, and the present publisher: one tuple, so
+        # that a scrape never counts a publisher twice.
+        self._watched: tuple[Counter[str], Watched | None] = (Counter(), None)
         self._stored = 0
         self._sent = 0
         self._ended: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
@@ -181,17 +182,17 @@ class Metrics:
         Raises:
             ConfigurationError: another publisher that is still open uses these metrics.
         """
-        last = self._publisher
+        before, last = self._watched
         if last is not None:
             if not last.is_ended:
                 raise ConfigurationError(
                     f"the metrics {self.name!r} are in use by another publisher; give this one "
                     "metrics of its own"
                 )
-            self._before += Counter(
+            before = before + Counter(
                 {name: getattr(last.status, field) for name, field in _STATUS_COUNTERS.items()}
             )
-        self._publisher = publisher
+        self._watched = (before, publisher)
 
     def on_stored(self, events: Sequence[MessageStored]) -> None:
         """Count accepted messages."""
@@ -266,12 +267,12 @@ class Metrics:
         yield "reliablepub_build_info", _VERSION, 1
         for reason, count in self._rejected.items():
             yield "reliablepub_rejected_messages_total", reason, count
-        publisher = self._publisher
+        before, publisher = self._watched
         status: Status | None = None if publisher is None else publisher.status
         if publisher is not None and status is not None:
             yield from self._events()
             for name, field in _STATUS_COUNTERS.items():
-                yield name, "", self._before[name] + getattr(status, field)
+                yield name, "", before[name] + getattr(status, field)
             # Gauges of a closed publisher vanish; those of a failed one stay, to be alerted on.
             if not publisher.is_ended or status.link is Link.FAILED:
                 yield from _states(status)
@@ -284,7 +285,7 @@ class Metrics:
 
     def histograms(self) -> Iterator[tuple[str, list[tuple[str, float]], float]]:
         """Name, cumulative buckets and sum of each histogram; none without a publisher."""
-        if self._publisher is not None:
+        if self._watched[1] is not None:
             yield "reliablepub_confirm_latency_seconds", *self._latencies.read()
             yield "reliablepub_delivery_seconds", *self._deliveries.read()
 
@@ -357,7 +358,10 @@ def exposition(accept: str) -> tuple[str, bytes]:
     Returns:
         Content type and body.
     """
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # raised for a header with a version that is no number
+        encode, content_type = choose_encoder("")
     return content_type, encode(REGISTRY)
 
 

@@ -547,3 +547,14 @@ def test_tracing_without_an_sdk_is_told(cli: Cli, flights: Flights) -> None:
     ended = cli("publish", flights(1), *TO_ALL, "--tracing")
     assert ended.code == 0
     assert "no OpenTelemetry SDK is configured" in ended.err
+
+
+def test_of_an_input_that_was_read_to_its_end_no_record_is_left(cli: Cli) -> None:
+    ended = cli(
+        "publish", "-", "--routing-key", "q", "--url", NOBODY, "--timeout", "0.2", input="a\n"
+    )
+    assert (ended.code, "are not confirmed" in ended.err or "is not confirmed" in ended.err) == (
+        3,
+        True,
+    )
+    assert "were not published" not in ended.err

@@ -68,6 +68,25 @@ def test_a_key_is_cancelled(run: Run, path: Path) -> None:
     assert "left alone" in gone.stderr
 
 
+def test_a_dry_run_tells_which_would_be_left_alone(run: Run, path: Path) -> None:
+    run("park", 3)
+    run("cancel", 4, "--yes")
+    dry = run("cancel", 1, 3, 4, "--dry-run")
+    assert (dry.exit_code, dry.stdout) == (2, "2 messages would be cancelled\n")
+    assert "message 4 would be left alone: gone, given up" in dry.stderr
+    when = ("--not-before", "2038-01-19T03:14:07Z")
+    dry = run("reschedule", 1, 3, 4, *when, "--dry-run", "--json")
+    assert (dry.exit_code, json.loads(dry.stdout)["unfit"]) == (2, [3, 4])
+    assert ids(run("schedule", "--json")) == [2, 1]
+
+
+def test_two_ids_of_one_message_name_it_once(run: Run) -> None:
+    dry = run("retry", 1, "order 1", 1, "--dry-run")
+    assert dry.stdout.splitlines()[1:-1] == [dry.stdout.splitlines()[1]]
+    assert dry.stdout.splitlines()[-1] == "1 message would be put back"
+    assert json.loads(run("cancel", 1, "order 1", "--yes", "--json").stdout)["chosen"] == 1
+
+
 def test_an_unknown_id_changes_nothing(run: Run, path: Path) -> None:
     result = run("cancel", "order 1", "order 9", "--yes")
     assert result.exit_code == 2
@@ -93,6 +112,9 @@ def test_it_is_too_late_for_what_is_in_flight(run: Run, path: Path) -> None:
         with Outbox(path) as outbox:
             outbox.enqueue(Message(b"", "", "q"), key="now")
         until(lambda: bool(broker.messages("q")))
+        dry = run("cancel", "now", "order 1", "--dry-run")
+        assert (dry.exit_code, dry.stdout) == (3, "1 message would be cancelled\n")
+        assert "message 5 would be left alone: in flight" in dry.stderr
         result = run("cancel", "now", "order 1", "--yes")
         assert (result.exit_code, result.stdout) == (3, "1 message cancelled\n")
         assert "message 5 left alone: in flight" in result.stderr

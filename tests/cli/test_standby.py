@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,24 @@ def test_a_standby_takes_over_from_a_relay_that_was_killed(
     standby.send_signal(signal.SIGTERM)
     assert cli.ended(standby).json["open"] == 0
     assert took_s < TAKEN_OVER_S
+
+
+def test_a_wrong_configuration_does_not_end_a_standby(
+    cli: Cli, fake: FakeBroker, tmp_path: Path
+) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text("[relay]\nwindow = 100\n")
+    owner = cli.begin("relay", "--outbox", "o.db")
+    assert line_of(owner) == "connected to the broker\n"
+    standby = cli.begin("relay", "--outbox", "o.db", "--standby", "--config", config)
+    until(standby, "standing by: another relay owns the outbox")
+    config.write_text("[relay]\nwindow = none\n")
+    standby.send_signal(signal.SIGHUP)
+    assert line_of(standby).startswith("not reopened, nothing was changed: ")
+    owner.send_signal(signal.SIGTERM)
+    until(standby, "this relay has taken over the outbox")
+    standby.send_signal(signal.SIGTERM)
+    assert cli.ended(standby).code == 0
 
 
 def test_a_relay_that_was_paused_for_too_long_stands_by(

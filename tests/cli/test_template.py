@@ -1,5 +1,6 @@
 """Braces, fields, and what may stand in a routing key."""
 
+import json
 from typing import Any
 
 import pytest
@@ -61,3 +62,8 @@ def test_any_text_can_be_written_as_a_template(text: str) -> None:
     template = Template(escaped)
     assert template.fill({}) == text
     assert template.fields == ()
+
+
+def test_a_number_beyond_a_float_is_refused() -> None:
+    with pytest.raises(FieldError, match="field 'n' is too large a number"):
+        Template("{n}").fill(json.loads('{"n": -1e400}'))

@@ -68,3 +68,13 @@ def test_a_token_in_a_file_that_has_expired_is_named(
     assert f"no credentials: the token in {token} expired 6" in found.err
     token.write_text(fake.issue_token(60))
     assert cli(*given).code == 0
+
+
+def test_a_file_is_utf_8_in_every_locale(cli: Cli, fake: FakeBroker, tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_bytes('[[queue]]\nname = "schlüssel"\n'.encode())
+    cli.environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert cli("topology", "declare", file, "--url", fake.url).code == 0
+    file.write_bytes(b"\xff")
+    found = cli("topology", "check", file, "--url", fake.url)
+    assert (found.code, "is not valid TOML: 'utf-8' codec" in found.error) == (2, True)

@@ -16,6 +16,7 @@ from reliablepub.cli import main
 from reliablepub.outbox.admin import transfer
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.opening import outbox_at
+from tests.cli.conftest import Cli
 from tests.cli.trouble import make_trouble
 from tests.sqlite import sql
 
@@ -192,3 +193,11 @@ def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> Non
     assert len(target.read_text().splitlines()) == 1
     new = tmp_path / "new.db"
     assert run("import", target, "--outbox", new).stdout == "1 message stored\n"
+
+
+def test_a_line_that_is_not_utf_8_is_named(cli: Cli) -> None:
+    file = cli.folder / "lines"
+    file.write_bytes(b"\n\xff\n")
+    assert cli("outbox", "import", file, "--outbox", "new.db").error == (
+        "line 2 is not UTF-8 (byte 1); the lines before it are stored"
+    )

@@ -12,6 +12,7 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from reliablepub.demo import story
+from reliablepub.demo.consumer import Topology
 from reliablepub.demo.processes import Command
 from reliablepub.testing import FakeBroker
 from tests.waiting import until
@@ -95,6 +96,38 @@ def test_a_publisher_that_had_finished_is_not_started_again(
     ledger = story.tell(tmp_path, records=100, url=fake_broker.url, say=lambda _: None)
     assert list(ledger.problems()) == []
     assert (ledger.stored, ledger.killed) == (100, 0)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["amqp://guest:hush@127.0.0.1:1/", "nonsense", "", "amqp://u:hush@a..b/", "amqp://u:hush/@h/"],
+)
+def test_a_broker_that_cannot_be_used_is_one_line(url: str, environment: dict[str, str]) -> None:
+    result = subprocess.run(
+        command("--records", "100", "--url", url),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: the broker of --url cannot be used: ")
+    assert result.stderr.count("\n") == 1
+    assert "hush" not in result.stdout + result.stderr
+
+
+def test_a_broker_that_is_gone_at_the_end_does_not_cost_the_ledger(
+    fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    delete = Topology.delete
+    monkeypatch.setattr(
+        Topology, "delete", lambda self, _: delete(self, "amqp://guest:hush@127.0.0.1:1/")
+    )
+    ledger = story.tell(tmp_path, records=100, url=fake_broker.url, say=said.append)
+    assert list(ledger.problems()) == []
+    assert "stay[/]: the broker of --url cannot be used" in said[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

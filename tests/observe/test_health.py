@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 import threading
 import time
 import urllib.request
@@ -187,3 +188,41 @@ def test_no_words_of_the_broker_are_shown(server: HealthServer, looks: Looks) ->
 def test_what_is_not_there_is_told(server: HealthServer) -> None:
     assert ask(server, "/metrics") == (501, "none here\n")
     assert ask(server, "/") == (404, "there are /live, /ready and /metrics\n")
+
+
+def test_a_client_that_resets_its_connection_leaves_no_trace(
+    server: HealthServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for request in (
+        b"POST /live HTTP/1.1\r\n\r\n",
+        b"GARBAGE\r\n\r\n",
+        b"GET /live HTTP/1.0\r\n\r\n",
+    ):
+        for _ in range(10):
+            connection = connect(server)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(request)
+            connection.close()
+    until(lambda: not threads())
+    assert ask(server, "/live")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_collector_that_fails_is_told_to_the_scraper(
+    looks: Looks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def expose(_accept: str) -> tuple[str, bytes]:
+        raise KeyError(SECRET)
+
+    with HealthServer("127.0.0.1", 0, Health(looks), expose) as server:
+        assert ask(server, "/metrics") == (500, "the metrics cannot be collected: KeyError\n")
+    assert capfd.readouterr().err == ""
+
+
+def test_listening_waits_for_no_name_server(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(_host: str) -> str:
+        pytest.fail("it looked up the name of the host")
+
+    monkeypatch.setattr(socket, "getfqdn", look_up)
+    with HealthServer("127.0.0.1", 0, Health(looks), "none here") as server:
+        assert ask(server, "/live")[0] == 200

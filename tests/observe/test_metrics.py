@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -28,10 +28,11 @@ from reliablepub.observe.catalogue import (
     PROCESS_METRICS,
     Metric,
 )
-from reliablepub.observe.metrics import Metrics
+from reliablepub.observe.metrics import Metrics, exposition
 from reliablepub.testing import FakeBroker, faults
 from tests.observe.conftest import Scrape
 from tests.policies import AT_ONCE
+from tests.waiting import until
 
 Becomes = Callable[..., None]
 
@@ -266,3 +267,29 @@ def test_who_only_enqueues_exposes_what_the_file_tells(
     for size in (scrape("outbox_size_bytes"), scrape("outbox_disk_free_bytes")):
         assert size is not None
         assert size > 0
+
+
+@pytest.mark.parametrize("version", ["abc", "1.x.0", "", "1"])
+def test_no_header_of_a_scraper_makes_the_scrape_fail(version: str) -> None:
+    _, body = exposition(f"application/openmetrics-text; version={version}")
+    assert b"python_info" in body
+
+
+class Scraped(Metrics):
+    """Metrics that are scraped whenever one of their attributes has changed."""
+
+    seen: ClassVar[list[float]] = []
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if "_board" in vars(self):
+            samples = {name: number for name, _, number in self.samples()}
+            self.seen.append(samples.get("reliablepub_connections_total", 0.0))
+
+
+def test_no_scrape_counts_a_publisher_twice(fake_broker: FakeBroker) -> None:
+    metrics = Scraped("twice", registry=CollectorRegistry())
+    for _ in range(3):
+        with Publisher(fake_broker.url, outbox=None, hooks=[metrics]) as publisher:
+            until(lambda: publisher.status.connects == 1)
+    assert metrics.seen == sorted(metrics.seen)

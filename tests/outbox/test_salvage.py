@@ -168,11 +168,12 @@ def test_one_damaged_page_costs_its_own_rows_only(
     assert len(lost) > 25
 
 
-def test_a_flipped_bit_is_listed_and_not_copied(path: Path) -> None:
+@pytest.mark.parametrize("bit", [0x01, 0x80], ids=["another-letter", "not-utf-8"])
+def test_a_flipped_bit_is_listed_and_not_copied(path: Path, bit: int) -> None:
     fill(path, 200)
     data = bytearray(path.read_bytes())
     at = data.find(b"key.170")
-    data[at + 6] ^= 1
+    data[at + 6] ^= bit
     path.write_bytes(data)
     audit = Outbox(path).audit()
     assert not audit.is_right
@@ -358,6 +359,15 @@ def test_every_broken_row_is_named_with_its_reason(three: Path) -> None:
         *((11, "m-1"), (12, "m-2"), (13, "m-3"))
     ]
     assert {row.reason.partition(" is ")[0] for row in found.broken} == {"the checksum"}
+
+
+@pytest.mark.parametrize("name", ["message_id", "routing_key", "ordering_key"])
+def test_a_row_without_a_checksum_must_be_utf_8(three: Path, name: str) -> None:
+    like_ours(three, plus="10", checksum="-1", **{name: "CAST(x'61ff' AS TEXT)"})
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert (found.open, [row.id for row in found.broken]) == (3, [11, 12, 13])
+    assert found.broken[0].reason == "a text is not UTF-8: invalid start byte"
+    assert found.broken[0].message_id == ("a\ufffd" if name == "message_id" else "m-1")
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def _step_in(
     effect = Effect()
     if dry_run:
         if names:
-            rows, effect = _foreseen(database, ids, action)
+            rows, effect = _foreseen(database, ids, what)
         else:
             rows = find(database, chosen, limit=_PREVIEW)
         if not as_json:
@@ -200,9 +200,9 @@ def _step_in(
 
 
 def _foreseen(
-    database: Database, ids: list[int], action: Action
+    database: Database, ids: list[int], what: Intervention
 ) -> tuple[list[dict[str, Any]], Effect]:
-    """The rows of messages, and those of them that the action would leave alone."""
+    """The rows of messages, and those of them that the intervention would leave alone."""
     rows, effect = [], Effect()
     for id_ in ids:
         story = tell(database, id_)
@@ -210,10 +210,11 @@ def _foreseen(
         if message:
             tries = sum(message[name] for name in ("nacked", "returned", "refused", "uncertain"))
             rows.append(message | {"attempts": tries})
-        if story.state == "in flight":
-            effect.in_flight.append(id_)
-        elif story.state not in FIT[action]:
+        was_sent = story.in_flight or message.get("nacked") or message.get("uncertain")
+        if story.state not in (*what.states, "in flight"):
             effect.unfit.append(id_)
+        elif story.state == "in flight" or (what.is_unsent and was_sent):
+            effect.in_flight.append(id_)
     return rows, effect
 
 
@@ -346,21 +347,23 @@ def _change(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    effect = Effect()
-    if not dry_run:
+    if dry_run:
+        _, effect = _foreseen(database, ids, what)
+    else:
         with counting(len(ids)) as progress:
             effect = intervene(database, ids, what, progress=progress)
+    left_alone = "would be left alone" if dry_run else "left alone"
     action = "cancel" if done == "cancelled" else "reschedule"
     result = _counts(action, ids, effect, dry_run=dry_run, in_flight="too_late")
     _print(result, done, as_json=as_json)
     left = effect.unfit + effect.damaged
     if effect.in_flight:
         print_note(
-            f"{named(effect.in_flight)} left alone: in flight, or an attempt had no answer or was "
-            "nacked, so a queue may have it"
+            f"{named(effect.in_flight)} {left_alone}: in flight, or an attempt had no answer or "
+            "was nacked, so a queue may have it"
         )
     if left:
-        print_error(f"{named(left)} left alone: gone, given up, or damaged")
+        print_error(f"{named(left)} {left_alone}: gone, given up, or damaged")
         return Exit.BAD_INPUT
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
 
@@ -385,7 +388,8 @@ def _print(result: dict[str, Any], done: str, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
     elif result["dry_run"]:
-        fit = result["chosen"] - len(result["unfit"]) - len(result.get("in_flight", ()))
+        sent = result.get("in_flight") or result.get("too_late") or ()
+        fit = result["chosen"] - len(result["unfit"]) - len(sent)
         print_result(f"{count_of(fit, 'message')} would be {done}")
     else:
         print_result(f"{count_of(result['changed'], 'message')} {done}")

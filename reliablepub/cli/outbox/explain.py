@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any, Final
 
 import click
@@ -87,8 +88,10 @@ def told(story: Story, database: Database, now: float) -> list[str]:
         where = f"exchange {message['exchange']!r} with routing key {message['routing_key']!r}"
         lines.append(f"  to {where}{key}; {count_of(message['body_bytes'], 'byte')}")
         lines.append(f"  stored {ago(message['stored_at'], now)}")
-    is_due = story.state == "waiting" and (message["due_at"] or now + 1) <= now
-    where = "is open, and due" if is_due else _WHERE[story.state]
+    due_at = message.get("due_at")
+    is_due = story.state == "waiting" and isinstance(due_at, int | float) and due_at <= now
+    damaged = f"has the state {story.state!r:.40}, which only a damaged row has"
+    where = "is open, and due" if is_due else _WHERE.get(story.state, damaged)
     if story.message.get("confirmed_at") is not None:
         where = f"was confirmed {ago(story.message['confirmed_at'], now)}, and is kept for a while"
     lines += ["", f"It {where}."]
@@ -120,7 +123,7 @@ def _why(story: Story) -> list[str]:
     if last is None:
         return []
     code = f"{last['reply_code']} " if last["reply_code"] else ""
-    lines = [f"Why: {last['outcome']}: {one_line(code + last['reply_text'])}"]
+    lines = [one_line(f"Why: {last['outcome']}: {code}{last['reply_text']}")]
     if last["outcome"] in _REMEDY:
         lines.append(f"What to do: {_REMEDY[last['outcome']]}.")
     return lines
@@ -185,8 +188,10 @@ def _history(story: Story, now: float) -> list[str]:
         events.append((sent["sent_at"], f"sent ({where}); {answer}"))
     if not events:
         return ["", "No attempt has failed so far."] if story.message else []
-    events.sort(key=lambda event: event[0])
-    lines = [f"  {age(now - at):>12} ago  {words}" for at, words in events]
+    # A damaged row may hold any time; it counts as the oldest.
+    timed = [(at if isinstance(at, int | float) else 0.0, words) for at, words in events]
+    timed.sort(key=itemgetter(0))
+    lines = [f"  {age(max(0.0, now - at)):>12} ago  {words}" for at, words in timed]
     if len(lines) > _ATTEMPT_LINES:
         half = _ATTEMPT_LINES // 2
         left_out = len(lines) - 2 * half
@@ -196,7 +201,7 @@ def _history(story: Story, now: float) -> list[str]:
 
 def _attempt(attempt: dict[str, Any]) -> str:
     code = f"{attempt['reply_code']} " if attempt["reply_code"] else ""
-    words = one_line(code + attempt["reply_text"])
+    words = one_line(f"{code}{attempt['reply_text']}")
     where = f"epoch {attempt['epoch']}, tag {attempt['tag']}"
     return f"{attempt['outcome']} ({where}; {attempt['persistence']}){': ' if words else ''}{words}"
 
@@ -209,5 +214,5 @@ def _intervention(event: dict[str, Any]) -> str:
         "skip": "skipped, so that the next message of its key is sent,",
         "reroute": f"rerouted from exchange {event['exchange']!r}, routing key "
         f"{event['routing_key']!r},",
-    }[event["action"]]
+    }.get(event["action"], f"{event['action']!r:.40} (damaged)")
     return f"{done} by {event['person']}{': ' if event['note'] else ''}{event['note']}"

@@ -33,6 +33,7 @@ from reliablepub.cli.progress import patiently
 from reliablepub.cli.watch.lookout import disk_words, link_words, look, relay_words
 from reliablepub.outbox.admin.inspection import read_figures
 from reliablepub.outbox.database import Database
+from reliablepub.printable import printable
 
 CLASSES: Final = {
     "age": ("< 1 s", "< 10 s", "< 1 min", "< 10 min", "< 1 h", "< 6 h", "< 1 d", "< 7 d", "older"),
@@ -178,12 +179,12 @@ def metrics(database: Database, name: str | None, to: Path | None) -> int:
         from reliablepub.observe.metrics import exposition_of  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise Failure(str(error), Exit.BAD_INPUT) from None
-    text, is_readable = exposition_of(name or database.name, database)
+    text, is_readable = exposition_of(name or printable(database.name), database)
     ending = Exit.CONFIRMED if is_readable else Exit.OUTBOX
     if to is None:
         print_text(text.decode().rstrip("\n"))
         return ending
-    beside = to.with_name(f"{to.name}.{os.getpid()}")  # the collector ignores names without .prom
+    beside = Path(f"{to}.{os.getpid()}")  # the collector ignores names without .prom
     try:
         beside.write_bytes(text)
         beside.replace(to)

@@ -47,7 +47,7 @@ def audit(database: Database, as_json: bool) -> int:
     if found.structure:
         print_error(f"rescue its messages: reliablepub outbox salvage {database.name} NEW")
     for name, by in found.differences.items():
-        print_error(f"the ledger counts {by:+d} {name} against the rows; was a table edited?")
+        print_error(f"the ledger counts {by:+} {name} against the rows; was a table edited?")
     for id_, reason in found.damaged.items():
         print_error(f"message {id_}: {reason}; a relay parks it, and never sends it")
     if found.is_right:

@@ -108,7 +108,7 @@ def _end_export(encrypted: list[int], database: Database) -> Exit:
     cls=Command,
     exits={2: "bad usage, or a line is not one that export wrote; the lines before it are stored"},
 )
-@click.argument("source", metavar="FILE")
+@click.argument("source", metavar="FILE", type=click.Path())
 @inspected_option
 @json_option
 def import_messages(source: str, database: Database, as_json: bool) -> int:
@@ -129,7 +129,7 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:
             with counting(lines) as progress:
                 for brought in import_lines(database, _lines(raw), f"import {digest}"):
                     progress(brought.stored + brought.known)
-        except (BadLine, UnicodeDecodeError) as error:
+        except BadLine as error:
             raise Failure(f"{error}; the lines before it are stored", Exit.BAD_INPUT) from error
     if as_json:
         print_json({"stored": brought.stored, "known": brought.known})
@@ -161,14 +161,17 @@ def _lines(raw: IO[bytes]) -> Iterator[str]:
     """The lines as text.
 
     Raises:
-        BadLine: a line is too long for a message.
+        BadLine: a line is too long for a message, or not UTF-8.
     """
     number = 0
     while line := raw.readline(_LINE_BYTES_MAX + 1):
         number += 1
         if len(line) > _LINE_BYTES_MAX:
             raise BadLine(f"line {number} is too long for a message")
-        yield line.decode()
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise BadLine(f"line {number} is not UTF-8 (byte {error.start + 1})") from None
 
 
 def _measured(raw: IO[bytes]) -> tuple[str, int]:

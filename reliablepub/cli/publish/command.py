@@ -70,7 +70,7 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
     },
 )
 @config_option
-@click.argument("file", metavar="FILE|-")
+@click.argument("file", metavar="FILE|-", type=click.Path())
 @click.option(
     "--exchange",
     callback=_template,
@@ -292,6 +292,7 @@ def _publish(
         stopped=run.stopped,
         error=run.error,
         seconds=time.monotonic() - begun,
+        is_all_read=run.is_all_read,
     )
 
 

@@ -183,6 +183,7 @@ class Run:
         stopped: why the run ended early, or None.
         error: the error that ended the run, in one line; or empty.
         last_link: status of the publisher when the run ended, before it was closed.
+        is_all_read: whether the input was read to its end, and stored.
     """
 
     publisher: Publisher
@@ -197,6 +198,7 @@ class Run:
     stopped: Stopped | None = None
     error: str = ""
     last_link: Status = field(default_factory=Status)
+    is_all_read: bool = False
     _notes: LinkNotes = field(init=False)
     _look_at: float = 0.0
     _alive_at: float = 0.0
@@ -258,6 +260,8 @@ class Run:
                 break
         if self.stop.is_set:
             self._end(Stopped.INTERRUPTED)
+        else:
+            self.is_all_read = True
 
     def _await_first_outcome(self) -> None:
         if self._is_early():

@@ -40,6 +40,7 @@ class Summary:
         stopped: why the run ended early, or None.
         error: the error that ended the run, in one line; or empty.
         seconds: duration of the run.
+        is_all_read: whether the input was read to its end, and stored.
     """
 
     source: str
@@ -53,6 +54,7 @@ class Summary:
     stopped: Stopped | None
     error: str
     seconds: float
+    is_all_read: bool = False
 
     @property
     def open(self) -> int:
@@ -70,7 +72,7 @@ class Summary:
     @property
     def is_unfinished(self) -> bool:
         """Whether records were, or may have been, left to store."""
-        if self.stopped not in (Stopped.INTERRUPTED, Stopped.TIMEOUT):
+        if self.is_all_read or self.stopped not in (Stopped.INTERRUPTED, Stopped.TIMEOUT):
             return False
         return self.source == STDIN or self._stored_upto() < self.records
 

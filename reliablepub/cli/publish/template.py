@@ -6,6 +6,7 @@ from, or what the text is for. Pure.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -95,6 +96,8 @@ def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
             return found
         case bool():  # before int: bool is a subclass of int
             return "true" if found else "false"
+        case float() if math.isinf(found):  # such as 1e400
+            raise FieldError(f"field {'.'.join(path)!r} is too large a number")
         case int() | float():
             return str(found)
     kind = "null" if found is None else "a list" if isinstance(found, list) else "an object"

@@ -40,6 +40,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox.database import Database
 from reliablepub.policy import RetryPolicy
+from reliablepub.printable import printable
 from reliablepub.relay.journal import MESSAGES
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import has_password
@@ -159,7 +160,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         hooks: list[object] = []
         expose: Callable[[str], Exposition] | str = ""
         if health_port is not None:
-            hooks, expose = _metrics(name or database.name, database)
+            hooks, expose = _metrics(name or printable(database.name), database)
         hooks += tracing_hooks(is_wanted=tracing)
         service = Service(
             settings,

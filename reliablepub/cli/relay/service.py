@@ -246,7 +246,7 @@ class Service:
             return
         if self._stop.is_reopen_due:
             self._stop.is_reopen_due = False
-            self._settings = self._reread()
+            self._settings = self._read_again() or self._settings
         self._notifier.tell(STATUS="standing by", WATCHDOG=1)
         self._stop.wait(_STANDBY_S)
 
@@ -273,6 +273,17 @@ class Service:
         """
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
         self._notifier.tell(RELOADING=1, MONOTONIC_USEC=now_us)
+        settings = self._read_again()
+        if settings is not None:
+            publisher.close()
+            self._publisher = publisher = self._opened_anew(settings)
+            self._notes = _link_notes()
+        self._told = ""
+        self._notifier.tell(READY=1)
+        return publisher
+
+    def _read_again(self) -> Settings | None:
+        """The settings as they are now; None if they are wrong, which a line on stderr says."""
         try:
             settings = self._reread()
             parse_addresses(settings.urls, ssl_context=settings.ssl_context)
@@ -283,13 +294,8 @@ class Service:
         except (click.ClickException, ConfigurationError, OSError) as error:
             said = error.format_message() if isinstance(error, click.ClickException) else str(error)
             print_note(f"not reopened, nothing was changed: {said}", event="not_reopened")
-        else:
-            publisher.close()
-            self._publisher = publisher = self._opened_anew(settings)
-            self._notes = _link_notes()
-        self._told = ""
-        self._notifier.tell(READY=1)
-        return publisher
+            return None
+        return settings
 
     def _opened_anew(self, settings: Settings) -> Publisher:
         """Open with the new settings; if that fails, reopen with the old ones."""

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reliablepub.errors import ConfigurationError, OutboxSealed
+from reliablepub.errors import ConfigurationError, OutboxError, OutboxSealed
+from reliablepub.outbox.admin.integrity import OTHER_TYPE
 from reliablepub.outbox.database import Database, Relaying
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.entry import Counters
@@ -133,11 +134,18 @@ def read_status(database: Database) -> OutboxStatus:
 
     Raises:
         NotAnOutbox: there is no outbox.
+        OutboxError: its ledger is damaged.
     """
     with database.reading() as session:
         relays = session.relays()
         relay = Relaying.first(relays).pid
-        ledger = Counters(*session.run("ledger").fetchone())
+        counts = session.run("ledger").fetchone()
+        if not all(isinstance(count, int) for count in counts):
+            raise OutboxError(
+                f"the ledger of outbox {database.name} is damaged; copy its messages into a new "
+                "outbox with `reliablepub outbox salvage`"
+            )
+        ledger = Counters(*counts)
         (in_flight,) = session.run("in_flight_count").fetchone() if relay is not None else (0,)
         (waiting,) = session.run("waiting_count").fetchone()
         (held_keys,) = session.run("held_key_count").fetchone()
@@ -328,7 +336,13 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
         entry_of(raw, keys)
     except (Unreadable, OutboxSealed) as error:
         problem = str(error)
+    except (TypeError, ValueError, AttributeError):
+        problem = OTHER_TYPE
     text, body = columns.pop("properties"), raw.body
+    if not isinstance(text, str):
+        text = repr(text)
+    if not isinstance(body, bytes):
+        body = str(body).encode()
     if is_sealed(text):
         try:
             text, body = content_of(raw, keys)
@@ -336,6 +350,8 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
             return Contents(columns, {}, {}, body, problem, is_sealed=True)
     properties = _object(text)
     headers = properties.pop("headers", {})
+    if not isinstance(headers, dict):
+        properties, headers = {"unreadable": text}, {}
     return Contents(columns, properties, headers, body, problem)
 
 

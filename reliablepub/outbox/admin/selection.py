@@ -11,6 +11,7 @@ messages, by id, are found by reading 50 rows.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -203,4 +204,11 @@ def _merged(
         )
         parts.append(session.select(query, values | {"limit": limit}))
     sign = -1 if direction == "DESC" else 1
-    return heapq.merge(*parts, key=lambda row: (sign * row[name], row["id"]))
+    return heapq.merge(*parts, key=lambda row: (sign * _rank(row[name]), row["id"]))
+
+
+def _rank(value: object) -> float:
+    """The place of a value in SQLite's order; a damaged row may hold one that is no number."""
+    if isinstance(value, int | float):
+        return value
+    return -math.inf if value is None else math.inf

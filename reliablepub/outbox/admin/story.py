@@ -27,6 +27,10 @@ _ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of
 """Lookups of a name, in order: messages in the outbox, keys (by primary key), scans of the rest."""
 
 
+_DIGITS_MAX: Final = 19
+"""Digits of the largest row number."""
+
+
 class Next(StrEnum):
     """What happens to a message next."""
 
@@ -98,7 +102,7 @@ def resolve(database: Database, name: str) -> list[int]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        if name.isascii() and name.isdigit():
+        if name.isascii() and name.isdigit() and len(name) <= _DIGITS_MAX:
             id_ = int(name)
             (last_id,) = session.run("last_id").fetchone()
             if 0 < id_ <= last_id:
@@ -162,6 +166,8 @@ def _following(
 ) -> tuple[Next, float | None]:
     """Return what happens next, and when, if the time is known."""
     due_at = message.get("due_at")
+    if not isinstance(due_at, int | float):
+        due_at = None  # also of a damaged row
     is_due = due_at is None or due_at <= time.time()
     fixed = {"in flight": Next.ANSWER, "parked": Next.DECIDED, "expired": Next.DECIDED}
     if state not in OPEN_STATES:
@@ -194,7 +200,7 @@ def _persistence(
     in_flight: Mapping[str, Any] | None,
 ) -> str | None:
     """Return the highest `Persistence` that any attempt may have reached; None if not known."""
-    levels = [attempt["persistence"] for attempt in attempts]
+    levels = [level for one in attempts if (level := one["persistence"]) in _LEVELS]
     # The history of an imported message stayed in its former file, but its row has the counts.
     if in_flight is not None or message.get("nacked") or message.get("uncertain"):
         levels.append(Persistence.POSSIBLY_PERSISTED.value)

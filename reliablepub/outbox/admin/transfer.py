@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
-from reliablepub.errors import OutboxSealed
+from reliablepub.errors import OutboxError, OutboxSealed
+from reliablepub.outbox.admin.integrity import OTHER_TYPE
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
 from reliablepub.outbox.database import NO_CHANGE, Database, Session
 from reliablepub.outbox.encryption import is_sealed
@@ -70,6 +71,7 @@ def export_lines(
 
     Raises:
         NotAnOutbox: there is no outbox.
+        OutboxError: a damaged row cannot be written as a line.
     """
     with database.reading() as session:
         # A message that is in flight, or was when its relay ended, may have reached the broker.
@@ -77,14 +79,25 @@ def export_lines(
         sent = {id_ for (id_,) in session.run("in_flight_ids")}
         for id_ in ids:
             row = next(session.rows("export", {"id": id_}), None)
-            if row is not None and is_sealed(row["properties"]):
-                if encrypted is not None:
+            if row is None:
+                continue
+            try:
+                if not is_sealed(row["properties"]):
+                    yield _line(row, was_sent=id_ in sent)
+                elif encrypted is not None:
                     encrypted.append(id_)
-            elif row is not None:
-                row["uncertain"] += id_ in sent
-                row["body_base64"] = b64encode(row.pop("body")).decode()
-                line = json.dumps(row, ensure_ascii=False)
-                yield line if line.isprintable() else json.dumps(row)
+            except (TypeError, ValueError, AttributeError):
+                raise OutboxError(
+                    f"message {id_} of outbox {database.name} cannot be exported: {OTHER_TYPE}; "
+                    "discard it, or export the others"
+                ) from None
+
+
+def _line(row: dict[str, Any], *, was_sent: bool) -> str:
+    row["uncertain"] += was_sent
+    row["body_base64"] = b64encode(row.pop("body")).decode()
+    line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    return line if line.isprintable() else json.dumps(row)
 
 
 def import_lines(

@@ -58,6 +58,7 @@ _COLUMNS_MAX: Final = 32_767
 _USABLE_MIN: Final = 480
 _SHARED_MAX: Final = 4
 """How many rows may contain one byte: the row that owns it, and old copies that damage exposes."""
+_BYTES_KEPT: Final = "surrogateescape"
 _INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 
 
@@ -116,7 +117,7 @@ class Pages:
             most = self._decoded_bytes + _SHARED_MAX * self._size
             for index in range(min(count, (self._size - start - 8) // 2)):
                 (at,) = struct.unpack_from(">H", page, start + 8 + 2 * index)
-                with suppress(_Malformed, IndexError, struct.error, UnicodeDecodeError):
+                with suppress(_Malformed, IndexError, struct.error):
                     yield self._cell(page, at)
                 if self._decoded_bytes > most:
                     break
@@ -262,7 +263,9 @@ def _value(kind: int, payload: bytes, at: int) -> tuple[Value, int]:
         return kind - 8, at
     if kind >= 12:  # noqa: PLR2004 - bytes, or text when odd
         data = payload[at : at + (kind - 12) // 2]
-        return (data.decode() if kind & 1 else data), at + (kind - 12) // 2
+        # A text that is no longer UTF-8 is kept, so that its row is listed as damaged.
+        text = data.decode(errors=_BYTES_KEPT) if kind & 1 else data
+        return text, at + (kind - 12) // 2
     if kind:
         raise _Malformed
     return None, at
@@ -361,7 +364,8 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
         try:
             _check(row)
         except Unreadable as error:
-            broken[id_] = BrokenRow(id_, str(row["message_id"]), str(error))
+            message_id = _bytes_of(row["message_id"]).decode(errors="replace")
+            broken[id_] = BrokenRow(id_, message_id, str(error))
             continue
         if id_ in intact:
             continue
@@ -430,13 +434,22 @@ def _with_bookkeeping(row: Row) -> Row:
 
 
 def _check(row: Row) -> None:
-    message_id, exchange, routing_key, properties = (str(row[n]).encode() for n in _TEXTS[:4])
-    key = row["ordering_key"]
+    message_id, exchange, routing_key, properties = (_bytes_of(row[n]) for n in _TEXTS[:4])
+    key = None if row["ordering_key"] is None else _bytes_of(row["ordering_key"])
     body, checksum = row["body"], row["checksum"]
     assert isinstance(body, bytes)
     assert isinstance(checksum, int)
     texts = (message_id, exchange, routing_key, properties)
-    check((*texts, None if key is None else str(key).encode()), body, checksum)
+    check((*texts, key), body, checksum)
+    try:
+        b"\0".join((*texts, key or b"")).decode()
+    except UnicodeDecodeError as error:  # a row that plain SQL has stored has no checksum
+        raise Unreadable(f"a text is not UTF-8: {error.reason}") from None
+
+
+def _bytes_of(text: Value) -> bytes:
+    """The bytes of a text as they are in the file."""
+    return str(text).encode(errors=_BYTES_KEPT)
 
 
 def _write(

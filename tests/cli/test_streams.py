@@ -1,0 +1,102 @@
+"""Standard streams that are closed, full, no longer read, or of another encoding."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Message, Outbox
+from tests.cli.conftest import ROOT
+
+_PLAIN = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+_LATIN = "schlüssel"
+_COMMAND = f"{sys.executable} -W error -m reliablepub"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "o.db"
+    with Outbox(path) as outbox:
+        for n in range(3):
+            outbox.enqueue(Message(b"{}", routing_key=_LATIN, message_id=f"m{n}"))
+    return path
+
+
+def shell(
+    line: str,
+    path: Path,
+    input: bytes | None = None,  # noqa: A002
+    **variables: str,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of the shell in which ``RUN`` stands for the command line."""
+    return subprocess.run(
+        ["bash", "-c", line.replace("RUN", _COMMAND)],
+        cwd=path.parent,
+        env=_PLAIN | {"RELIABLEPUB_OUTBOX": path.name} | variables,
+        input=input,
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "closed", "code"),
+    [
+        ("outbox list", ">&-", 0),
+        ("outbox list --csv", ">&-", 0),
+        ("outbox list", "2>&-", 0),
+        ("outbox park 1", "2>&-", 0),
+        ("outbox discard 1", "<&-", 2),
+        ("outbox import -", "<&-", 0),
+        ("watch --count 1", "<&- >&- 2>&-", 0),
+    ],
+)
+def test_a_closed_stream_is_like_dev_null(path: Path, command: str, closed: str, code: int) -> None:
+    ended = shell(f"RUN {command} {closed}", path)
+    assert ended.returncode == code, ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+def test_an_outbox_never_gets_the_descriptor_of_a_closed_stream(path: Path) -> None:
+    """`publish -` read its own wake-up pipe as stdin, and waited for ever."""
+    line = "RUN publish - --routing-key q --url amqp://127.0.0.1:1/ --json <&-"
+    assert json.loads(shell(line, path).stdout)["records"] == 0
+
+
+@pytest.mark.parametrize("command", ["list", "list --csv", "export"])
+def test_a_reader_that_ends_early_interrupts(path: Path, command: str) -> None:
+    with Outbox(path) as outbox:
+        for n in range(300):
+            outbox.enqueue(Message(b"{}", routing_key=_LATIN, message_id=f"more{n}"))
+    limit = "" if command == "export" else "--limit 1000"
+    ended = shell(f"RUN outbox {command} {limit} | true; echo ${{PIPESTATUS[0]}}", path)
+    assert ended.stdout == b"3\n"
+    assert ended.stderr == b""
+
+
+@pytest.mark.parametrize("command", ["list", "list --csv", "export"])
+def test_an_output_that_cannot_be_written_is_an_error(path: Path, command: str) -> None:
+    ended = shell(f"RUN outbox {command} >/dev/full", path)
+    assert ended.returncode == 2
+    assert ended.stderr == b"Error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "encoding"),
+    [("list --csv", "ascii"), ("list", "ascii"), ("stats --plot", "latin-1")],
+)
+def test_no_encoding_of_stdout_fails(path: Path, command: str, encoding: str) -> None:
+    ended = shell(f"RUN outbox {command}", path, PYTHONIOENCODING=encoding)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_export_is_utf_8(path: Path, encoding: str) -> None:
+    ended = shell("RUN outbox export", path, PYTHONIOENCODING=encoding)
+    assert [json.loads(line)["routing_key"] for line in ended.stdout.splitlines()] == [_LATIN] * 3
+    brought = shell("RUN outbox import - --outbox new.db", path, input=ended.stdout)
+    assert brought.stdout == b"3 messages stored\n"
