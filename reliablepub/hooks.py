@@ -313,7 +313,8 @@ class Stamps(Protocol):
     def stamp(self, message: Message) -> Message:
         """Return the message to store. Called on the caller's thread, or in its asyncio task.
 
-        An exception propagates to the caller, and the message is not stored.
+        A ``message_id`` that the given message has is kept. An exception propagates to the caller,
+        and the message is not stored.
         """
 
 
