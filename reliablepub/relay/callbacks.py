@@ -72,7 +72,7 @@ class Guard:
         Args:
             name: name of the callback, for the log and for `RelayHeldUp`.
         """
-        self.running = Running(name, self._monotonic())
+        outer, self.running = self.running, Running(name, self._monotonic())
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - no exception of a callback ends the relay
@@ -82,7 +82,7 @@ class Guard:
                 said = f"{name} has raised; its further exceptions are counted, not logged"
                 self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
         finally:
-            self.running = None
+            self.running = outer  # a callback may have called this one
 
 
 def named(callback: object) -> str:

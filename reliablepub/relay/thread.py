@@ -213,13 +213,18 @@ class RelayThread:
         """Whether the relay has ended. Always true in a forked child, which has no relay."""
         return self._is_ended or os.getpid() != self._pid
 
+    @property
+    def _is_running(self) -> bool:
+        """Whether this process runs the thread. Afterwards another thread may get its id."""
+        return not self._gone.is_set() and os.getpid() == self._pid
+
     def check_thread(self) -> None:
         """Refuse to wait for the relay on the relay's own thread, which would be a deadlock.
 
         Raises:
             WrongThread: this is the relay's thread; a callback of the application runs on it.
         """
-        if threading.get_ident() == self._thread.ident:
+        if threading.get_ident() == self._thread.ident and self._is_running:
             running = self._guard.running
             where = running.name if running is not None else "code"
             raise WrongThread(
@@ -245,7 +250,7 @@ class RelayThread:
 
         On the relay's thread all are counted, and the first is logged. On another each is logged.
         """
-        is_ours = threading.get_ident() == self._thread.ident
+        is_ours = threading.get_ident() == self._thread.ident and self._is_running
         guard = self._guard if is_ours else Guard()  # only the relay's own can hold it up
         with guard.calling(f"the callback {named(callback)} of a receipt"):
             callback(receipt)

@@ -18,7 +18,7 @@ from decimal import Decimal
 from struct import Struct
 from typing import Final, NamedTuple
 
-from reliablepub.headers import ATTEMPT_HEADER, FieldValue
+from reliablepub.headers import ATTEMPT_HEADER, EXACT, FieldValue
 from reliablepub.message import Message
 from reliablepub.transport.base import CannotEncode
 
@@ -216,7 +216,7 @@ def _scalar(value: str | bytes | float | Decimal | datetime | None) -> bytes:  #
             return _TYPED_LENGTH.pack(b"x", len(value)) + value
         case Decimal():
             places = max(0, -int(value.as_tuple().exponent))
-            return _TYPED_DECIMAL.pack(b"D", places, int(value.scaleb(places)))
+            return _TYPED_DECIMAL.pack(b"D", places, int(value.scaleb(places, EXACT)))
         case datetime():
             return _TYPED_TIMESTAMP.pack(b"T", _seconds(value))
 
