@@ -59,6 +59,10 @@ from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (connection_workflow.AMQPConnectorStackTimeout, "the TLS handshake did not end in time"),
     (exceptions.ConnectionOpenAborted, "the AMQP handshake did not end in time"),
+    (
+        exceptions.IncompatibleProtocolError,
+        "the peer ended the connection before the AMQP handshake; is a broker behind it?",
+    ),
     (TimeoutError, "no answer to the TCP connection in time"),
     (exceptions.ProbableAuthenticationError, "the broker refused the credentials"),
     (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
