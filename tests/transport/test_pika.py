@@ -259,13 +259,18 @@ def test_a_port_without_tls_is_told_from_a_broken_one(
     assert "the port does not speak TLS, which amqps:// asks for ([SSL: WRONG" in w.lost_reason()
 
 
+def hang_up(server: socket.socket) -> None:
+    peer, _ = server.accept()
+    peer.close()
+
+
 def test_a_peer_that_hangs_up_before_it_says_anything_is_told_in_words(wire: Connect) -> None:
     """A load balancer without a broker behind it, for instance."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
         w = wire(f"amqp://127.0.0.1:{port}/")
         w.transport.connect()
-        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread = threading.Thread(target=hang_up, args=[server])
         thread.start()
         words = "the peer ended the connection before the AMQP handshake; is a broker behind it?"
         assert w.lost_reason() == f"127.0.0.1:{port}: {words}"
