@@ -279,6 +279,7 @@ class Publisher:
                 if chunk.done.wait(min(left_s, LOOK_S) if left_s > 0 else LOOK_S):
                     break
                 if client.relay.is_ended and not chunk.done.is_set():
+                    client.check_process()  # a signal handler may have forked
                     client.check_alive()
                 client.withdraw_if_held_up(chunk)
                 left_s = patience_s - (time.monotonic() - since)

@@ -311,7 +311,9 @@ class RelayThread:
         self._wake()
 
     def join(self) -> None:
-        """Wait until the relay has released all its resources; return at once if it never started.
+        """Wait until the relay has released all its resources.
+
+        Return at once if it never started, or belongs to another process.
 
         Raises:
             RelayHeldUp: a callback of the application does not return. The relay ends when the
@@ -319,7 +321,7 @@ class RelayThread:
         """
         if self._thread.ident is None:
             return
-        while not self._gone.wait(0.5):
+        while self._is_running and not self._gone.wait(0.5):
             self.check_held_up()
         # `Thread.join` takes a lock: a signal handler that interrupts it there, and joins too,
         # would wait for itself. Hence the timeout; the thread is microseconds from its end.

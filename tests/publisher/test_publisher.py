@@ -23,6 +23,7 @@ from reliablepub import (
     ConfigurationError,
     Expired,
     InvalidMessage,
+    Link,
     Message,
     Nacked,
     Outbox,
@@ -100,6 +101,24 @@ def test_a_publisher_is_made_from_the_environment(
         publisher.publish(b"secret", routing_key="q").result(60)
         publisher.publish(b"secret", routing_key="q", not_before=NEVER)
     assert b"secret" not in path.read_bytes(), "it is encrypted"
+
+
+def test_headers_that_are_changed_while_a_message_waits_harm_no_other(
+    publisher: Publisher, broker: FakeBroker
+) -> None:
+    """They are a mapping, yet a hook or an application may find out that it is a dict."""
+    publisher.publish(b"x", routing_key="q").result(60)
+    broker.block()
+    publisher.publish(b"x", routing_key="q")  # RabbitMQ tells only those who publish
+    until(lambda: publisher.status.link is Link.BLOCKED)
+    changed = Message(b"z", routing_key="q", headers={"n": 1}, message_id="changed")
+    first, second = publisher.publish(changed), publisher.publish(b"y", routing_key="q")
+    headers: Any = changed.headers
+    headers["n"] = object()
+    broker.unblock()
+    with pytest.raises(Refused, match="cannot be encoded: TypeError"):
+        first.result(60)
+    assert second.result(60)
 
 
 # -------------------------------------------------------------------- receipts
