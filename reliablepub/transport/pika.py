@@ -467,6 +467,8 @@ class PikaTransport:
         if self._tenure is not None:
             is_current = partial(self._is_current, connection)
             self._tenure.begin(connection, is_current, self.disconnect)
+        if connection is not self._connection:
+            return  # dropped already: its credentials have ended, or the hooks are off
         if self._topology is None:
             self._events.append(Connected(self._where))
         else:

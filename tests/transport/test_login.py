@@ -288,6 +288,15 @@ def test_while_renewing_fails_the_connection_lasts_until_the_end(
     assert reason(own.connect()) == "no credentials: the vault is sealed"
 
 
+def test_a_token_that_ends_while_connecting_is_an_outage(wire: Open) -> None:
+    """A `Connected` after the loss would have the relay wait for channels that nobody opens."""
+    lifetimes = iter([1e-9, PATIENCE_S])
+    own = wire(lambda: Credentials("guest", "guest", next(lifetimes)))
+    assert "the credentials have expired" in reason(own.connect())
+    assert len(own.events) == 1
+    assert own.connect() == Connected(own.transport._where)
+
+
 @pytest.mark.usefixtures("renewed_soon")
 def test_a_secret_that_stays_the_same_is_not_sent_again(
     fake_broker: FakeBroker, wire: Open
