@@ -53,6 +53,7 @@ from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batc
 from reliablepub.transport.login import Answer, Login, Tenure
 from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, WatchedLoop, hooks
+from reliablepub.transport.pika_names import ResolvingServices
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 
@@ -286,7 +287,7 @@ class PikaTransport:
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_lost,
             on_close_callback=self._on_lost,
-            custom_ioloop=self._bounded or self._loop,
+            custom_ioloop=self._bounded or ResolvingServices(self._loop),
         )
 
     @property

@@ -339,6 +339,21 @@ def test_a_frame_without_end_is_not_read_before_authentication_either(wire: Conn
         thread.join()
 
 
+def test_a_name_is_resolved_while_the_interpreter_shuts_down(
+    wire: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.12 starts no thread then, and pika resolves names on one of its own."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    wire()
+    w = wire("amqp://no-such-host.invalid/")
+    w.transport.connect()
+    assert "pika failed" not in w.lost_reason()
+
+
 def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> None:
     urls = [f"amqp://127.0.0.1:{free_ports(1)[0]}/", fake_broker.url]
     transport = PikaTransport(parse_addresses(urls), run=1, heartbeat_s=10)
