@@ -60,15 +60,15 @@ from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (connection_workflow.AMQPConnectorStackTimeout, "the TLS handshake did not end in time"),
     (exceptions.ConnectionOpenAborted, "the AMQP handshake did not end in time"),
-    (
-        exceptions.IncompatibleProtocolError,
-        "the peer ended the connection before the AMQP handshake; is a broker behind it?",
-    ),
     (TimeoutError, "no answer to the TCP connection in time"),
     (exceptions.ProbableAuthenticationError, "the broker refused the credentials"),
     (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
 )
 
+_ENDED_EARLY: Final = (
+    "the peer ended the connection before the AMQP handshake: there is no broker behind it, or it "
+    "wants a client certificate"
+)
 _PROBABLE: Final = (
     exceptions.ProbableAuthenticationError,
     exceptions.ProbableAccessDeniedError,
@@ -94,6 +94,8 @@ def explain(error: BaseException) -> str:
     match error:
         case exceptions.ConnectionClosedByBroker():
             return f"{error.reply_code} {text(error.reply_text)}"
+        case exceptions.IncompatibleProtocolError() if not is_refusal(error):  # no TLS alert
+            return _ENDED_EARLY
         case OSError() if "WRONG_VERSION_NUMBER" in str(error):
             return f"the port does not speak TLS, which amqps:// asks for ({error})"
         case OSError():
