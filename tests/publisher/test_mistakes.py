@@ -331,6 +331,22 @@ def test_a_value_of_another_kind_is_refused_where_it_is_given(
         make()
 
 
+class _Awaited:
+    """Hooks as a user of asyncio may write them; nothing would ever await them."""
+
+    async def on_parked(self, _events: object) -> None: ...
+
+    async def stamp(self, message: Message) -> Message:
+        return message
+
+
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+def test_a_hook_is_no_coroutine_function(door: Any) -> None:
+    words = "_Awaited has async def on_parked and stamp; hooks are called on the relay's thread"
+    with pytest.raises(ConfigurationError, match=words):
+        door(AWAY, outbox=None, hooks=[_Awaited()])
+
+
 class _Stamp:
     """A hook that makes another message of each."""
 
