@@ -248,12 +248,21 @@ class RelayThread:
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
         """Call back with a settled receipt; contain its exceptions.
 
-        On the relay's thread all are counted, and the first is logged. On another each is logged.
+        On the relay's thread all are counted, and the first is logged. On another each is logged;
+        `KeyboardInterrupt` is raised there: it is the caller's Ctrl-C, and not of the callback.
         """
+        interrupt: KeyboardInterrupt | None = None
         is_ours = threading.get_ident() == self._thread.ident and self._is_running
         guard = self._guard if is_ours else Guard()  # only the relay's own can hold it up
         with guard.calling(f"the callback {named(callback)} of a receipt"):
-            callback(receipt)
+            try:
+                callback(receipt)
+            except KeyboardInterrupt as error:
+                if is_ours:
+                    raise
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until every message that the store holds now is settled.

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -133,6 +134,16 @@ def test_a_receipt_raises_what_the_broker_said_each_time(
         with pytest.raises(Nacked, match=receipt.message_id):
             receipt.result(60)
     assert receipt.is_settled
+
+
+def test_control_c_in_a_callback_on_the_callers_thread_is_not_lost(publisher: Publisher) -> None:
+    def press(_receipt: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    receipt = publisher.publish(b"x", routing_key="q")
+    receipt.result(60)
+    with pytest.raises(KeyboardInterrupt):
+        receipt.add_done_callback(press)
 
 
 def test_each_caller_of_a_receipt_gets_an_error_of_its_own(
