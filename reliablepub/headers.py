@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from math import isfinite
 from typing import Final, TypeAlias
 
@@ -38,6 +38,8 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INT32_MAX = 2**31 - 1
 _DECIMAL_PLACES_MAX = 255
 _DECIMAL_DIGITS_MAX = 10
+EXACT: Final = Context(prec=28, Emin=MIN_EMIN, Emax=MAX_EMAX, clamp=0, traps=[])
+"""For decimals of `_DECIMAL_DIGITS_MAX` digits. The application's context may round or raise."""
 _ROUTING_HEADERS = ("CC", "BCC")
 """RabbitMQ routes by these too, and closes the channel if one of them is not a list."""
 
@@ -177,7 +179,7 @@ def _checked_decimal(path: str, value: Decimal) -> Decimal:
         exponent >= -_DECIMAL_PLACES_MAX
         # Checked first, so that `scaleb` never computes a huge power of ten.
         and value.adjusted() - min(exponent, 0) < _DECIMAL_DIGITS_MAX
-        and abs(int(value.scaleb(max(0, -exponent)))) <= _INT32_MAX
+        and abs(int(value.scaleb(max(0, -exponent), EXACT))) <= _INT32_MAX
     )
     if not fits:
         raise InvalidMessage(path, "does not fit an AMQP decimal (32 bits, 255 places)")

@@ -14,9 +14,9 @@ a turn, with all events of that turn, in order::
 
     Publisher(url, outbox="outbox.db", hooks=[Slow()])
 
-Hooks run on the relay's thread, with asyncio too, so they must be quick. An exception from a hook
-does not stop the relay: it is counted (``Status.callback_errors``), and logged the first time for
-each event. Events without listeners are not collected.
+Hooks run on the relay's thread, with asyncio too, so they must be quick, and no ``async def``. An
+exception from a hook does not stop the relay: it is counted (``Status.callback_errors``), and
+logged the first time for each event. Events without listeners are not collected.
 
 Three methods are not event callbacks. `Rejections.rejected` is called on the caller's thread when a
 message is not accepted. `Watches.watch` receives the publisher when it is opened, so that the hook
@@ -313,7 +313,8 @@ class Stamps(Protocol):
     def stamp(self, message: Message) -> Message:
         """Return the message to store. Called on the caller's thread, or in its asyncio task.
 
-        An exception propagates to the caller, and the message is not stored.
+        A ``message_id`` that the given message has is kept. An exception propagates to the caller,
+        and the message is not stored.
         """
 
 

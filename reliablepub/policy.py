@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf, isfinite
 from typing import Final, TypeAlias
 
 from tenacity import (
@@ -48,16 +49,17 @@ class RetryIn:
     """A verdict: retry the message after a wait.
 
     Attributes:
-        seconds: length of the wait, 0 or more.
+        seconds: length of the wait; 0 or more, and finite.
     """
 
     seconds: float
 
     def __post_init__(self) -> None:
-        """Reject a negative wait."""
-        if not self.seconds >= 0:
-            msg = f"RetryIn({self.seconds}): a wait is 0 or more seconds"
+        """Reject a negative or endless wait."""
+        if not 0 <= self.seconds < inf:
+            msg = f"RetryIn({self.seconds}): a wait is a number of seconds, 0 or more, and finite"
             raise ConfigurationError(msg)
+        object.__setattr__(self, "seconds", float(self.seconds))  # a Decimal adds to no time
 
 
 Verdict: TypeAlias = RetryIn | GiveUp
@@ -70,8 +72,17 @@ def wait_s(strategy: WaitStrategy, attempt: int) -> float:
     Args:
         strategy: a tenacity wait strategy.
         attempt: number of the attempt, from 1.
+
+    Raises:
+        ConfigurationError: the wait is not finite.
     """
-    return max(0.0, strategy(_state(attempt, 0.0)))
+    return _seconds(strategy(_state(attempt, 0.0)))
+
+
+def _seconds(wait: float) -> float:
+    if not isfinite(wait):
+        raise ConfigurationError(f"a strategy returned {wait!r}; a wait is a finite number")
+    return max(0.0, float(wait))
 
 
 def _state(attempt: int, age_s: float) -> RetryCallState:
@@ -119,7 +130,7 @@ class Retries:
                 a paused destination.
         """
         state = _state(refusals, age_s)
-        state.upcoming_sleep = max(0.0, self.wait(state))  # for `stop_before_delay`
+        state.upcoming_sleep = _seconds(self.wait(state))  # for `stop_before_delay`
         return self.then if self.stop(state) else RetryIn(state.upcoming_sleep)
 
     @property

@@ -179,8 +179,10 @@ class Topology:
 
     def __post_init__(self) -> None:
         """Reject names in place of exchanges and queues here, not on the relay's thread."""
-        given = (Exchange, self.exchanges), (Queue, self.queues), (Binding, self.bindings)
-        for kind, several in given:
+        kinds = {"exchanges": Exchange, "queues": Queue, "bindings": Binding}
+        for name, kind in kinds.items():
+            several = tuple(getattr(self, name))  # a generator can be read only once
+            object.__setattr__(self, name, several)
             for one in several:
                 if not isinstance(one, kind):
                     msg = f"topology: {one!r:.80} is not {kind.__name__}(...)"

@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, Unpack
 
 from reliablepub.errors import (
     PublisherClosed,
-    PublisherFailed,
     RelayHeldUp,
     ReliablePubError,
     WrongEventLoop,
@@ -104,8 +103,9 @@ class AsyncPublisher:
             loop, relay = _running_loop(), self._client.relay
             if getattr(self._host, "loop", loop) is not loop:
                 raise WrongEventLoop("the connection belongs to another event loop; open one here")
-            self._bridge = Bridge(loop, relay.check_held_up, lambda: relay.status)
-            self._client.open(self._bridge)
+            bridge = Bridge(loop, relay.check_held_up, lambda: relay.status)
+            self._client.open(bridge)  # raises if a hook does, or no thread can be started
+            self._bridge = bridge
         try:
             await self._bridge.until_started()
         except asyncio.CancelledError:
@@ -227,13 +227,15 @@ class AsyncPublisher:
                 await self._until_stored(under_way.popleft())
         except Exception as error:
             try:
-                if under_way:
-                    await under_way[-1].done.wait(1.0)
+                with suppress(RelayHeldUp):
+                    if under_way:
+                        await under_way[-1].done.wait(1.0)
             finally:
                 stream.error = stream.error or error
             for chunk in under_way:  # wait, so that the note counts chunks that the relay has taken
                 if not chunk.withdraw():
-                    await chunk.done.wait()
+                    with suppress(RelayHeldUp):
+                        await chunk.done.wait()
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
         except BaseException as error:  # cancelled: no caller waits for the other chunks
@@ -316,7 +318,7 @@ class AsyncPublisher:
         """Close the publisher. Messages still open stay in the outbox."""
         try:
             await self.aclose()
-        except PublisherFailed:
+        except ReliablePubError:
             if error is None:  # otherwise the block's own error propagates; it may be the same one
                 raise
 

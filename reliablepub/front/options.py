@@ -142,18 +142,16 @@ def new_client(
         topology=topology,
         credentials=credentials,
     )
-    _check_positive(
-        window_min=window_min,
-        window_max=window_max,
-        window_bytes_max=window_bytes_max,
-        confirm_timeout_s=confirm_timeout_s,
-        heartbeat_s=heartbeat_s,
-    )
-    if type(heartbeat_s) is not int or heartbeat_s > HEARTBEAT_S_MAX:
+    _check_positive(confirm_timeout_s=confirm_timeout_s)
+    _check_whole(window_min=window_min, window_max=window_max, window_bytes_max=window_bytes_max)
+    _check_whole(heartbeat_s=heartbeat_s)
+    if heartbeat_s > HEARTBEAT_S_MAX:
         msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
         raise ConfigurationError(msg)
     _check_spans(keep_confirmed_s, full_timeout_s, close_timeout_s)
-    _check_types(hooks, retry=retry, topology=topology, outbox_keys=outbox_keys)
+    _check_types(
+        hooks, retry=retry, topology=topology, outbox_keys=outbox_keys, ssl_context=ssl_context
+    )
     parts = Parts(
         open_store=_store(outbox, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
@@ -188,6 +186,13 @@ def _check_positive(**numbers: float) -> None:
             raise ConfigurationError(msg)
 
 
+def _check_whole(**numbers: int) -> None:
+    _check_positive(**numbers)
+    for name, value in numbers.items():
+        if not isinstance(value, int):
+            raise ConfigurationError(f"{name} is {value!r}; it must be a whole number")
+
+
 def _check_spans(
     keep_confirmed_s: float, full_timeout_s: float | None, close_timeout_s: float
 ) -> None:
@@ -212,6 +217,7 @@ def _check_types(
     retry: RetryPolicy | None,
     topology: Topology | None,
     outbox_keys: OutboxKeys | None,
+    ssl_context: ssl.SSLContext | None,
 ) -> None:
     """Check options that would fail later, on the relay's thread.
 
@@ -222,6 +228,7 @@ def _check_types(
         ("retry", retry, RetryPolicy),
         ("topology", topology, Topology),
         ("outbox_keys", outbox_keys, OutboxKeys),
+        ("ssl_context", ssl_context, ssl.SSLContext),
     )
     for name, value, kind in kinds:
         if value is not None and not isinstance(value, kind):

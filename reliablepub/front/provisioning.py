@@ -32,7 +32,7 @@ def provision(
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         topology: the topology; ``topology.declare`` says whether to declare or to check it.
-        timeout_s: seconds for the whole call.
+        timeout_s: seconds for the whole call; each broker gets an equal share of what is left.
         ssl_context: for ``amqps``; None verifies certificates and host names against the system's
             certificate authorities.
         credentials: a callable that returns `Credentials`, asked at each connection; None for the
@@ -57,19 +57,23 @@ def provision(
         topology=topology,
         credentials=credentials,
     )
-    reason = f"no answer within {timeout_s:g} s"
+    reason = ""
     with closing(transport):
-        for _ in addresses:
+        for untried in range(len(addresses), 0, -1):
+            now = time.monotonic()
+            until = now + (deadline - now) / untried  # an equal share of what is left
             transport.connect()
             end = None
-            while end is None and time.monotonic() < deadline:
-                events = transport.listen(max(0.0, deadline - time.monotonic()))
+            while end is None:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    transport.disconnect("no answer in time")
+                events = transport.listen(max(0.0, left_s))
                 end = next((e for e in events if isinstance(e, Connected | ConnectionLost)), None)
             if isinstance(end, Connected):
                 return
             if transport.problems:
                 raise TopologyError(transport.problems)
-            if end is not None:
-                reason = end.reason
+            reason = end.reason
     what = "declared" if topology.declare else "checked"
     raise TopologyError([reason], f"the topology was not {what}, because no broker was reached")

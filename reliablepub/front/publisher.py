@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
 
-from reliablepub.errors import PublisherFailed, ReliablePubError
+from reliablepub.errors import ReliablePubError
 from reliablepub.front.environment import (
     options_of_environment,
     outbox_of_environment,
@@ -254,7 +254,7 @@ class Publisher:
         """Close the publisher. Messages still open stay in the outbox."""
         try:
             self.close()
-        except PublisherFailed:
+        except ReliablePubError:
             if error is None:  # otherwise the block's own error propagates; it may be the same one
                 raise
 
@@ -279,6 +279,7 @@ class Publisher:
                 if chunk.done.wait(min(left_s, LOOK_S) if left_s > 0 else LOOK_S):
                     break
                 if client.relay.is_ended and not chunk.done.is_set():
+                    client.check_process()  # a signal handler may have forked
                     client.check_alive()
                 client.withdraw_if_held_up(chunk)
                 left_s = patience_s - (time.monotonic() - since)

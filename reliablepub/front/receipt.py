@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
@@ -208,7 +209,7 @@ class SingleOutcome:
         if isinstance(self._result, Confirmed):
             return self._result
         assert self._result is not None
-        raise self._result
+        raise copy(self._result)  # else each caller's frames would stay with the one error
 
     def __repr__(self) -> str:
         """Show the message id and the outcome, or that it is open."""

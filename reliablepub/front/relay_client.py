@@ -29,7 +29,7 @@ from reliablepub.headers import utf8
 from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Waiter
-from reliablepub.relay.handover import Chunk, Cutter, FlagT, Stream
+from reliablepub.relay.handover import Chunk, Cutter, FlagT, Stream, stamped
 from reliablepub.relay.status import Status, described
 from reliablepub.relay.thread import Observer, Parts, RelayThread
 
@@ -116,8 +116,8 @@ class RelayClient:
             PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread.
         """
-        for stamp in self._stamps:
-            message = stamp(message)
+        if self._stamps:
+            message = stamped(message, self._stamps)
         return self.hand_over([message], waiter, done)
 
     def hand_over(

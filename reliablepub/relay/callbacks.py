@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import iscoroutinefunction
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from reliablepub._core.events import Batch, Settlement
@@ -72,7 +73,7 @@ class Guard:
         Args:
             name: name of the callback, for the log and for `RelayHeldUp`.
         """
-        self.running = Running(name, self._monotonic())
+        outer, self.running = self.running, Running(name, self._monotonic())
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - no exception of a callback ends the relay
@@ -82,7 +83,7 @@ class Guard:
                 said = f"{name} has raised; its further exceptions are counted, not logged"
                 self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
         finally:
-            self.running = None
+            self.running = outer  # a callback may have called this one
 
 
 def named(callback: object) -> str:
@@ -107,7 +108,8 @@ def calls_of(hooks: Iterable[object]) -> Calls:
     """Collect the ``on_...`` methods of hooks, by event.
 
     Raises:
-        ConfigurationError: a hook has no method of a hook, or one for an event that does not exist.
+        ConfigurationError: a hook has no method of a hook, one for an event that does not exist, or
+            one that is a coroutine function.
     """
     calls: dict[str, list[Callable[[Sequence[Any]], None]]] = {}
     for hook in hooks:
@@ -121,6 +123,13 @@ def calls_of(hooks: Iterable[object]) -> Calls:
             )
             msg = f"the hook {type(hook).__name__} {said}; events are {', '.join(EVENTS)}"
             raise ConfigurationError(msg)
+        methods = [*names, *(name for name in OTHER_METHODS if hasattr(hook, name))]
+        awaited = [name for name in methods if iscoroutinefunction(getattr(hook, name))]
+        if awaited:
+            raise ConfigurationError(
+                f"the hook {type(hook).__name__} has async def {' and '.join(awaited)}; hooks are "
+                "called on the relay's thread or the caller's, which await nothing"
+            )
         for name in names:
             calls.setdefault(name.removeprefix("on_"), []).append(getattr(hook, name))
     return calls

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from reliablepub.errors import InvalidMessage, OutboxFull, PublisherClosed, ReliablePubError
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id
+from reliablepub.relay.callbacks import named
 
 
 class Latch:
@@ -391,6 +392,21 @@ class Inbox:
             return False
 
 
+def stamped(message: Message, stamps: Iterable[Callable[[Message], Message]]) -> Message:
+    """Apply the stamps of hooks to a message. An id that it has stays: its receipt bears it.
+
+    Raises:
+        TypeError: a stamp returned something else than a message.
+    """
+    for stamp in stamps:
+        given, message = message, stamp(message)
+        if not isinstance(message, Message):
+            raise TypeError(f"{named(stamp)} returned {type(message).__name__}, not a Message")
+        if given.message_id not in {None, message.message_id}:
+            message = message.with_message_id(given.message_id)
+    return message
+
+
 CHUNK_MESSAGES_MAX: Final = 500
 CHUNK_BYTES_MAX: Final = 1024 * 1024
 
@@ -425,8 +441,8 @@ class Cutter:
         if not isinstance(message, Message):
             problem = f"one is of type {type(message).__name__}, not Message"
             raise InvalidMessage("messages", f"{problem}; Message(body, routing_key=...) makes one")
-        for stamp in self._stamps:
-            message = stamp(message)
+        if self._stamps:
+            message = stamped(message, self._stamps)
         if message.message_id is None:
             message = message.with_message_id(new_id())  # the id counts towards the size
         size = self._size + message.size

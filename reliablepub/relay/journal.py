@@ -16,6 +16,7 @@ thread this would be a deadlock, or end the relay. The thread starts with the fi
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -134,6 +135,7 @@ class LogWriter:
 
 
 _attending: Final[dict[int, LogWriter]] = {}
+os.register_at_fork(after_in_child=_attending.clear)  # a child's threads may get the same ids
 
 
 def _is_not_taken(record: logging.LogRecord) -> bool:

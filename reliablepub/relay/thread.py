@@ -213,13 +213,18 @@ class RelayThread:
         """Whether the relay has ended. Always true in a forked child, which has no relay."""
         return self._is_ended or os.getpid() != self._pid
 
+    @property
+    def _is_running(self) -> bool:
+        """Whether this process runs the thread. Afterwards another thread may get its id."""
+        return not self._gone.is_set() and os.getpid() == self._pid
+
     def check_thread(self) -> None:
         """Refuse to wait for the relay on the relay's own thread, which would be a deadlock.
 
         Raises:
             WrongThread: this is the relay's thread; a callback of the application runs on it.
         """
-        if threading.get_ident() == self._thread.ident:
+        if threading.get_ident() == self._thread.ident and self._is_running:
             running = self._guard.running
             where = running.name if running is not None else "code"
             raise WrongThread(
@@ -243,12 +248,21 @@ class RelayThread:
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
         """Call back with a settled receipt; contain its exceptions.
 
-        On the relay's thread all are counted, and the first is logged. On another each is logged.
+        On the relay's thread all are counted, and the first is logged. On another each is logged;
+        `KeyboardInterrupt` is raised there: it is the caller's Ctrl-C, and not of the callback.
         """
-        is_ours = threading.get_ident() == self._thread.ident
+        interrupt: KeyboardInterrupt | None = None
+        is_ours = threading.get_ident() == self._thread.ident and self._is_running
         guard = self._guard if is_ours else Guard()  # only the relay's own can hold it up
         with guard.calling(f"the callback {named(callback)} of a receipt"):
-            callback(receipt)
+            try:
+                callback(receipt)
+            except KeyboardInterrupt as error:
+                if is_ours:
+                    raise
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until every message that the store holds now is settled.
@@ -306,7 +320,9 @@ class RelayThread:
         self._wake()
 
     def join(self) -> None:
-        """Wait until the relay has released all its resources; return at once if it never started.
+        """Wait until the relay has released all its resources.
+
+        Return at once if it never started, or belongs to another process.
 
         Raises:
             RelayHeldUp: a callback of the application does not return. The relay ends when the
@@ -314,7 +330,7 @@ class RelayThread:
         """
         if self._thread.ident is None:
             return
-        while not self._gone.wait(0.5):
+        while self._is_running and not self._gone.wait(0.5):
             self.check_held_up()
         # `Thread.join` takes a lock: a signal handler that interrupts it there, and joins too,
         # would wait for itself. Hence the timeout; the thread is microseconds from its end.

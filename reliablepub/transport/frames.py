@@ -18,7 +18,7 @@ from decimal import Decimal
 from struct import Struct
 from typing import Final, NamedTuple
 
-from reliablepub.headers import ATTEMPT_HEADER, FieldValue
+from reliablepub.headers import ATTEMPT_HEADER, EXACT, FieldValue
 from reliablepub.message import Message
 from reliablepub.transport.base import CannotEncode
 
@@ -119,12 +119,16 @@ def encode_batch(
         frame_max: negotiated maximum size of a frame, in bytes.
 
     Raises:
-        CannotEncode: the properties of a message do not fit into a frame.
+        CannotEncode: the properties of a message do not fit into a frame, or its headers have been
+            changed to something that AMQP cannot hold.
     """
     attempt = attempt_number(run, epoch, first_tag)
-    encoded = [
-        encode_properties(message, number) for number, message in enumerate(messages, attempt)
-    ]
+    try:
+        encoded = [
+            encode_properties(message, number) for number, message in enumerate(messages, attempt)
+        ]
+    except Exception:  # noqa: BLE001 - one message is to blame, and the others are not
+        encoded = _encode_each(messages, attempt)
     room = frame_max - HEADER_OVERHEAD
     sizes = list(map(len, encoded))
     if max(sizes, default=0) > room:
@@ -133,6 +137,23 @@ def encode_batch(
             f"its properties take {sizes[index]} bytes, but this broker's frames hold {frame_max}"
         )
         raise CannotEncode(index, problem)
+    return encoded
+
+
+def _encode_each(messages: Sequence[Message], attempt: int) -> list[bytes]:
+    """Encode the properties of a batch, and name the message that cannot be encoded.
+
+    Raises:
+        CannotEncode: a message cannot be encoded.
+    """
+    encoded = []
+    for index, message in enumerate(messages):
+        try:
+            encoded.append(encode_properties(message, attempt + index))
+        except Exception as error:
+            kind = type(error).__name__
+            problem = f"its headers were changed since, and cannot be encoded: {kind}"
+            raise CannotEncode(index, problem) from error
     return encoded
 
 
@@ -216,7 +237,7 @@ def _scalar(value: str | bytes | float | Decimal | datetime | None) -> bytes:  #
             return _TYPED_LENGTH.pack(b"x", len(value)) + value
         case Decimal():
             places = max(0, -int(value.as_tuple().exponent))
-            return _TYPED_DECIMAL.pack(b"D", places, int(value.scaleb(places)))
+            return _TYPED_DECIMAL.pack(b"D", places, int(value.scaleb(places, EXACT)))
         case datetime():
             return _TYPED_TIMESTAMP.pack(b"T", _seconds(value))
 

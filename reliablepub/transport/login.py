@@ -126,7 +126,7 @@ class _Question:
     """One call of the provider, on a daemon thread of its own.
 
     Attributes:
-        answer: set once, by that thread.
+        answer: set once, by that thread; at once if it cannot be started.
     """
 
     def __init__(self, provider: CredentialsProvider, wake: Callable[[], None]) -> None:
@@ -134,7 +134,12 @@ class _Question:
         self._wake = wake
         self._asked_at = time.monotonic()
         self.answer: Answer | None = None
-        threading.Thread(target=self._call, name="reliablepub-credentials", daemon=True).start()
+        thread = threading.Thread(target=self._call, name="reliablepub-credentials", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads, or the interpreter is shutting down
+            problem = f"the credentials provider has no thread: {error}"
+            self.answer = Answer(None, problem, self._asked_at)
 
     @property
     def is_stale(self) -> bool:

@@ -53,6 +53,7 @@ from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batc
 from reliablepub.transport.login import Answer, Login, Tenure
 from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, WatchedLoop, hooks
+from reliablepub.transport.pika_names import ResolvingServices
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 
@@ -64,6 +65,10 @@ _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
 )
 
+_ENDED_EARLY: Final = (
+    "the peer ended the connection before the AMQP handshake: there is no broker behind it, or it "
+    "wants a client certificate"
+)
 _PROBABLE: Final = (
     exceptions.ProbableAuthenticationError,
     exceptions.ProbableAccessDeniedError,
@@ -89,6 +94,8 @@ def explain(error: BaseException) -> str:
     match error:
         case exceptions.ConnectionClosedByBroker():
             return f"{error.reply_code} {text(error.reply_text)}"
+        case exceptions.IncompatibleProtocolError() if not is_refusal(error):  # no TLS alert
+            return _ENDED_EARLY
         case OSError() if "WRONG_VERSION_NUMBER" in str(error):
             return f"the port does not speak TLS, which amqps:// asks for ({error})"
         case OSError():
@@ -282,7 +289,7 @@ class PikaTransport:
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_lost,
             on_close_callback=self._on_lost,
-            custom_ioloop=self._bounded or self._loop,
+            custom_ioloop=self._bounded or ResolvingServices(self._loop),
         )
 
     @property
@@ -463,6 +470,8 @@ class PikaTransport:
         if self._tenure is not None:
             is_current = partial(self._is_current, connection)
             self._tenure.begin(connection, is_current, self.disconnect)
+        if connection is not self._connection:
+            return  # dropped already: its credentials have ended, or the hooks are off
         if self._topology is None:
             self._events.append(Connected(self._where))
         else:

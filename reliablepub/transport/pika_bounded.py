@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pika import spec
-from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 
 from reliablepub.transport.incoming import (
     BadFrame,
@@ -22,12 +21,13 @@ from reliablepub.transport.incoming import (
     body_bytes,
     without_body,
 )
+from reliablepub.transport.pika_names import ResolvingServices
 
 _FRAME_MAX: Final = int(spec.FRAME_MAX_SIZE)
 """The frame size that pika offers: the negotiated size is at most this."""
 
 
-class BoundedServices(SelectorIOServicesAdapter):
+class BoundedServices(ResolvingServices):
     """pika's adapter to its own I/O loop, with a check of all received frames.
 
     One connection at a time. Bodies of returned messages are dropped on arrival: pika sees each

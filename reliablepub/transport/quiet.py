@@ -11,6 +11,7 @@ on which the application uses pika itself, pass.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ _LOGGERS: Final = (
     "pika.heartbeat",
 )
 _our_threads: Final[set[int]] = set()
+os.register_at_fork(after_in_child=_our_threads.clear)  # a child's threads may get the same ids
 
 
 def quiet_this_thread() -> None:

@@ -314,6 +314,30 @@ def test_opening_what_is_no_outbox_fails_and_leaves_nothing(run: Run[None], path
     run(main())
 
 
+def test_a_publisher_that_could_not_be_opened_can_be_closed(run: Run[None], path: Path) -> None:
+    class Watcher:
+        failures = 1
+
+        def watch(self, _publisher: object) -> None:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        publisher = AsyncPublisher(AWAY, outbox=path, hooks=[Watcher()])
+        with pytest.raises(RuntimeError, match="new thread"):
+            await publisher.open()
+        assert (await asyncio.wait_for(publisher.aclose(), 30)).open == 0
+        publisher = AsyncPublisher(AWAY, outbox=path, hooks=[watcher := Watcher()])
+        with pytest.raises(RuntimeError, match="new thread"):
+            await publisher.open()
+        await asyncio.wait_for(publisher.open(), 30)
+        assert watcher.failures == -1
+        await publisher.aclose(0)
+
+    run(main())
+
+
 def test_it_must_be_opened_first_and_not_used_after(run: Run[None], path: Path) -> None:
     async def main() -> None:
         publisher = AsyncPublisher(AWAY, outbox=path)

@@ -15,6 +15,7 @@ from tenacity import stop_after_attempt, wait_fixed
 from reliablepub import (
     AsyncPublisher,
     ConfigurationError,
+    Exchange,
     InvalidMessage,
     Message,
     Outbox,
@@ -29,6 +30,7 @@ from reliablepub import (
     provision,
 )
 from reliablepub.outbox.postgres.enqueue import execute
+from reliablepub.testing import FakeBroker
 
 AWAY = "amqp://guest:guest@127.0.0.1:1/"
 
@@ -113,6 +115,9 @@ def test_a_body_that_is_not_bytes(path: Path, body: Any, words: str) -> None:
         ({"keep_confirmed_s": math.nan}, "keep_confirmed_s is nan"),
         ({"confirm_timeout_s": "30"}, "confirm_timeout_s is '30'; it must be more than 0"),
         ({"window_max": True}, "window_max is True"),
+        ({"window_min": 1.5}, "window_min is 1.5; it must be a whole number"),
+        ({"window_max": 1e3}, "window_max is 1000.0; it must be a whole number"),
+        ({"window_bytes_max": 1e6}, "window_bytes_max is 1000000.0; it must be a whole number"),
         ({"retry": "forever"}, "retry is of type str, not RetryPolicy"),
         ({"topology": {}}, "topology is of type dict, not Topology"),
         ({"outbox_keys": "k"}, "outbox_keys is of type str, not OutboxKeys"),
@@ -123,6 +128,12 @@ def test_a_body_that_is_not_bytes(path: Path, body: Any, words: str) -> None:
 def test_an_option_of_the_wrong_kind(door: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         door(AWAY, outbox=None, **options)
+
+
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+def test_certificates_are_given_as_a_context(door: Any) -> None:
+    with pytest.raises(ConfigurationError, match="ssl_context is of type str, not SSLContext"):
+        door("amqps://localhost/", outbox=None, ssl_context="ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +234,12 @@ def test_a_topology_of_names_is_refused() -> None:
         Topology(queues="q")  # type: ignore[arg-type]
 
 
+def test_a_topology_keeps_what_an_iterator_gave_once() -> None:
+    """Else a generator, used up by the check, would leave nothing to declare."""
+    exchanges: Any = (Exchange(name) for name in ("a", "b"))
+    assert Topology(exchanges).exchanges == (Exchange("a"), Exchange("b"))
+
+
 class _Asynchronous:
     """A connection as aiosqlite and psycopg have it."""
 
@@ -312,3 +329,58 @@ def test_a_value_of_another_kind_is_refused_where_it_is_given(
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()
+
+
+class _Awaited:
+    """Hooks as a user of asyncio may write them; nothing would ever await them."""
+
+    async def on_parked(self, _events: object) -> None: ...
+
+    async def stamp(self, message: Message) -> Message:
+        return message
+
+
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+def test_a_hook_is_no_coroutine_function(door: Any) -> None:
+    words = "_Awaited has async def on_parked and stamp; hooks are called on the relay's thread"
+    with pytest.raises(ConfigurationError, match=words):
+        door(AWAY, outbox=None, hooks=[_Awaited()])
+
+
+class _Stamp:
+    """A hook that makes another message of each."""
+
+    def __init__(self, make: Callable[[Message], Any]) -> None:
+        self.make = make
+
+    def stamp(self, message: Message) -> Any:
+        return self.make(message)
+
+
+@pytest.mark.parametrize("message_id", [None, "of-the-stamp"])
+def test_a_stamp_cannot_take_the_id_of_a_receipt_away(
+    fake_broker: FakeBroker, path: Path, message_id: str | None
+) -> None:
+    """A stamp that makes a new message easily forgets the id; consumers would miss it."""
+    fake_broker.declare_queue("q")
+    stamp = _Stamp(lambda one: Message(one.body, "", "q", message_id=message_id))
+    with Publisher(fake_broker.url, outbox=path, hooks=[stamp]) as publisher:
+        receipt = publisher.publish(b"x", routing_key="q")
+        named = [Message(b"y", routing_key="q", message_id="named")]
+        assert publisher.publish_many(named).wait(30).confirmed == 1
+        assert publisher.publish_many([Message(b"z", routing_key="q")]).wait(30).confirmed == 1
+        assert receipt.result(30).message_id == receipt.message_id
+    ids = [one.properties.message_id for one in fake_broker.messages("q")]
+    assert ids[:2] == [receipt.message_id, "named"]
+    assert ids[2] == message_id or message_id is None
+
+
+def test_a_stamp_that_returns_nothing_is_named() -> None:
+    stamp = _Stamp(lambda _: None)
+    words = "_Stamp.*returned NoneType, not a Message"
+    with Publisher(AWAY, outbox=None, hooks=[stamp], close_timeout_s=0) as publisher:
+        with pytest.raises(TypeError, match=words):
+            publisher.publish(b"x", routing_key="q")
+        with pytest.raises(TypeError, match=words):
+            publisher.publish_many([Message(b"x", routing_key="q")])
+        assert publisher.status.open == 0

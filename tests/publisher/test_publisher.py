@@ -3,11 +3,14 @@
 import atexit
 import contextlib
 import gc
+import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +22,9 @@ import pytest
 from reliablepub import (
     AsyncPublisher,
     ConfigurationError,
+    Expired,
     InvalidMessage,
+    Link,
     Message,
     Nacked,
     Outbox,
@@ -30,6 +35,7 @@ from reliablepub import (
     PublisherFailed,
     PublisherForked,
     Refused,
+    ReliablePubError,
     StillOpen,
 )
 from reliablepub.front.receipt import Issued
@@ -98,6 +104,24 @@ def test_a_publisher_is_made_from_the_environment(
     assert b"secret" not in path.read_bytes(), "it is encrypted"
 
 
+def test_headers_that_are_changed_while_a_message_waits_harm_no_other(
+    publisher: Publisher, broker: FakeBroker
+) -> None:
+    """They are a mapping, yet a hook or an application may find out that it is a dict."""
+    publisher.publish(b"x", routing_key="q").result(60)
+    broker.block()
+    publisher.publish(b"x", routing_key="q")  # RabbitMQ tells only those who publish
+    until(lambda: publisher.status.link is Link.BLOCKED)
+    changed = Message(b"z", routing_key="q", headers={"n": 1}, message_id="changed")
+    first, second = publisher.publish(changed), publisher.publish(b"y", routing_key="q")
+    headers: Any = changed.headers
+    headers["n"] = object()
+    broker.unblock()
+    with pytest.raises(Refused, match="cannot be encoded: TypeError"):
+        first.result(60)
+    assert second.result(60)
+
+
 # -------------------------------------------------------------------- receipts
 
 
@@ -110,6 +134,35 @@ def test_a_receipt_raises_what_the_broker_said_each_time(
         with pytest.raises(Nacked, match=receipt.message_id):
             receipt.result(60)
     assert receipt.is_settled
+
+
+def test_control_c_in_a_callback_on_the_callers_thread_is_not_lost(publisher: Publisher) -> None:
+    def press(_receipt: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    receipt = publisher.publish(b"x", routing_key="q")
+    receipt.result(60)
+    with pytest.raises(KeyboardInterrupt):
+        receipt.add_done_callback(press)
+
+
+def test_each_caller_of_a_receipt_gets_an_error_of_its_own(
+    publisher: Publisher, broker: FakeBroker
+) -> None:
+    """Raised again and again, one error would keep the frames of all its callers."""
+    broker.inject(faults.Nack())
+    receipt = publisher.publish(b"x", routing_key="q")
+    lengths, contexts = set(), set()
+    for _ in range(9):
+        try:
+            int("the caller's")
+        except ValueError as own:
+            with pytest.raises(Nacked) as caught:
+                receipt.result(60)
+            contexts.add(caught.value.__context__ is own)
+            lengths.add(len(list(traceback.walk_tb(caught.value.__traceback__))))
+    assert len(lengths) <= 2, "the first call waits, in a frame more"
+    assert contexts == {True}
 
 
 def test_a_wait_that_ends_first_says_that_it_is_still_open(
@@ -225,6 +278,79 @@ def test_a_closed_publisher_accepts_nothing(publisher: Publisher) -> None:
         publisher.publish(b"x")
     with pytest.raises(PublisherClosed):
         publisher.publish_many(messages(1))
+
+
+def test_a_thread_that_gets_the_id_of_an_ended_relay_is_not_taken_for_it(path: Path) -> None:
+    """The system gives the id of an ended thread to the next thread that starts."""
+    publisher = Publisher(AWAY, outbox=path, close_timeout_s=0)
+    receipt = publisher.publish(b"x", routing_key="q")
+    settled = publisher.publish(b"x", routing_key="q", expires_in_s=0.001)
+    with pytest.raises(Expired):
+        settled.result(60)
+    [relay] = [one for one in threading.enumerate() if one.name == "reliablepub-relay"]
+    publisher.close()
+    found: list[object] = []
+    go_on = threading.Event()
+
+    def use() -> None:
+        if threading.get_ident() == relay.ident:
+            for call in (lambda: publisher.publish(b"y", routing_key="q"), receipt.result):
+                try:
+                    found.append(call())
+                except ReliablePubError as error:
+                    found.append(type(error))
+            found.append(publisher.close().open)
+            settled.add_done_callback(lambda _: 1 / 0)
+            found.append(publisher.status.callback_errors)
+        go_on.wait(60)
+
+    threads = [threading.Thread(target=use) for _ in range(9)]
+    for one in threads:
+        one.start()
+    go_on.set()
+    for one in threads:
+        one.join()
+    if not found:
+        pytest.skip("this system gives no id twice")
+    assert found == [PublisherClosed, PublisherClosed, 1, 0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_error_of_a_block_in_a_forked_child_is_not_hidden(publisher: Publisher) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with publisher:
+                sys.exit(7)
+        except SystemExit:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_logs_on_a_thread_that_gets_the_id_of_the_parents_relay(
+    path: Path, monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger
+) -> None:
+    """The parent's relay is not in the child, and takes no records there."""
+    with Publisher(AWAY, outbox=path, close_timeout_s=0):
+        [relay] = [one for one in threading.enumerate() if one.name == "reliablepub-relay"]
+        pid = os.fork()
+        if pid == 0:
+            said: list[str] = []
+            handler = logging.Handler()
+            handler.emit = lambda record: said.append(record.name)  # type: ignore[method-assign]
+            root_logger.handlers[:] = [handler]
+            names = ("reliablepub.link", "reliablepub.outbox", "pika.connection")
+            for name in names:
+                logger = logging.getLogger(name)
+                record = logger.makeRecord(name, logging.ERROR, __file__, 1, "x", (), None)
+                record.thread = relay.ident
+                logger.handle(record)
+            os._exit(0 if said == list(names) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> None:

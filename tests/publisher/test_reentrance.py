@@ -4,9 +4,10 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,6 +184,81 @@ def test_a_lock_of_the_applications_around_publish_and_in_a_hook_is_not_for_ever
                     verb()
         status = publisher.close(30)
         assert (status.counters.stored, status.counters.confirmed) == (1, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_hook_that_calls_back_and_then_hangs_is_told_to_callers(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    """A callback within a callback ends before the outer one."""
+    release = threading.Event()
+    hook = Hook()
+    with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+        receipt = publisher.publish(b"x", routing_key="q")
+        receipt.result(30)
+
+        def call_back_and_hang() -> None:
+            receipt.add_done_callback(lambda _: None)
+            release.wait(30)
+
+        hook.call = call_back_and_hang
+        publisher.publish(b"x", routing_key="q")
+        try:
+            with pytest.raises(RelayHeldUp, match=r"Hook\.on_stored\) has not returned"):
+                publisher.publish(b"y", routing_key="q")
+        finally:
+            release.set()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_error_of_a_block_is_not_hidden_by_a_callback_that_hangs(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    release = threading.Event()
+    hook = Hook(lambda: release.wait(30))
+
+    def fail() -> None:
+        with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+            publisher.publish(b"x", routing_key="q")
+            raise KeyError("the application's")
+
+    async def fail_there() -> None:
+        options: Any = {"outbox": None, "hooks": [hook]}
+        async with AsyncPublisher(broker.url, **options) as publisher:
+            await publisher.publish(b"x", routing_key="q")
+            raise KeyError("the application's")
+
+    try:
+        with pytest.raises(KeyError, match="the application's"):
+            fail()
+        with pytest.raises(KeyError, match="the application's"):
+            asyncio.run(fail_there())
+    finally:
+        release.set()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stream_that_breaks_while_a_callback_hangs_keeps_its_own_error(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    release = threading.Event()
+    hook = Hook(lambda: release.wait(30))
+
+    async def main() -> None:
+        async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+            await publisher.publish(b"x", routing_key="q")
+
+            async def stream() -> AsyncIterator[Message]:
+                for _ in range(600):  # a chunk and a part of another
+                    yield Message(b"y", routing_key="q")
+                raise KeyError("the application's")
+
+            with pytest.raises(KeyError, match="the application's") as caught:
+                await publisher.publish_many(stream())
+            assert caught.value.__notes__ == ["0 messages before it are stored"]
+            release.set()
+
+    asyncio.run(main())
 
 
 # -------------------------------------------------------------------- logging

@@ -210,3 +210,34 @@ def test_a_callback_that_adds_a_callback_waits_for_no_interrupted_thread(
             receipt.result(30)
         if not interruption.is_done:
             break
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("verb", ["publish", "close"])
+def test_a_handler_that_forks_leaves_no_child_that_waits_for_ever(path: Path, verb: str) -> None:
+    """The child goes on with the call that was interrupted, without a relay."""
+    code = f"""
+        import os, signal, threading, time
+        from reliablepub import Publisher, PublisherForked
+        from reliablepub.relay.relay import Relay
+
+        main = os.getpid()
+        turn = Relay.turn
+        pids = []
+        Relay.turn = lambda *a, **b: (time.sleep(0.2), turn(*a, **b))[1]
+        publisher = Publisher({AWAY!r}, outbox={str(path)!r}, close_timeout_s=0.3)
+        signal.signal(signal.SIGALRM, lambda *_: pids.append(os.fork()))
+        time.sleep(0.1)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            publisher.{"publish(b'x', routing_key='q')" if verb == "publish" else "close()"}
+        except PublisherForked:
+            assert os.getpid() != main
+        if os.getpid() != main:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 7
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], timeout=30, check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()

@@ -1,6 +1,9 @@
 """A topology, declared or checked: all problems at once, and nothing is sent before."""
 
+import gc
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -122,6 +125,16 @@ def test_no_broker_is_a_problem_too() -> None:
 def test_the_next_broker_is_asked_when_one_does_not_answer(broker: AmqpProbe) -> None:
     queue = broker.declare_queue()
     provision(["amqp://127.0.0.1:1", broker.url], Topology(queues=[Queue(queue)], declare=False))
+
+
+def test_a_broker_that_says_nothing_leaves_time_for_the_next_one(broker: AmqpProbe) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        urls = [f"amqp://127.0.0.1:{one.getsockname()[1]}/" for one in silent]
+        provision([urls[0], broker.url], Topology(queues=[Queue(unique("there"))]), timeout_s=8)
+        with pytest.raises(TopologyError, match=r"no broker was reached: .*no answer in time"):
+            provision(urls, Topology(), timeout_s=0.2)
+    gc.collect()  # a socket that was not closed is a warning, so a failure
 
 
 def test_a_provider_gives_the_credentials(fake_broker: FakeBroker) -> None:

@@ -142,6 +142,22 @@ def test_one_that_raises_is_an_outage(wire: Open, error: BaseException, words: s
         assert words in reason(own.connect())
 
 
+def test_a_thread_that_cannot_be_started_is_an_outage(
+    wire: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of threads that is reached for a while must not end the relay."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    own = wire(lambda: Credentials("guest", "guest"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        words = "no credentials: the credentials provider has no thread: can't start new thread"
+        assert reason(own.connect()) == words
+    assert isinstance(own.connect(), Connected)
+
+
 def test_one_that_returns_something_else_is_an_outage(wire: Open) -> None:
     own = wire(lambda: SECRET)  # type: ignore[arg-type,return-value]
     words = "no credentials: the credentials provider returned str, not Credentials"
@@ -270,6 +286,15 @@ def test_while_renewing_fails_the_connection_lasts_until_the_end(
     assert "the credentials have expired; the vault is sealed" in reason(own.events[-1])
     assert "the credentials could not be renewed: the vault is sealed" in caplog.text
     assert reason(own.connect()) == "no credentials: the vault is sealed"
+
+
+def test_a_token_that_ends_while_connecting_is_an_outage(wire: Open) -> None:
+    """A `Connected` after the loss would have the relay wait for channels that nobody opens."""
+    lifetimes = iter([1e-9, PATIENCE_S])
+    own = wire(lambda: Credentials("guest", "guest", next(lifetimes)))
+    assert "the credentials have expired" in reason(own.connect())
+    assert len(own.events) == 1
+    assert own.connect() == Connected(own.transport._where)
 
 
 @pytest.mark.usefixtures("renewed_soon")

@@ -259,6 +259,24 @@ def test_a_port_without_tls_is_told_from_a_broken_one(
     assert "the port does not speak TLS, which amqps:// asks for ([SSL: WRONG" in w.lost_reason()
 
 
+def hang_up(server: socket.socket) -> None:
+    peer, _ = server.accept()
+    peer.close()
+
+
+def test_a_peer_that_hangs_up_before_it_says_anything_is_told_in_words(wire: Connect) -> None:
+    """A load balancer without a broker behind it, for instance."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        w = wire(f"amqp://127.0.0.1:{port}/")
+        w.transport.connect()
+        thread = threading.Thread(target=hang_up, args=[server])
+        thread.start()
+        words = "the peer ended the connection before the AMQP handshake: there is no broker"
+        assert w.lost_reason().startswith(f"127.0.0.1:{port}: {words}")
+        thread.join()
+
+
 def answer_in_http(server: socket.socket) -> None:
     peer, _ = server.accept()
     with closing(peer):
@@ -319,6 +337,21 @@ def test_a_frame_without_end_is_not_read_before_authentication_either(wire: Conn
         w.transport.connect()
         assert "began a frame of 4294967303 bytes, and 131072 are allowed" in w.lost_reason()
         thread.join()
+
+
+def test_a_name_is_resolved_while_the_interpreter_shuts_down(
+    wire: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.12 starts no thread then, and pika resolves names on one of its own."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    wire()
+    w = wire("amqp://no-such-host.invalid/")
+    w.transport.connect()
+    assert "pika failed" not in w.lost_reason()
 
 
 def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> None:

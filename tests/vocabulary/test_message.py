@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from decimal import Decimal
+from decimal import Decimal, Inexact, localcontext
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from reliablepub.message import (
     PRIORITY_MAX,
     Message,
 )
+from reliablepub.transport.frames import encode_properties
 
 SHORT_STRINGS = [
     "exchange",
@@ -329,6 +330,18 @@ def test_headers_refuse_what_amqp_tables_cannot_hold(value: object) -> None:
     assert problem_with(headers={"h": value}).startswith("headers['h']: ")
     assert problem_with(headers={"h": [0, value]}).startswith("headers['h'][1]: ")
     assert problem_with(headers={"h": {"x": value}}).startswith("headers['h']['x']: ")
+
+
+def test_a_decimal_is_kept_whatever_the_decimal_context() -> None:
+    """An application may round its own computations; a header is not one."""
+    exact, loss = Decimal("1234567.89"), Decimal("-1234567.89")
+    with localcontext() as context:
+        context.prec = 4
+        context.traps[Inexact] = True
+        message = Message(b"", headers={"price": exact, "loss": loss})
+        encoded = encode_properties(message, 1)
+    assert message.headers == {"price": exact, "loss": loss}
+    assert encoded == encode_properties(message, 1)
 
 
 def test_an_enum_of_numbers_becomes_its_number() -> None:

@@ -1,6 +1,9 @@
 """Budgets for refusals, with tenacity's stops and waits, and what comes after them."""
 
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import tenacity
@@ -18,7 +21,7 @@ from tenacity import (
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
-from reliablepub.policy import GiveUp, Retries, RetryIn, RetryPolicy
+from reliablepub.policy import GiveUp, Retries, RetryIn, RetryPolicy, wait_s
 
 REFUSED = [
     Outcome(OutcomeKind.NACKED),
@@ -153,7 +156,26 @@ def test_numbers_are_no_strategies() -> None:
         Retries(stop_never, 1.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seconds", [-0.1, float("nan")])
-def test_nothing_is_tried_again_in_the_past(seconds: float) -> None:
-    with pytest.raises(ConfigurationError, match="0 or more"):
+@pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
+def test_nothing_is_tried_again_in_the_past_or_never(seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match="0 or more, and finite"):
         RetryIn(seconds)
+
+
+@pytest.mark.parametrize("wait", [Decimal("1.5"), Fraction(3, 2)])
+def test_every_kind_of_number_is_a_wait(wait: Any) -> None:
+    """A time stamp plus a Decimal would be a TypeError, on the relay's thread."""
+    assert type(RetryIn(wait).seconds) is float
+    assert type(wait_s(lambda _: wait, 1)) is float
+    verdict = Retries(stop_never, lambda _: wait).verdict(1, 0)
+    assert isinstance(verdict, RetryIn)
+    assert type(verdict.seconds) is float
+
+
+@pytest.mark.parametrize("wait", [float("inf"), float("nan")])
+def test_a_strategy_that_waits_for_ever_has_failed(wait: float) -> None:
+    """`GuardedPolicy` counts and logs it. A message would be neither sent nor parked."""
+    with pytest.raises(ConfigurationError, match="finite"):
+        wait_s(lambda _: wait, 1)
+    with pytest.raises(ConfigurationError, match="finite"):
+        Retries(stop_never, lambda _: wait).verdict(1, 0)
