@@ -1,6 +1,7 @@
 """What is kept of messages that are gone, and space that is given back."""
 
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from reliablepub.message import Message
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.entry import Attempt, Changes
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -189,6 +192,102 @@ def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
             store.commit(Changes(new=[entry()]))
             left.append(count(path, "confirmed"))
     assert left == [2, 1, 0, 0]
+
+
+def test_a_relay_at_rest_prunes_them_too(
+    path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "LOOK_S", 0.0)
+    monkeypatch.setattr(space, "PRUNED_MIN", 10)
+    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
+        entries = [entry() for _ in range(35)]
+        store.commit(Changes(new=entries))
+        store.commit(Changes(confirmed=entries[:30]))
+        clock.now += 59
+        store.commit(Changes(confirmed=entries[30:]))
+        store.relieve()
+        assert count(path, "confirmed") == 35
+        clock.now += 2
+        store.relieve()
+        assert count(path, "confirmed") == 5
+    with closing(SqliteStore(path, clock=clock)) as store:  # not asked any more
+        store.relieve()
+    assert count(path, "confirmed") == 0
+    assert Outbox(path).audit().is_right
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that looks for old rows at each turn, two of them."""
+    monkeypatch.setattr(space, "LOOK_S", 0.0)
+    monkeypatch.setattr(space, "HISTORY_S", 0.0)
+    monkeypatch.setattr(space, "HISTORY_PAGE", 2)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_gone(
+    path: Path, clock: Clock, entry: Make
+) -> None:
+    with closing(SqliteStore(path, clock=clock)) as store:
+        entries = [entry() for _ in range(10)]
+        store.commit(Changes(new=entries))
+        for one in entries:
+            attempts = [Attempt(one, "1-1", number, REFUSED, clock.now) for number in (1, 2, 3)]
+            one.refused = 3
+            store.commit(Changes(rescheduled=[one], attempts=attempts))
+        intervene(outbox_at(path), [2, 3], Intervention(Action.PARK), clock=clock)
+        intervene(outbox_at(path), [3], Intervention(Action.DISCARD), clock=clock)
+        clock.now += 8 * DAY_S
+        store.relieve()
+        assert len(store.touched()) == 3, "however old, until the relay has read them"
+        clock.now -= 8 * DAY_S
+        store.commit(Changes(confirmed=[entries[0], *entries[4:]]))
+
+        def history() -> tuple[int, int]:
+            for _ in range(50):
+                assert store.relieve() == ""
+            return count(path, "attempts"), count(path, "interventions")
+
+        before = history()
+        assert before[0] >= 30
+        clock.now += 6 * DAY_S
+        assert history() == before
+        clock.now += 2 * DAY_S
+        store.commit(Changes(attempts=[Attempt(entries[9], "1-1", 4, REFUSED, clock.now)]))
+        assert history() != before
+        left = sql(path, "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id")
+        assert left == [(2,), (3,), (4,), (10,)], "open, parked, with interventions, or young"
+        assert count(path, "interventions") == 2, "of a parked message, and the newest"
+
+
+@pytest.mark.usefixtures("busy")
+def test_old_rows_wait_for_whoever_writes(
+    path: Path, clock: Clock, entry: Make, app: sqlite3.Connection
+) -> None:
+    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one], attempts=[Attempt(one, "1-1", 1, REFUSED, 1.0)]))
+        clock.now += 8 * DAY_S
+        app.execute("INSERT INTO orders VALUES (1)")
+        begun = time.monotonic()
+        assert store.relieve() == ""
+        assert time.monotonic() - begun < 1
+        assert (count(path, "confirmed"), count(path, "attempts")) == (1, 1)
+        app.commit()
+        assert store.relieve() == ""
+        assert (count(path, "confirmed"), count(path, "attempts")) == (0, 0)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_that_was_taken_over_deletes_nothing(path: Path, clock: Clock, entry: Make) -> None:
+    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one]))
+        with store._writer as connection:
+            store._begin_run(connection)
+        clock.now += DAY_S
+        store.relieve()
+        assert count(path, "confirmed") == 1
 
 
 def test_nothing_is_pruned_where_nothing_is_kept(path: Path, entry: Make) -> None:

@@ -18,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import chain
 from typing import Final, NoReturn
 
@@ -72,6 +73,7 @@ from reliablepub.outbox.sqlite.connections import Writer, absolute, check_databa
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import (
+    Retention,
     Shortage,
     give_space_back,
     has_space_to_give,
@@ -378,6 +380,7 @@ class SqliteStore:
         self._ballast = Ballast(self.path)
         self._shortage = Shortage(self.path, self._ballast)
         self._long_log = LongLog(self.path)
+        self._retention = Retention(self.path, keep_confirmed_s)
         try:
             self._open()
         except OutboxDiskFull:
@@ -466,12 +469,14 @@ class SqliteStore:
     def relieve(self) -> str:
         """Free space if the disk is full; say why new entries cannot be stored, or return "".
 
-        If other processes have made the log long, restart it.
+        If other processes have made the log long, restart it. Delete what was kept long enough.
         """
         with self._reading as connection:
             trouble = self._shortage.look(connection)
             if not trouble:  # on a full disk, each commit moves the log
                 self._long_log.restart(connection, lambda: self._commit_nothing(connection))
+                check = partial(self._check_current, connection)
+                self._retention.look(connection, self._clock(), check)
             return trouble
 
     def read_ready(
@@ -515,8 +520,7 @@ class SqliteStore:
         """Read entries whose time in an index has come, unless an operator changed messages."""
         with self._reading as connection:
             next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
-            if self._check_owner(connection) != self._seen:
-                raise Intervened
+            self._check_current(connection)
         return self._readable(page), next_at
 
     def read_first(
@@ -706,8 +710,7 @@ class SqliteStore:
 
         def write() -> tuple[Snapshot, bool]:
             nonlocal last
-            if self._check_owner(connection) != self._seen:
-                raise Intervened
+            self._check_current(connection)
             if changes.new:
                 _forget_ids(changes)
                 self._ballast.check(connection, new_bytes)
@@ -787,6 +790,11 @@ class SqliteStore:
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
             )
         return int(newest)
+
+    def _check_current(self, connection: WritingConnection) -> None:
+        """Check that this is the newest run, and that it has read every intervention."""
+        if self._check_owner(connection) != self._seen:
+            raise Intervened
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
