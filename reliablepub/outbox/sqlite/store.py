@@ -710,7 +710,8 @@ class SqliteStore:
 
         def write() -> tuple[Snapshot, bool]:
             nonlocal last
-            self._check_current(connection)
+            if self._check_owner(connection) != self._seen:  # `_check_current`, without its call
+                raise Intervened
             if changes.new:
                 _forget_ids(changes)
                 self._ballast.check(connection, new_bytes)
