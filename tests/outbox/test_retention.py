@@ -399,3 +399,16 @@ def test_the_file_of_an_application_is_left_as_it_is(path: Path, app: sqlite3.Co
     with Outbox(path.with_name("own.db")) as outbox:
         outbox.enqueue(Message(b""))
         assert writer_of(outbox).opened().execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
+def test_a_program_that_is_run_every_second_does_not_fill_the_file_with_its_runs(
+    path: Path,
+) -> None:
+    SqliteStore(path).close()
+    rows = "WITH RECURSIVE n(id) AS (SELECT 2 UNION ALL SELECT id + 1 FROM n WHERE id < 3000)"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"INSERT INTO reliablepub_runs {rows} SELECT id, 1, 'h', 0, 0 FROM n")
+    with closing(SqliteStore(path)) as store:
+        assert store.run == 3001
+        store.commit(Changes())
+    assert sql(path, "SELECT min(id), max(id) FROM reliablepub_runs") == [(2002, 3001)]

@@ -332,6 +332,10 @@ SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_m
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
 
+-- Programs that run for a moment, once a second, would add 30 million rows a year.
+-- name: forget_old_runs
+DELETE FROM reliablepub_runs WHERE id <= (SELECT max(id) FROM reliablepub_runs) - 1000;
+
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
 WHERE id IN (SELECT id FROM reliablepub_in_flight_tags);

@@ -685,6 +685,7 @@ class SqliteStore:
             connection.execute(QUERIES["rebase_retries"], {"now": now})
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
+            connection.execute(QUERIES["forget_old_runs"])
             run, _, seen = connection.execute(QUERIES["owner"]).fetchone()
         return run, seen
 
