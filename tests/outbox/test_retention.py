@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,8 +18,10 @@ from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
+from reliablepub.outbox.sqlite import store as store_module
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Clock, Make
+from tests.outbox.shim import CANTOPEN, shim
 from tests.outcomes import REFUSED
 from tests.sqlite import count, sql, writer_of
 
@@ -344,6 +347,38 @@ def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make
         ] * 2
         store.commit(Changes(confirmed=left))
     assert path.stat().st_size <= 100 * 4096
+
+
+def test_a_rewrite_that_fails_is_not_tried_again_at_each_commit(
+    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def fails(connection: sqlite3.Connection) -> bool:
+        tries.append(connection)
+        return False
+
+    monkeypatch.setattr(store_module, "has_space_to_give", lambda _: True)
+    monkeypatch.setattr(store_module, "give_space_back", fails)
+    with closing(SqliteStore(path)) as store:
+        for _ in range(5):
+            store.commit(Changes(new=[entry()]))
+        assert len(tries) == 1
+        monkeypatch.setattr("time.monotonic", partial(float, time.monotonic() + 61))
+        store.commit(Changes(new=[entry()]))
+        assert len(tries) == 2
+
+
+def test_a_rewrite_needs_no_temporary_file(
+    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "FREE_PAGES_MIN", 50)
+    with shim() as files, closing(SqliteStore(path)) as store:
+        some = [entry(body=b"x" * 100_000) for _ in range(60)]
+        store.commit(Changes(new=some))
+        files.fail("open", at=1, code=CANTOPEN, is_persistent=True)
+        store.commit(Changes(confirmed=some[:20]))
+        assert space.free_pages(store._writer.opened()) == 0
 
 
 @pytest.mark.usefixtures("small")

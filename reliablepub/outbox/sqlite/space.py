@@ -60,6 +60,8 @@ FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
 """Minimum number of free pages for a rewrite of the file; fewer are kept for the next burst."""
 LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
 """Maximum number of used pages for a rewrite of the file: copying them takes 0.1 s."""
+REWRITE_RETRY_S: Final = 60.0
+"""Seconds after a rewrite that failed: on a disk that is almost full, each one fills it."""
 
 
 def prune_confirmed(
@@ -78,13 +80,17 @@ def has_space_to_give(connection: sqlite3.Connection) -> bool:
     return connection.execute(QUERIES["tables_of_others"]).fetchone() is None
 
 
-def give_space_back(connection: sqlite3.Connection) -> None:
+def give_space_back(connection: sqlite3.Connection) -> bool:
     """Rewrite the file without its free pages (``VACUUM``), outside a transaction.
 
-    If that fails (the disk is full, or another process writes), the file is not changed.
+    Returns:
+        False if that failed (the disk is full, or another process writes): the file is not changed.
     """
-    with suppress(sqlite3.OperationalError):
+    try:
         connection.execute("VACUUM")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def pages(connection: sqlite3.Connection) -> int:
@@ -138,7 +144,7 @@ class Retention:
         self._next_look_at = 0.0
         self._rounds = {"attempts": _Round(), "interventions": _Round()}
 
-    def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> None:
+    def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> bool:
         """Delete a part of what is old, at most every `LOOK_S`.
 
         Args:
@@ -146,16 +152,19 @@ class Retention:
             now: wall clock, seconds since 1970.
             check: called in the transaction; raises if another relay owns the outbox, or if this
                 one has not read every intervention, which may be old by a clock that was set.
+
+        Returns:
+            whether anything was deleted.
         """
         begun = time.monotonic()
         if begun < self._next_look_at:
-            return
+            return False
         self._next_look_at = begun + LOOK_S
         kept_before = now - self._keep_confirmed_s if self._keep_confirmed_s > 0 else math.inf
         old = connection.execute(QUERIES["has_confirmed"], {"before": kept_before}).fetchone()
         history = self._old_history(connection, now - ATTEMPTS_RETENTION_S, begun)
         if old is None and not history:
-            return
+            return False
         with suppress(OutboxError, Intervened), waiting_at_most(connection, DELETING_S):
             with transaction(connection, self._path):
                 check()
@@ -166,8 +175,8 @@ class Retention:
                         break
             for kind, values in history.items():
                 self._rounds[kind].first = values["last"] + 1
-            if has_space_to_give(connection):
-                give_space_back(connection)
+            return True
+        return False
 
     def _old_history(
         self, connection: sqlite3.Connection, before: float, monotonic: float

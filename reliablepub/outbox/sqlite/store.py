@@ -73,6 +73,7 @@ from reliablepub.outbox.sqlite.connections import Writer, absolute, check_databa
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import (
+    REWRITE_RETRY_S,
     Retention,
     Shortage,
     give_space_back,
@@ -375,6 +376,7 @@ class SqliteStore:
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
         self._steps = ClockSteps()
+        self._next_rewrite_at = 0.0
         self.is_stepping = False
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
@@ -476,7 +478,9 @@ class SqliteStore:
             if not trouble:  # on a full disk, each commit moves the log
                 self._long_log.restart(connection, lambda: self._commit_nothing(connection))
                 check = partial(self._check_current, connection)
-                self._retention.look(connection, self._clock(), check)
+                has_deleted = self._retention.look(connection, self._clock(), check)
+                if has_deleted and has_space_to_give(connection):
+                    self._give_space_back(connection)
             return trouble
 
     def read_ready(
@@ -751,9 +755,14 @@ class SqliteStore:
             raise
         self._steps_committed(changes)
         if is_roomy:
-            give_space_back(connection)
+            self._give_space_back(connection)
         self._bell.hush()
         return snapshot
+
+    def _give_space_back(self, connection: WritingConnection) -> None:
+        """Rewrite the file, unless that has just failed."""
+        if time.monotonic() >= self._next_rewrite_at and not give_space_back(connection):
+            self._next_rewrite_at = time.monotonic() + REWRITE_RETRY_S
 
     def _moves_times(self, changes: Changes) -> bool:
         """Whether a commit of these changes moves stored times after the wall clock."""
