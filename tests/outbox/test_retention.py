@@ -211,6 +211,10 @@ def test_a_relay_at_rest_prunes_them_too(
         store.relieve()
         assert count(path, "confirmed") == 35
         clock.now += 2
+        with monkeypatch.context() as patch:
+            patch.setattr(space, "DELETING_S", 0.0)
+            store.relieve()
+        assert count(path, "confirmed") == 25, "a few at least"
         store.relieve()
         assert count(path, "confirmed") == 5
     with closing(SqliteStore(path, clock=clock)) as store:  # not asked any more
@@ -279,6 +283,19 @@ def test_old_rows_wait_for_whoever_writes(
         app.commit()
         assert store.relieve() == ""
         assert (count(path, "confirmed"), count(path, "attempts")) == (0, 0)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_goes_on_if_what_is_kept_is_damaged(
+    path: Path, clock: Clock, entry: Make, app: sqlite3.Connection
+) -> None:
+    with closing(SqliteStore(path, clock=clock)) as store:
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one]))
+        app.execute("DROP TABLE reliablepub_confirmed")
+        app.commit()
+        assert store.relieve() == ""
+        assert store.commit(Changes(new=[entry()])).counters.open == 1
 
 
 @pytest.mark.usefixtures("busy")

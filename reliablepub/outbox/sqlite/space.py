@@ -161,12 +161,16 @@ class Retention:
             return False
         self._next_look_at = begun + LOOK_S
         kept_before = now - self._keep_confirmed_s if self._keep_confirmed_s > 0 else math.inf
-        old = connection.execute(QUERIES["has_confirmed"], {"before": kept_before}).fetchone()
-        history = self._old_history(connection, now - ATTEMPTS_RETENTION_S, begun)
-        if old is None and not history:
-            return False
-        with suppress(OutboxError, Intervened), waiting_at_most(connection, DELETING_S):
-            with transaction(connection, self._path):
+        # No error ends the relay: what is kept for inspection may be damaged.
+        with suppress(OutboxError, Intervened), reported(self._path):
+            old = connection.execute(QUERIES["has_confirmed"], {"before": kept_before}).fetchone()
+            history = self._old_history(connection, now - ATTEMPTS_RETENTION_S, begun)
+            if old is None and not history:
+                return False
+            with (
+                waiting_at_most(connection, DELETING_S),
+                transaction(connection, self._path),
+            ):
                 check()
                 for kind, values in history.items():
                     connection.execute(QUERIES[f"forget_{kind}_between"], values)
