@@ -7,8 +7,9 @@ and soon after a ring. A ring comes one fsync before the commit is visible, so t
 `QUICK_S`, and then after twice as long each time that it finds nothing.
 
 A bell rings once, and is armed before a look. It is not armed for `POLL_S` after a look that found
-nothing but writes to other tables. So an application that writes to its own tables all the time
-costs the relay no more than polling does.
+nothing but writes to other tables, or while the broker takes no messages. So an application that
+writes to its own tables all the time, or enqueues during an outage, costs the relay no more than
+polling does.
 """
 
 from __future__ import annotations
@@ -70,14 +71,15 @@ class Elsewhere:
         self._pause_s = min(2 * self._pause_s, REST_S if is_armed else POLL_S)
         self.look_at = now + self._pause_s
 
-    def found(self, now: float, *, is_of_outbox: bool) -> None:
+    def found(self, now: float, *, is_urgent: bool) -> None:
         """Note a look that found a change.
 
         Args:
             now: monotonic seconds.
-            is_of_outbox: whether the outbox has changed; False if only other tables may have.
+            is_urgent: whether to look again at once; False if only other tables may have changed,
+                or if the broker takes no messages.
         """
-        if self._bell is not None and is_of_outbox:
+        if self._bell is not None and is_urgent:
             self._pause_s = QUICK_S
         else:
             self._pause_s = POLL_S

@@ -286,11 +286,15 @@ class Chunk(Generic[FlagT]):
         self.done.set()
 
 
+WITHDRAWN_MAX: Final = 1_000
+"""Withdrawn chunks that may stay in the inbox, besides as many as there are others."""
+
+
 class Inbox:
     """A queue of chunks from callers to the relay. Callers put and withdraw from any thread.
 
-    Each caller waits until its chunks are stored, so the number of callers bounds the queue. But a
-    task that is cancelled leaves its chunk behind: while the outbox is full, these accumulate.
+    Each caller waits until its chunks are stored, so the number of callers bounds the queue. A
+    caller that gives up leaves its chunk behind; `take` sweeps these out before they are many.
 
     It uses no lock. A signal handler or a ``__del__`` can interrupt a caller at any instruction and
     wait for the relay; a lock held by that caller and wanted by the relay would be a deadlock.
@@ -307,6 +311,7 @@ class Inbox:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self.chunks: deque[Chunk[Any]] = deque()
+        self._many = WITHDRAWN_MAX
         self._closed: BaseException | None = None
 
     def put(self, chunk: Chunk[Any]) -> None:
@@ -341,6 +346,8 @@ class Inbox:
                 chunk.failed(void_because)
             else:
                 taken.append(chunk)
+        if len(self.chunks) > self._many:
+            self._sweep()
         return taken
 
     def is_ready(self, fits: Callable[[Chunk[Any]], bool]) -> bool:
@@ -383,6 +390,13 @@ class Inbox:
                 return self.chunks[0]
             self.chunks.popleft()
         return None
+
+    def _sweep(self) -> None:
+        """Drop withdrawn chunks, also those behind one that waits. On the relay's thread."""
+        found = [self.chunks.popleft() for _ in range(len(self.chunks))]
+        waiting = [chunk for chunk in found if not chunk.is_claimed]
+        self.chunks.extendleft(reversed(waiting))  # before those that callers have put meanwhile
+        self._many = 2 * len(waiting) + WITHDRAWN_MAX
 
     def _is_first(self, chunk: Chunk[Any]) -> bool:
         """Whether the chunk is the oldest. If not, the caller of an older one wakes the relay."""

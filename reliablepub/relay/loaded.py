@@ -128,6 +128,9 @@ class Waiters:
             waiter: told of their outcomes.
             apart: ids among them whose entries hold the waiter themselves, or are not the waiter's.
         """
+        if first == last:  # removing one of a million ranges moves all after it
+            self._single[first] = waiter
+            return
         self._firsts.append(first)
         self._ranges.append(_Range(first, last, waiter, apart))
 

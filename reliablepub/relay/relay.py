@@ -329,7 +329,8 @@ class Relay:
         try:
             if self._store.changed_elsewhere():
                 before, self._snapshot = self._snapshot, self._store.snapshot()
-                self._elsewhere.found(now, is_of_outbox=self._snapshot != before)
+                is_urgent = self._snapshot != before and self._session.is_ready
+                self._elsewhere.found(now, is_urgent=is_urgent)
                 self._loaded.others(self._snapshot, wall)
                 unload_touched(self._store, self._session, self._loaded, self._settling)
         except UNREADABLE as error:

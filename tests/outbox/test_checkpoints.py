@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -51,6 +52,26 @@ def test_the_log_stays_short_without_a_relay(path: Path) -> None:
         assert one.status().open == 200
     assert max(sizes) < 2 * checkpoints.LOG_BYTES_LONG
     assert sum(a > b for a, b in pairwise(sizes)) > 2, "cut back, several times"
+
+
+def test_it_stays_short_where_many_write_all_the_time(path: Path) -> None:
+    """A checkpoint that lets others write never reaches the end of the log."""
+    Outbox(path).create()
+    sizes: list[int] = []
+
+    def enqueue() -> None:
+        with closing(Outbox(path)) as outbox:
+            for _ in range(150):
+                outbox.enqueue(Message(KIB * 8))
+                sizes.append(log_bytes(path))
+
+    threads = [Thread(target=enqueue) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Outbox(path).status().open == len(sizes) == 1_200
+    assert max(sizes) < 60 * checkpoints.LOG_BYTES_LONG, "12 to 29 times; it was 200"
 
 
 def test_beside_a_relay_no_other_process_moves_it(path: Path) -> None:

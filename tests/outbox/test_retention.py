@@ -1,8 +1,10 @@
 """What is kept of messages that are gone, and space that is given back."""
 
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import pytest
 
 from reliablepub.message import Message
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.entry import Attempt, Changes
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
+from reliablepub.outbox.sqlite import store as store_module
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Clock, Make
+from tests.outbox.shim import CANTOPEN, shim
 from tests.outcomes import REFUSED
 from tests.sqlite import count, sql, writer_of
 
@@ -191,6 +197,119 @@ def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
     assert left == [2, 1, 0, 0]
 
 
+def test_a_relay_at_rest_prunes_them_too(
+    path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "LOOK_S", 0.0)
+    monkeypatch.setattr(space, "PRUNED_MIN", 10)
+    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
+        entries = [entry() for _ in range(35)]
+        store.commit(Changes(new=entries))
+        store.commit(Changes(confirmed=entries[:30]))
+        clock.now += 59
+        store.commit(Changes(confirmed=entries[30:]))
+        store.relieve()
+        assert count(path, "confirmed") == 35
+        clock.now += 2
+        with monkeypatch.context() as patch:
+            patch.setattr(space, "DELETING_S", 0.0)
+            store.relieve()
+        assert count(path, "confirmed") == 25, "a few at least"
+        store.relieve()
+        assert count(path, "confirmed") == 5
+    with closing(SqliteStore(path, clock=clock)) as store:  # not asked any more
+        store.relieve()
+    assert count(path, "confirmed") == 0
+    assert Outbox(path).audit().is_right
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that looks for old rows at each turn, two of them."""
+    monkeypatch.setattr(space, "LOOK_S", 0.0)
+    monkeypatch.setattr(space, "HISTORY_S", 0.0)
+    monkeypatch.setattr(space, "HISTORY_PAGE", 2)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_gone(
+    path: Path, clock: Clock, entry: Make
+) -> None:
+    with closing(SqliteStore(path, clock=clock)) as store:
+        entries = [entry() for _ in range(10)]
+        store.commit(Changes(new=entries))
+        for one in entries:
+            attempts = [Attempt(one, "1-1", number, REFUSED, clock.now) for number in (1, 2, 3)]
+            one.refused = 3
+            store.commit(Changes(rescheduled=[one], attempts=attempts))
+        intervene(outbox_at(path), [2, 3], Intervention(Action.PARK), clock=clock)
+        intervene(outbox_at(path), [3], Intervention(Action.DISCARD), clock=clock)
+        clock.now += 8 * DAY_S
+        store.relieve()
+        assert len(store.touched()) == 3, "however old, until the relay has read them"
+        clock.now -= 8 * DAY_S
+        store.commit(Changes(confirmed=[entries[0], *entries[4:]]))
+
+        def history() -> tuple[int, int]:
+            for _ in range(50):
+                assert store.relieve() == ""
+            return count(path, "attempts"), count(path, "interventions")
+
+        before = history()
+        assert before[0] >= 30
+        clock.now += 6 * DAY_S
+        assert history() == before
+        clock.now += 2 * DAY_S
+        store.commit(Changes(attempts=[Attempt(entries[9], "1-1", 4, REFUSED, clock.now)]))
+        assert history() != before
+        left = sql(path, "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id")
+        assert left == [(2,), (3,), (4,), (10,)], "open, parked, with interventions, or young"
+        assert count(path, "interventions") == 2, "of a parked message, and the newest"
+
+
+@pytest.mark.usefixtures("busy")
+def test_old_rows_wait_for_whoever_writes(
+    path: Path, clock: Clock, entry: Make, app: sqlite3.Connection
+) -> None:
+    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one], attempts=[Attempt(one, "1-1", 1, REFUSED, 1.0)]))
+        clock.now += 8 * DAY_S
+        app.execute("INSERT INTO orders VALUES (1)")
+        begun = time.monotonic()
+        assert store.relieve() == ""
+        assert time.monotonic() - begun < 1
+        assert (count(path, "confirmed"), count(path, "attempts")) == (1, 1)
+        app.commit()
+        assert store.relieve() == ""
+        assert (count(path, "confirmed"), count(path, "attempts")) == (0, 0)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_goes_on_if_what_is_kept_is_damaged(
+    path: Path, clock: Clock, entry: Make, app: sqlite3.Connection
+) -> None:
+    with closing(SqliteStore(path, clock=clock)) as store:
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one]))
+        app.execute("DROP TABLE reliablepub_confirmed")
+        app.commit()
+        assert store.relieve() == ""
+        assert store.commit(Changes(new=[entry()])).counters.open == 1
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_that_was_taken_over_deletes_nothing(path: Path, clock: Clock, entry: Make) -> None:
+    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one]))
+        with store._writer as connection:
+            store._begin_run(connection)
+        clock.now += DAY_S
+        store.relieve()
+        assert count(path, "confirmed") == 1
+
+
 def test_nothing_is_pruned_where_nothing_is_kept(path: Path, entry: Make) -> None:
     executed: list[str] = []
     with closing(SqliteStore(path)) as store:
@@ -247,6 +366,38 @@ def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make
     assert path.stat().st_size <= 100 * 4096
 
 
+def test_a_rewrite_that_fails_is_not_tried_again_at_each_commit(
+    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def fails(connection: sqlite3.Connection) -> bool:
+        tries.append(connection)
+        return False
+
+    monkeypatch.setattr(store_module, "has_space_to_give", lambda _: True)
+    monkeypatch.setattr(store_module, "give_space_back", fails)
+    with closing(SqliteStore(path)) as store:
+        for _ in range(5):
+            store.commit(Changes(new=[entry()]))
+        assert len(tries) == 1
+        monkeypatch.setattr("time.monotonic", partial(float, time.monotonic() + 61))
+        store.commit(Changes(new=[entry()]))
+        assert len(tries) == 2
+
+
+def test_a_rewrite_needs_no_temporary_file(
+    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "FREE_PAGES_MIN", 50)
+    with shim() as files, closing(SqliteStore(path)) as store:
+        some = [entry(body=b"x" * 100_000) for _ in range(60)]
+        store.commit(Changes(new=some))
+        files.fail("open", at=1, code=CANTOPEN, is_persistent=True)
+        store.commit(Changes(confirmed=some[:20]))
+        assert space.free_pages(store._writer.opened()) == 0
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("used", "free", "is_cut"), [(20, 49, False), (20, 50, True), (60, 50, True), (61, 50, False)]
@@ -300,3 +451,16 @@ def test_the_file_of_an_application_is_left_as_it_is(path: Path, app: sqlite3.Co
     with Outbox(path.with_name("own.db")) as outbox:
         outbox.enqueue(Message(b""))
         assert writer_of(outbox).opened().execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
+def test_a_program_that_is_run_every_second_does_not_fill_the_file_with_its_runs(
+    path: Path,
+) -> None:
+    SqliteStore(path).close()
+    rows = "WITH RECURSIVE n(id) AS (SELECT 2 UNION ALL SELECT id + 1 FROM n WHERE id < 3000)"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"INSERT INTO reliablepub_runs {rows} SELECT id, 1, 'h', 0, 0 FROM n")
+    with closing(SqliteStore(path)) as store:
+        assert store.run == 3001
+        store.commit(Changes())
+    assert sql(path, "SELECT min(id), max(id) FROM reliablepub_runs") == [(2002, 3001)]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from reliablepub import Message
+from reliablepub._core.events import Connected
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.elsewhere import POLL_S, QUICK_S, REST_S, SOON_S, Elsewhere
@@ -78,7 +79,7 @@ def test_a_ring_has_it_look_until_the_commit_is_visible(bell: ScriptedBell) -> N
 def test_what_it_finds_for_the_outbox_has_it_look_again_at_once(bell: ScriptedBell) -> None:
     elsewhere = Elsewhere(bell, 0.0)
     looks(elsewhere, 0.0, 4.0)
-    elsewhere.found(4.0, is_of_outbox=True)
+    elsewhere.found(4.0, is_urgent=True)
     assert looks(elsewhere, 4.0, 4.01)[:3] == pytest.approx([0.001, 0.003, 0.007])
 
 
@@ -88,7 +89,7 @@ def test_writes_to_other_tables_cost_20_looks_a_second_at_most(bell: ScriptedBel
     while now < 10.0:
         bell.ring()
         if elsewhere.is_due(now):
-            elsewhere.found(now, is_of_outbox=False)
+            elsewhere.found(now, is_urgent=False)
             found += 1
         now += 0.0005
     assert found <= 202
@@ -158,6 +159,26 @@ def test_a_bell_that_rings_while_the_relay_is_busy_is_heard(
     rung.turn()
     rung.turn(after_s=SOON_S)
     assert rung.sent == ["own", "more", "other"]
+
+
+def test_what_is_enqueued_during_an_outage_costs_20_looks_a_second_at_most(
+    rung: World, bell: ScriptedBell, outbox: Outbox
+) -> None:
+    rung.lose_connection()
+    rung.turn()
+    turns = 0
+    for number in range(200):
+        outbox.enqueue(Message(b"", message_id=f"m-{number}"))
+        bell.ring()
+        if rung.relay.idle_s() is None:
+            rung.turn()
+            turns += 1
+        rung.time.now += 0.005
+    assert turns <= 25, "a few of them to connect"
+    rung.relay.handle([Connected()])
+    rung.open_channel()
+    rung.turn()
+    assert len(rung.sent) == 100, "the window"
 
 
 def test_what_does_not_ring_is_found_all_the_same(rung: World, outbox: Outbox) -> None:

@@ -7,6 +7,7 @@ from reliablepub.errors import OutboxFull, PublisherClosed
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
+from reliablepub.relay.handover import WITHDRAWN_MAX
 from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S
 from reliablepub.relay.status import Link
 from tests.relay.conftest import Build
@@ -113,6 +114,27 @@ def test_a_chunk_that_is_not_taken_drops_its_messages(world: Build) -> None:
     with pytest.raises(PublisherClosed):
         w.inbox.put(late)
     assert [chunk.messages for chunk in (withdrawn, late)] == [(), ()]
+
+
+def test_callers_that_give_up_behind_one_that_waits_leave_nothing_behind(world: Build) -> None:
+    w = world(messages_max=1, confirm_timeout_s=1e9)
+    w.hand_over("open")
+    w.turn()
+    patient = [w.hand_over(f"patient {number}") for number in range(2)]
+    for number in range(5 * WITHDRAWN_MAX):
+        told = w.hand_over("impatient")
+        assert told.chunk is not None
+        assert told.chunk.withdraw()
+        if number == WITHDRAWN_MAX:
+            patient.append(w.hand_over("patient 2"))
+        if not number % 100:
+            w.turn(after_s=1.0)
+        assert len(w.inbox.chunks) <= WITHDRAWN_MAX + 200
+    assert [told.is_stored for told in patient] == [False] * 3
+    for _ in range(12):
+        w.ack_all()
+        w.turn(after_s=1.0)
+    assert w.sent == ["open", "patient 0", "patient 1", "patient 2"]
 
 
 def test_messages_are_stored_while_the_broker_is_away(store: object) -> None:

@@ -81,7 +81,10 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
         yield
         return
     try:
-        with behind_next_commit(connection):
+        # The first lets others write meanwhile. It is enough, unless they do so all the time.
+        is_too_long = log_bytes >= 2 * LOG_BYTES_LONG
+        checkpointed = _restarted_behind_commit if is_too_long else behind_next_commit
+        with checkpointed(connection):
             yield
     finally:
         relay_lock.release()

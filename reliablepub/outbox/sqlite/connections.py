@@ -352,6 +352,9 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
     )
     retry_while_locked(_write_ahead, connection, path)
     connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
+    # A rewrite of the file fails where no temporary file can be created, as in many containers. It
+    # needs 8 MiB (see `space.LEFT_PAGES_MAX`).
+    connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA mmap_size = 0")  # a stray pointer could write into a mapped file
     connection.execute("PRAGMA secure_delete = ON")  # no confirmed body remains in a free page
     connection.execute(f"PRAGMA journal_size_limit = {checkpoints.LOG_BYTES_KEPT:d}")

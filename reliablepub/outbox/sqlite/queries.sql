@@ -49,7 +49,21 @@ SELECT
 FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
 -- name: has_confirmed
-SELECT 1 FROM reliablepub_confirmed LIMIT 1;
+SELECT 1 FROM reliablepub_confirmed WHERE confirmed_at <= :before LIMIT 1;
+
+-- The last number of a page of the history, and its earliest time: clocks are set, so numbers and times
+-- do not always grow together. The newest intervention stays (see `forget_interventions_between`).
+-- name: page_of_attempts
+SELECT max(attempt), min(at) FROM (
+    SELECT attempt, at FROM reliablepub_attempts WHERE attempt >= :first ORDER BY attempt LIMIT :limit
+);
+
+-- name: page_of_interventions
+SELECT max(intervention), min(at) FROM (
+    SELECT intervention, at FROM reliablepub_interventions
+    WHERE intervention >= :first AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
+    ORDER BY intervention LIMIT :limit
+);
 
 -- A key is known until `kept_until`, and as long as its message is open or parked.
 -- name: key
@@ -317,6 +331,10 @@ SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_m
 
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
+
+-- Programs that run for a moment, once a second, would add 30 million rows a year.
+-- name: forget_old_runs
+DELETE FROM reliablepub_runs WHERE id <= (SELECT max(id) FROM reliablepub_runs) - 1000;
 
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1

@@ -144,8 +144,8 @@ CREATE TABLE reliablepub_ledger (
 
 INSERT INTO reliablepub_ledger VALUES (1, 0, 0, 0, 0, 0, 0);
 
--- Each run of a relay on this outbox. The newest one owns it; its number is part of the names of its
--- channel epochs.
+-- The last 1,000 runs of relays on this outbox. The newest one owns it; its number is part of the names
+-- of its channel epochs.
 CREATE TABLE reliablepub_runs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     pid INTEGER NOT NULL,

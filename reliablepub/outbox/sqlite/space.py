@@ -1,12 +1,13 @@
-"""Disk space: retention of confirmed messages and keys, and what is freed on a full disk.
+"""Disk space: retention of what is gone, and what is freed on a full disk.
 
-Knows: confirmed rows, deduplication keys, free pages, the ballast, the order in which they are
-freed. Must never know: open or parked messages, the relay.
+Knows: confirmed rows, history, deduplication keys, free pages, the ballast, the order in which they
+are freed. Must never know: open or parked messages, the relay.
 
-Old rows are deleted a few at a time, within transactions that are made for other reasons. So no
-transaction takes noticeably longer, and no background task is needed. Free pages are removed from
-the file all at once, when few pages are in use after an outage. SQLite can also remove single
-pages, but searches its list of free pages each time: with a million pages, removing one takes 3 ms.
+Old confirmed rows and keys are deleted a few at a time, within transactions that are made for other
+reasons. So no transaction takes noticeably longer. `Retention` deletes what these leave: old
+history, and confirmed rows of a relay that commits nothing. Free pages are removed from the file
+all at once, when few pages are in use after an outage. SQLite can also remove single pages, but
+searches its list of free pages each time: with a million pages, removing one takes 3 ms.
 
 While the disk is full:
 
@@ -29,28 +30,38 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFull, OutboxError
 from reliablepub.outbox.database import KEYS_KEPT_S, forget_keys
-from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.entry import Changes, Intervened
+from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
 from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast, free_bytes
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit, move_what_is_owed
 from reliablepub.outbox.sqlite.connections import PAGE_BYTES
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import transaction
+from reliablepub.outbox.sqlite.transactions import transaction, waiting_at_most
 
 PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes; twice as many as it confirms if that is more, so that rows
 cannot accumulate."""
+DELETING_S: Final = 0.02
+"""About the most seconds for which `Retention` waits for the write lock, and then holds it."""
+HISTORY_PAGE: Final = 500
+"""Rows of the history that `Retention` looks at at once."""
+HISTORY_S: Final = 3_600.0
+"""Seconds from one pass over the history to the next."""
 KEYS_LOOKED_AT: Final = 4
 """Overdue keys that are checked whenever a key is stored."""
 FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
 """Minimum number of free pages for a rewrite of the file; fewer are kept for the next burst."""
 LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
 """Maximum number of used pages for a rewrite of the file: copying them takes 0.1 s."""
+REWRITE_RETRY_S: Final = 60.0
+"""Seconds after a rewrite that failed: on a disk that is almost full, each one fills it."""
 
 
 def prune_confirmed(
@@ -69,13 +80,17 @@ def has_space_to_give(connection: sqlite3.Connection) -> bool:
     return connection.execute(QUERIES["tables_of_others"]).fetchone() is None
 
 
-def give_space_back(connection: sqlite3.Connection) -> None:
+def give_space_back(connection: sqlite3.Connection) -> bool:
     """Rewrite the file without its free pages (``VACUUM``), outside a transaction.
 
-    If that fails (the disk is full, or another process writes), the file is not changed.
+    Returns:
+        False if that failed (the disk is full, or another process writes): the file is not changed.
     """
-    with suppress(sqlite3.OperationalError):
+    try:
         connection.execute("VACUUM")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def pages(connection: sqlite3.Connection) -> int:
@@ -100,6 +115,90 @@ def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, no
     """Store a key, and forget a few overdue ones."""
     forget_keys(lambda name, values: cursor.execute(QUERIES[name], values), now, KEYS_LOOKED_AT)
     cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
+
+
+@dataclass(slots=True)
+class _Round:
+    """One pass after the other over a table of the history.
+
+    Attributes:
+        first: the number to look at next.
+        not_before: when to do so (monotonic).
+    """
+
+    first: int = 0
+    not_before: float = 0.0
+
+
+class Retention:
+    """Deletes what was kept for long enough, a little at a time.
+
+    Args:
+        path: path of the outbox.
+        keep_confirmed_s: how long confirmed messages are kept.
+    """
+
+    def __init__(self, path: Path, keep_confirmed_s: float) -> None:
+        self._path = path
+        self._keep_confirmed_s = keep_confirmed_s
+        self._next_look_at = 0.0
+        self._rounds = {"attempts": _Round(), "interventions": _Round()}
+
+    def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> bool:
+        """Delete a part of what is old, at most every `LOOK_S`.
+
+        Args:
+            connection: the relay's connection.
+            now: wall clock, seconds since 1970.
+            check: called in the transaction; raises if another relay owns the outbox, or if this
+                one has not read every intervention, which may be old by a clock that was set.
+
+        Returns:
+            whether anything was deleted.
+        """
+        begun = time.monotonic()
+        if begun < self._next_look_at:
+            return False
+        self._next_look_at = begun + LOOK_S
+        kept_before = now - self._keep_confirmed_s if self._keep_confirmed_s > 0 else math.inf
+        # No error ends the relay: what is kept for inspection may be damaged.
+        with suppress(OutboxError, Intervened), reported(self._path):
+            old = connection.execute(QUERIES["has_confirmed"], {"before": kept_before}).fetchone()
+            history = self._old_history(connection, now - ATTEMPTS_RETENTION_S, begun)
+            if old is None and not history:
+                return False
+            with (
+                waiting_at_most(connection, DELETING_S),
+                transaction(connection, self._path),
+            ):
+                check()
+                for kind, values in history.items():
+                    connection.execute(QUERIES[f"forget_{kind}_between"], values)
+                while prune_confirmed(connection, kept_before, 0) == PRUNED_MIN:
+                    if time.monotonic() > begun + DELETING_S:
+                        break
+            for kind, values in history.items():
+                self._rounds[kind].first = values["last"] + 1
+            return True
+        return False
+
+    def _old_history(
+        self, connection: sqlite3.Connection, before: float, monotonic: float
+    ) -> dict[str, dict[str, Any]]:
+        """Return the next page of each table that has old rows. Pages without any are passed."""
+        found = {}
+        for kind, round_ in self._rounds.items():
+            if monotonic < round_.not_before:
+                continue
+            page = {"first": round_.first, "limit": HISTORY_PAGE}
+            last, oldest = connection.execute(QUERIES[f"page_of_{kind}"], page).fetchone()
+            if last is None:
+                round_.first, round_.not_before = 0, monotonic + HISTORY_S
+            elif oldest < before:
+                found[kind] = {"first": round_.first, "last": last, "before": before}
+            else:
+                round_.first = last + 1
+        return found
 
 
 T = TypeVar("T")
@@ -214,7 +313,10 @@ class Shortage:
 
     def _give(self, connection: sqlite3.Connection) -> None:
         """Delete confirmed rows that are kept, and remove free pages from the file."""
-        has_kept = connection.execute(QUERIES["has_confirmed"]).fetchone() is not None
+        has_kept = (
+            connection.execute(QUERIES["has_confirmed"], {"before": math.inf}).fetchone()
+            is not None
+        )
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
         if not has_kept and not (vacuum and free_pages(connection)):
             return

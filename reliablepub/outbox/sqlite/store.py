@@ -18,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import chain
 from typing import Final, NoReturn
 
@@ -72,6 +73,8 @@ from reliablepub.outbox.sqlite.connections import Writer, absolute, check_databa
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import (
+    REWRITE_RETRY_S,
+    Retention,
     Shortage,
     give_space_back,
     has_space_to_give,
@@ -373,11 +376,13 @@ class SqliteStore:
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
         self._steps = ClockSteps()
+        self._next_rewrite_at = 0.0
         self.is_stepping = False
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
         self._shortage = Shortage(self.path, self._ballast)
         self._long_log = LongLog(self.path)
+        self._retention = Retention(self.path, keep_confirmed_s)
         try:
             self._open()
         except OutboxDiskFull:
@@ -466,12 +471,16 @@ class SqliteStore:
     def relieve(self) -> str:
         """Free space if the disk is full; say why new entries cannot be stored, or return "".
 
-        If other processes have made the log long, restart it.
+        If other processes have made the log long, restart it. Delete what was kept long enough.
         """
         with self._reading as connection:
             trouble = self._shortage.look(connection)
             if not trouble:  # on a full disk, each commit moves the log
                 self._long_log.restart(connection, lambda: self._commit_nothing(connection))
+                check = partial(self._check_current, connection)
+                has_deleted = self._retention.look(connection, self._clock(), check)
+                if has_deleted and has_space_to_give(connection):
+                    self._give_space_back(connection)
             return trouble
 
     def read_ready(
@@ -515,8 +524,7 @@ class SqliteStore:
         """Read entries whose time in an index has come, unless an operator changed messages."""
         with self._reading as connection:
             next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
-            if self._check_owner(connection) != self._seen:
-                raise Intervened
+            self._check_current(connection)
         return self._readable(page), next_at
 
     def read_first(
@@ -681,6 +689,7 @@ class SqliteStore:
             connection.execute(QUERIES["rebase_retries"], {"now": now})
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
+            connection.execute(QUERIES["forget_old_runs"])
             run, _, seen = connection.execute(QUERIES["owner"]).fetchone()
         return run, seen
 
@@ -706,7 +715,7 @@ class SqliteStore:
 
         def write() -> tuple[Snapshot, bool]:
             nonlocal last
-            if self._check_owner(connection) != self._seen:
+            if self._check_owner(connection) != self._seen:  # `_check_current`, without its call
                 raise Intervened
             if changes.new:
                 _forget_ids(changes)
@@ -746,9 +755,14 @@ class SqliteStore:
             raise
         self._steps_committed(changes)
         if is_roomy:
-            give_space_back(connection)
+            self._give_space_back(connection)
         self._bell.hush()
         return snapshot
+
+    def _give_space_back(self, connection: WritingConnection) -> None:
+        """Rewrite the file, unless that has just failed."""
+        if time.monotonic() >= self._next_rewrite_at and not give_space_back(connection):
+            self._next_rewrite_at = time.monotonic() + REWRITE_RETRY_S
 
     def _moves_times(self, changes: Changes) -> bool:
         """Whether a commit of these changes moves stored times after the wall clock."""
@@ -787,6 +801,11 @@ class SqliteStore:
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
             )
         return int(newest)
+
+    def _check_current(self, connection: WritingConnection) -> None:
+        """Check that this is the newest run, and that it has read every intervention."""
+        if self._check_owner(connection) != self._seen:
+            raise Intervened
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

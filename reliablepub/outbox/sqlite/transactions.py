@@ -42,6 +42,17 @@ try takes 4 µs. The upper limit is low so that a writer which has waited long s
 beside newer ones."""
 
 
+@contextmanager
+def waiting_at_most(connection: sqlite3.Connection, seconds: float) -> Iterator[None]:
+    """Wait for a lock at most so long in the block."""
+    (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute(f"PRAGMA busy_timeout = {seconds * 1_000:.0f}")
+    try:
+        yield
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
+
+
 def begin_immediate(connection: sqlite3.Connection) -> None:
     """Begin a transaction with the write lock. Wait for it as long as the connection's timeout.
 
