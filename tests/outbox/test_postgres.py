@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
+from reliablepub.outbox.database import NO_CHANGE, Session
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership
@@ -72,6 +73,66 @@ def test_a_row_of_a_slow_transaction_is_told_when_it_commits(url: str, own: Post
     assert second.counters.open == 2
     entries, _ = own.read_ready(1, 1, **ALL)
     assert message_ids(entries) == ["slow"]
+
+
+def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
+    postgres_server: PostgresServer, url: str, own: PostgresStore
+) -> None:
+    """A crash forgets transactions that were rolled back just before; later ones get their numbers."""
+    with Outbox(url) as outbox:
+        outbox.enqueue(Message(b"", message_id="before"))
+    with psycopg.connect(url) as application:
+        application.execute("CREATE TABLE orders (n integer)")
+        application.commit()
+        application.execute("INSERT INTO orders VALUES (1)")
+        application.rollback()
+        assert own.changed_elsewhere()
+        before = own.snapshot()
+        own.commit(Changes(confirmed=own.read_ready(1, before.last_id, **ALL)[0]))
+        for _ in range(5):
+            application.execute("INSERT INTO orders VALUES (1)")
+            application.rollback()
+        assert not own.changed_elsewhere()
+        postgres_server.kill()
+    postgres_server.start()
+    with Outbox(url) as outbox:
+        outbox.enqueue(Message(b"", message_id="after"))
+    until(lambda: is_told(own), timeout_s=10)
+    after = own.snapshot()
+    entries, _ = own.read_ready(before.last_id + 1, after.last_id, **ALL)
+    assert message_ids(entries) == ["after"]
+    assert after.counters.stored == 2
+
+
+def is_told(store: PostgresStore) -> bool:
+    with suppress(OutboxUnreachable):
+        return store.changed_elsewhere()
+    return False
+
+
+def test_a_message_that_is_imported_slowly_is_found(url: str, own: PostgresStore) -> None:
+    """The relay has read higher ids by the time of the import's commit."""
+    row: dict[str, Any] = dict.fromkeys(("due_at", "expires_at", "ordering_key", "refused_at"))
+    row |= dict.fromkeys(("nacked", "returned", "refused", "uncertain"), 0)
+    row |= {"message_id": "imported", "exchange": "", "routing_key": "", "properties": "{}"}
+    row |= {"stored_at": 1.0, "size": 10, "checksum": -1, "body": b""}
+
+    def work(session: Session) -> None:
+        (row["id"],) = session.run("next_id").fetchone()
+        session.run("import_open", row).fetchone()
+        with Outbox(url) as outbox:
+            outbox.enqueue(Message(b"", message_id="later"))
+        assert own.changed_elsewhere()
+        assert own.snapshot().last_id > row["id"]
+        session.run("change_ledger", NO_CHANGE | {"stored": 1, "shard": 0, "open_bytes": 10})
+
+    with closing(outbox_at(url)) as database:
+        database.write(work)
+    assert own.changed_elsewhere()
+    found = own.snapshot()
+    ids = [id_ for first, last in found.late for id_ in range(first, last + 1)]
+    due, _ = own.read_due(time.time(), loaded=(), **ALL)
+    assert row["id"] in ids or message_ids(due) == ["imported"]
 
 
 def test_rows_with_transactions_of_another_cluster_are_sent_and_counted_once(url: str) -> None:

@@ -158,18 +158,19 @@ WHERE u.shard = :shard AND u.turn = :turn;
 -- because the planner could apply `= ANY` to all rows of the shard. `late`: visible ids up to `last_id`.
 -- name: look
 WITH fresh AS (
-    SELECT id, size FROM reliablepub_messages
+    SELECT id, size, xid FROM reliablepub_messages
     WHERE shard = :shard AND run IS NULL AND xid >= :xmax::text::xid8
     UNION ALL
     SELECT m.* FROM unnest(:xip::text[]::xid8[]) AS x (xid) CROSS JOIN LATERAL (
-        SELECT id, size FROM reliablepub_messages
+        SELECT id, size, xid FROM reliablepub_messages
         WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
     ) AS m
 ),
 counts AS (
     SELECT
         count(*) AS n, coalesce(sum(size), 0)::bigint AS size, max(id) AS last_id,
-        array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late
+        array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late,
+        max(xid::text::bigint) AS last_xid
     FROM fresh
 )
 SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*
@@ -659,13 +660,15 @@ FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, ta
 -- name: audit
 SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM reliablepub_audit;
 
+-- Without a due time, it is due now: the relay reads on while the import lasts, and may be beyond its
+-- id by the time of the commit.
 -- name: import_open
 INSERT INTO reliablepub_messages (
     id, run, shard, message_id, exchange, routing_key, properties, stored_at, due_at,
     nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key, refused_at
 ) VALUES (
     :id, 0, reliablepub_shard_of(:ordering_key, :exchange, :routing_key), :message_id, :exchange,
-    :routing_key, :properties, :stored_at, :due_at,
+    :routing_key, :properties, :stored_at, coalesce(:due_at, 0),
     :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
     :refused_at
 )

@@ -292,11 +292,12 @@ class PostgresStore:
             "xip": xip.split(",") if xip else [],
             "last_id": seen.last_id,
         }
-        [(turn, run, intervention, text, count, size, last_id, late)] = self._link.read(
+        [(turn, run, intervention, text, count, size, last_id, late, last_xid)] = self._link.read(
             "look", values
         )
         self._follow(turn, run, intervention)
-        seen.text, seen.count, seen.size = text.decode(), seen.count + count, seen.size + size
+        seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
+        seen.count, seen.size = seen.count + count, seen.size + size
         if is_changed := self._has_followed:
             [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
             self._has_followed = False
@@ -783,6 +784,17 @@ class PostgresStore:
             )
         if self._is_closed:
             raise OutboxError(f"outbox {self._server} is closed")
+
+
+def _on_disk(snapshot: str, xmax: int) -> str:
+    """Return a snapshot up to the last transaction whose row it shows.
+
+    The transactions after it have no row, and may have ended without a flush of the server's log.
+    A server that crashes then gives their numbers to new transactions, whose rows are new.
+    """
+    xmin, _, running = snapshot.split(":")
+    xip = [xid for xid in running.split(",") if xid and int(xid) < xmax]
+    return f"{min(int(xmin), xmax)}:{xmax}:{','.join(xip)}"
 
 
 def _release_values(release: Release, shard: int) -> dict[str, object]:
