@@ -78,7 +78,7 @@ def test_a_row_of_a_slow_transaction_is_told_when_it_commits(url: str, own: Post
 def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
     postgres_server: PostgresServer, url: str, own: PostgresStore
 ) -> None:
-    """A crash forgets transactions that were rolled back just before; later ones get their numbers."""
+    """A crash forgets what was rolled back just before; later transactions get those numbers."""
     with Outbox(url) as outbox:
         outbox.enqueue(Message(b"", message_id="before"))
     with psycopg.connect(url) as application:
@@ -585,3 +585,20 @@ def test_a_pgbouncer_may_lend_its_connections_by_transaction(
         assert publisher.flush(20)
         assert [n for n in sent_ids(broker) if n[0] == "p"] == [f"p-{n}" for n in range(10)]
     assert counted(url) == (0, 0, 0, 0)
+
+
+def test_a_pgbouncer_that_replaces_a_connection_says_nothing_of_the_owner(
+    url: str, pgbouncer_url: str, postgres_server: PostgresServer
+) -> None:
+    """It does at the end of `server_lifetime`, for instance, and its clients do not notice."""
+    with closing(PostgresStore(Server.of(pgbouncer_url))) as own:
+        own.commit(Changes(sources={"a": 1}))
+        postgres_server.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname IS NOT NULL AND pid <> pg_backend_pid()"
+        )
+        with closing(Link(Server.of(url))) as link:
+            [(*_, is_cut_off)] = link.rows("newest_turns")
+        assert not is_cut_off
+        own.commit(Changes(sources={"a": 1}))
+        assert own.position("a") == 2

@@ -49,7 +49,7 @@ SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 -- name: newest_turns
 SELECT
     s.shard, t.turn, t.run, t.is_free, t.at::text, extract(epoch FROM clock_timestamp() - t.at)::double precision,
-    t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_cut_off
+    t.backend <> 0 AND t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_cut_off
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
@@ -90,7 +90,8 @@ SELECT
 INSERT INTO reliablepub_turns
 SELECT
     :shard::integer, :turn::bigint, CASE WHEN t.run = :run THEN t.run END, :token, clock_timestamp(),
-    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen
+    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
+    CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
 
@@ -98,7 +99,8 @@ LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
 INSERT INTO reliablepub_turns
 SELECT
     :shard::integer, :turn::bigint, CASE WHEN t.run >= 0 THEN :run::integer END, :token, clock_timestamp(),
-    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen
+    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
+    CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
 

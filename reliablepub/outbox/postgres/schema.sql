@@ -167,7 +167,8 @@ CREATE TABLE reliablepub_in_flight (
 -- snapshot `seen`. The turn of an operator does not change the owner or the time. The primary key is
 -- the fence: of two transactions that follow the same turn, only one can commit. `token` distinguishes
 -- a transaction whose COMMIT was cut off from one of another process. `backend` is the server process
--- of the owner's connection: when it has ended, the owner has probably died.
+-- of the owner's connection: when it has ended, the owner has probably died. It is 0 behind PgBouncer,
+-- which opens and closes connections to the server as it likes.
 CREATE TABLE reliablepub_turns (
     shard integer NOT NULL,
     turn bigint NOT NULL,

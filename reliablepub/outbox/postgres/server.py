@@ -303,6 +303,15 @@ class Link:
         """Whether there is a connection that was not lost."""
         return self._connection is not None
 
+    @property
+    def backend(self) -> int:
+        """The server process of the connection, or a number that PgBouncer has made up.
+
+        Raises:
+            OutboxUnreachable: no connection can be opened.
+        """
+        return self.open().info.backend_pid
+
     def open(self) -> psycopg.Connection[Any]:
         """Return the connection; open one if there is none.
 

@@ -491,7 +491,7 @@ class PostgresStore:
         head: list[Step] = [
             self._link.settings(),
             BY_INDEX,
-            ("take_turn", {**turn, "run": self._run, "token": token}),
+            ("take_turn", {**turn, "run": self._run, "token": token, "backend": self._link.backend}),
         ]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
         if self._seen.count:  # first: rows must be counted before they are subtracted
