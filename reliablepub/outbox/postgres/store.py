@@ -488,11 +488,8 @@ class PostgresStore:
 
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
-        head: list[Step] = [
-            self._link.settings(),
-            BY_INDEX,
-            ("take_turn", {**turn, "run": self._run, "token": token, "backend": self._link.backend}),
-        ]
+        mine = {"run": self._run, "token": token, "backend": self._link.backend}
+        head: list[Step] = [self._link.settings(), BY_INDEX, ("take_turn", {**turn, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
         if self._seen.count:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
