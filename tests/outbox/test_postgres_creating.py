@@ -1,5 +1,7 @@
 """Creating an outbox in PostgreSQL: the SQL that is shown to a DBA, and writers in plain SQL."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -43,6 +45,30 @@ def test_it_is_created_with_the_applications_tables(postgres_url: str) -> None:
         with psycopg.connect(postgres_url) as application:
             Outbox(postgres_url).create(connection=application)
         assert database.exists()
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_several_processes_may_create_it_at_once(postgres_url: str, *, is_joined: bool) -> None:
+    """As the workers of a service do when they start."""
+    at_once = threading.Barrier(4)
+
+    def create(_: int) -> None:
+        with Outbox(postgres_url) as outbox, psycopg.connect(postgres_url) as application:
+            at_once.wait()
+            outbox.create(connection=application if is_joined else None)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(create, range(4)))
+    with Outbox(postgres_url) as outbox:
+        assert outbox.status().stored == 0
+
+
+def test_it_may_be_created_twice_in_a_transaction(postgres_url: str) -> None:
+    with Outbox(postgres_url) as outbox, psycopg.connect(postgres_url) as application:
+        outbox.create(connection=application)
+        outbox.create(connection=application)
+        application.commit()
+        assert outbox.status().stored == 0
 
 
 def test_an_outbox_of_another_version_is_refused(postgres_url: str) -> None:

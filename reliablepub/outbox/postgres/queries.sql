@@ -41,6 +41,10 @@ FROM reliablepub_outbox;
 -- name: alive
 SELECT 1;
 
+-- Of several processes that create an outbox, one does, and the others wait for its commit.
+-- name: wait_for_creators
+SELECT 1 FROM pg_advisory_xact_lock(hashtext('reliablepub'), hashtext(:schema));
+
 -- name: is_there
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 
