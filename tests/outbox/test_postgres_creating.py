@@ -1,6 +1,7 @@
 """Creating an outbox in PostgreSQL: the SQL that is shown to a DBA, and writers in plain SQL."""
 
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, Publisher
+from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, OutboxError, Publisher
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.sql import creation
 from reliablepub.testing import FakeBroker
+from tests.postgres import PostgresServer
 
 PAGE: dict[str, Any] = {"limit": 9, "bytes_max": 10**6}
 
@@ -69,6 +71,64 @@ def test_it_may_be_created_twice_in_a_transaction(postgres_url: str) -> None:
         outbox.create(connection=application)
         application.commit()
         assert outbox.status().stored == 0
+
+
+@pytest.fixture
+def encoded_url(postgres_server: PostgresServer) -> Iterator[Callable[[str], str]]:
+    """Make a database with an encoding; its URL."""
+    made: list[str] = []
+
+    def make(encoding: str) -> str:
+        made.append(f"test_of_{encoding.lower()}")
+        postgres_server.drop_database(made[-1])
+        postgres_server.execute(
+            "CREATE DATABASE {} ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+            made[-1],
+            encoding,
+        )
+        return postgres_server.url_of(made[-1])
+
+    yield make
+    for name in made:
+        postgres_server.drop_database(name)
+
+
+def test_a_database_that_cannot_hold_any_text_is_refused(
+    encoded_url: Callable[[str], str],
+) -> None:
+    url = encoded_url("LATIN1")
+    with Outbox(url) as outbox:
+        with pytest.raises(OutboxError, match="needs a database with encoding UTF8"):
+            outbox.create()
+        with pytest.raises(NotAnOutbox):
+            outbox.status()
+
+
+@pytest.mark.parametrize("is_in_database", [False, True])
+def test_texts_are_the_same_in_any_environment(
+    encoded_url: Callable[[str], str],
+    postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_in_database: bool,
+) -> None:
+    """An encoding of the database, or of the client, that is not UTF-8."""
+    url = encoded_url("SQL_ASCII") if is_in_database else postgres_url
+    Outbox(url).create()
+    if not is_in_database:
+        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with FakeBroker() as broker, Outbox(url) as outbox:
+        broker.declare_queue("grüße €")
+        fields: dict[str, Any] = {"routing_key": "grüße €", "headers": {"to": "Ł"}}
+        outbox.enqueue(Message(b"", message_id="é", **fields), key="ключ")
+        assert outbox.enqueue(Message(b"", message_id="2", **fields), key="ключ") == "é"
+        [row] = outbox.rows("open")
+        assert (row["message_id"], row["routing_key"]) == ("é", "grüße €")
+        with Publisher(broker.url, outbox=url) as publisher:
+            publisher.publish(b"", message_id="€", **fields)
+            assert publisher.flush(20).counters.confirmed == 2
+        assert {m.properties.message_id for m in broker.messages("grüße €")} == {"é", "€"}
+        assert outbox.audit().is_right
 
 
 def test_an_outbox_of_another_version_is_refused(postgres_url: str) -> None:

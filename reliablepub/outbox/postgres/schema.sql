@@ -9,6 +9,16 @@
 -- No row is updated repeatedly: while a long transaction anywhere in the cluster keeps old row
 -- versions alive, each update of such a row would cost more than the previous one.
 
+-- Names and headers of messages may have any character. SQL_ASCII stores the bytes of UTF-8 as well.
+DO $$
+BEGIN
+    IF current_setting('server_encoding') NOT IN ('UTF8', 'SQL_ASCII') THEN
+        RAISE EXCEPTION 'an outbox needs a database with encoding UTF8, and % has %',
+            current_database(), current_setting('server_encoding');
+    END IF;
+END
+$$;
+
 CREATE SCHEMA reliablepub_;
 
 -- One row: properties of the outbox. `allows_loss`: the operator accepts `synchronous_commit = off`.

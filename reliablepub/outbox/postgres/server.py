@@ -41,6 +41,8 @@ _PATIENCE: Final = {
     "application_name": "reliablepub",
 }
 """Detects a broken connection within 5 s. Parameters in the URL have priority."""
+_TEXTS: Final = {"client_encoding": "UTF8"}
+"""Checksums cover UTF-8. The default is the encoding of the database, or of PGCLIENTENCODING."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Server:
             patience = dict(_PATIENCE)
             if "," in parts.netloc:
                 patience["target_session_attrs"] = "read-write"  # of several hosts, the primary
-            query = urlencode(patience | given, quote_via=quote)
+            query = urlencode(patience | given | _TEXTS, quote_via=quote)
             conninfo = f"{parts.scheme}://{parts.netloc}{parts.path}?{query}"
             psycopg.conninfo.conninfo_to_dict(conninfo)
         except (ValueError, psycopg.Error) as error:
