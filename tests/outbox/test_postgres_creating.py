@@ -11,7 +11,7 @@ import pytest
 
 from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, OutboxError, Publisher
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.sql import creation
+from reliablepub.outbox.postgres.sql import creation, roles
 from reliablepub.testing import FakeBroker
 from tests.postgres import PostgresServer
 
@@ -129,6 +129,24 @@ def test_texts_are_the_same_in_any_environment(
             assert publisher.flush(20).counters.confirmed == 2
         assert {m.properties.message_id for m in broker.messages("grüße €")} == {"é", "€"}
         assert outbox.audit().is_right
+
+
+def test_roles_suffice_where_nobody_may_call_functions_by_default(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """As security guides recommend."""
+    user = "only_enqueues"
+    with psycopg.connect(postgres_url) as administrator:
+        administrator.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+        administrator.execute(creation("hardened"))
+        administrator.execute(roles("hardened"))
+        if not postgres_server.execute("SELECT 1 FROM pg_roles WHERE rolname = 'only_enqueues'"):
+            administrator.execute("CREATE ROLE only_enqueues LOGIN")
+        administrator.execute("GRANT hardened_enqueuer TO only_enqueues")
+    with Outbox(postgres_url.replace("postgres@", f"{user}@") + "?schema=hardened") as outbox:
+        outbox.enqueue(Message(b""))
+    with Outbox(postgres_url + "?schema=hardened") as outbox:
+        assert outbox.status().open == 1
 
 
 def test_an_outbox_of_another_version_is_refused(postgres_url: str) -> None:

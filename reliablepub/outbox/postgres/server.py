@@ -71,7 +71,7 @@ class Server:
             )
             schema = check_schema(given.pop("schema", DEFAULT_SCHEMA))
             patience = dict(_PATIENCE)
-            if "," in parts.netloc:
+            if "," in parts.netloc or "," in given.get("host", ""):
                 patience["target_session_attrs"] = "read-write"  # of several hosts, the primary
             query = urlencode(patience | given | _TEXTS, quote_via=quote)
             conninfo = f"{parts.scheme}://{parts.netloc}{parts.path}?{query}"
