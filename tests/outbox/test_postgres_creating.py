@@ -184,6 +184,28 @@ def test_plain_sql_stores_messages(postgres_url: str) -> None:
     assert Outbox(postgres_url).audit().is_right
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        "not_before => 'infinity'",
+        "not_before => '-infinity'",
+        "expires_in_s => 'Infinity'",
+        "expires_in_s => 'NaN'",
+        "expires_in_s => 1e300",
+        "expires_in_s => 0",
+        "properties => '[1]'",
+        "ordering_key => repeat('k', 256)",
+    ],
+)
+def test_plain_sql_refuses_what_could_never_be_sent(postgres_url: str, values: str) -> None:
+    with Outbox(postgres_url) as outbox, psycopg.connect(postgres_url) as anybody:
+        outbox.create()
+        with pytest.raises(psycopg.errors.RaiseException, match=values.split()[0]):
+            anybody.execute(f"SELECT reliablepub.enqueue('', 'q', 'x', {values})".encode())
+        anybody.rollback()
+        assert list(outbox.rows("open")) == []
+
+
 def test_what_postgresql_cannot_store_is_refused(postgres_url: str) -> None:
     Outbox(postgres_url).create()
     with Outbox(postgres_url) as outbox, pytest.raises(InvalidMessage, match="U\\+0000"):

@@ -313,7 +313,19 @@ DECLARE
     wall double precision := extract(epoch FROM clock_timestamp());
     id_ text := coalesce(message_id, gen_random_uuid()::text);
 BEGIN
-    PERFORM properties::json;
+    -- What `Message` refuses would be parked, or never be due.
+    IF json_typeof(properties::json) <> 'object' THEN
+        RAISE EXCEPTION 'properties must be a JSON object';
+    END IF;
+    IF NOT extract(epoch FROM not_before) BETWEEN 0 AND 3e11 THEN
+        RAISE EXCEPTION 'not_before must be after 1970 and finite';
+    END IF;
+    IF NOT (expires_in_s > 0 AND expires_in_s <= 1e9) THEN
+        RAISE EXCEPTION 'expires_in_s must be more than 0 and at most 1e9';
+    END IF;
+    IF NOT octet_length(ordering_key) BETWEEN 1 AND 255 THEN
+        RAISE EXCEPTION 'ordering_key may have 1 to 255 bytes';
+    END IF;
     IF octet_length(exchange) > 255 OR octet_length(routing_key) > 255 OR octet_length(id_) > 255 THEN
         RAISE EXCEPTION 'exchange, routing key and message id may have at most 255 bytes';
     END IF;
