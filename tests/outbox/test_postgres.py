@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -102,6 +103,57 @@ def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
     entries, _ = own.read_ready(before.last_id + 1, after.last_id, **ALL)
     assert message_ids(entries) == ["after"]
     assert after.counters.stored == 2
+
+
+def test_a_message_that_was_told_is_on_disk(
+    postgres_server: PostgresServer, url: str, own: PostgresStore
+) -> None:
+    """Or a crash could lose it, and give its id to another message."""
+    ids = "SELECT log_cnt FROM reliablepub.message_ids", "SELECT nextval('reliablepub.message_ids')"
+    postgres_server.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    postgres_server.execute("SELECT pg_reload_conf()")
+    try:
+        with psycopg.connect(url) as hasty:
+            while hasty.execute(ids[0]).fetchone() != (0,):
+                hasty.execute(ids[1])
+            hasty.commit()
+            hasty.execute("SET synchronous_commit = off")
+            with Outbox(url) as outbox:
+                outbox.enqueue(Message(b"", message_id="hasty"), connection=hasty)
+            hasty.commit()
+            assert own.changed_elsewhere()
+            entries, _ = own.read_ready(1, own.snapshot().last_id, **ALL)
+            postgres_server.kill()
+    finally:
+        postgres_server.recover()
+        postgres_server.execute("ALTER SYSTEM RESET wal_writer_delay")
+        postgres_server.execute("SELECT pg_reload_conf()")
+    with Outbox(url) as outbox:
+        outbox.enqueue(Message(b"", message_id="later"))
+        assert own.changed_elsewhere()
+        own.commit(Changes(confirmed=entries))
+        assert [row["message_id"] for row in outbox.rows("open")] == ["later"]
+
+
+def test_a_turn_may_take_longer_than_the_statements_of_its_user(url: str) -> None:
+    """The first turn counts all messages that came while no relay ran, for instance."""
+    with psycopg.connect(url) as administrator:
+        administrator.execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET statement_timeout = 500',"
+            " current_database()); END $$"
+        )
+    with psycopg.connect(url) as slow, ThreadPoolExecutor(1) as pool:
+        slow.execute("LOCK TABLE reliablepub.attempts")  # which the first turn reads
+        started = pool.submit(PostgresStore, Server.of(url))
+        until(lambda: is_waited_for(url))
+        time.sleep(0.7)
+        slow.rollback()
+        started.result().close()
+
+
+def is_waited_for(url: str) -> bool:
+    with psycopg.connect(url) as looking:
+        return looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is not None
 
 
 def is_told(store: PostgresStore) -> bool:

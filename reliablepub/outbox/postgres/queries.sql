@@ -80,9 +80,11 @@ SELECT
         THEN set_config('synchronous_commit', 'on', true) END;
 
 -- Each statement of a relay finds its rows by an index. When a backlog has just grown, statistics are
--- missing or old, and the planner would read the whole table for each page.
+-- missing or old, and the planner would read the whole table for each page. A timeout of the user may
+-- be shorter than the count of all messages that came while no relay ran.
 -- name: by_index
 SELECT
+    set_config('statement_timeout', '0', true),
     set_config('enable_seqscan', 'off', true),
     set_config('enable_bitmapscan', 'off', true),
     set_config('enable_sort', 'off', true),
@@ -179,11 +181,17 @@ counts AS (
         max(xid::text::bigint) AS last_xid
     FROM fresh
 )
-SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*
+SELECT
+    t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*,
+    pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() AS may_be_lost
 FROM counts, (
     SELECT turn, run, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
 ) AS t;
+
+-- The commit of a transaction that has written to the server's log brings all of the log to disk.
+-- name: flush
+SELECT pg_logical_emit_message(true, 'reliablepub', '')::text;
 
 -- name: counted
 SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;

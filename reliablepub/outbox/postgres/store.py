@@ -68,6 +68,7 @@ from reliablepub.outbox.postgres.server import (
     check_texts,
     is_cut_off,
     outbox_error,
+    reported,
 )
 from reliablepub.outbox.rows import (
     ATTEMPTS_RETENTION_S,
@@ -292,9 +293,10 @@ class PostgresStore:
             "xip": xip.split(",") if xip else [],
             "last_id": seen.last_id,
         }
-        [(turn, run, intervention, text, count, size, last_id, late, last_xid)] = self._link.read(
-            "look", values
-        )
+        [(turn, run, intervention, text, *found, may_be_lost)] = self._link.read("look", values)
+        count, size, last_id, late, last_xid = found
+        if count and may_be_lost:
+            self._flush()
         self._follow(turn, run, intervention)
         seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
         seen.count, seen.size = seen.count + count, seen.size + size
@@ -304,6 +306,15 @@ class PostgresStore:
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
         return is_changed or count > 0
+
+    def _flush(self) -> None:
+        """Bring to disk what others have committed with ``synchronous_commit = off``.
+
+        If a crash lost a message that is in memory here, a later one could get its id, and would be
+        deleted when the first one is confirmed.
+        """
+        with reported(self._server):
+            self._link.transact([self._link.settings(), ("flush", {})])
 
     def _follow(self, turn: int, run: int, intervention: int) -> None:
         """Record the newest turn, which may be an operator's.
