@@ -654,3 +654,32 @@ def test_a_pgbouncer_that_replaces_a_connection_says_nothing_of_the_owner(
         assert not is_cut_off
         own.commit(Changes(sources={"a": 1}))
         assert own.position("a") == 2
+
+
+def test_a_connection_that_fails_at_its_first_statement_is_opened_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PgBouncer accepts its clients while the server is down, and ends them at a statement."""
+    opened: list[int] = []
+    connect = Server.connect
+
+    def connect_and_lose(server: Server) -> psycopg.Connection[Any]:
+        connection = connect(server)
+        opened.append(connection.info.backend_pid)
+        with psycopg.connect(url) as operator:
+            operator.execute("SELECT pg_terminate_backend(%s, 5000)", (opened[-1],))
+        return connection
+
+    with closing(Link(Server.of(url))) as link:
+        monkeypatch.setattr(Server, "connect", connect_and_lose)
+        with pytest.raises(OutboxUnreachable):
+            link.rows("alive")
+        assert len(opened) == 1
+        monkeypatch.undo()
+        until(lambda: is_alive(link))
+
+
+def is_alive(link: Link) -> bool:
+    with suppress(OutboxUnreachable):
+        return link.rows("alive") == [(1,)]
+    return False

@@ -335,7 +335,9 @@ class Link:
         return self._connection
 
     def _check_version(self) -> None:
-        [(version, self.allows_loss, self._is_lossy)] = self.rows("outbox")
+        # Not again if it fails: behind a PgBouncer, a server that is down lets no statement pass.
+        with reported(self.server):
+            [(version, self.allows_loss, self._is_lossy)] = self._run("outbox", {})
         if version != VERSION:
             known = f"this library knows {VERSION}"
             raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
