@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import RowFactory, class_row, dict_row, namedtuple_row, scalar_row
 from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -77,6 +79,25 @@ def test_a_message_goes_with_psycopgs_transaction(outbox: Outbox, postgres_outbo
         outbox.enqueue(message("rolled back"), connection=connection)
         connection.rollback()
     assert stored(outbox) == ["kept"]
+
+
+class Row:
+    """A row of an application, which makes objects of all its rows."""
+
+    def __init__(self, **columns: object) -> None:
+        self.columns = columns
+
+
+@pytest.mark.parametrize("factory", [dict_row, namedtuple_row, scalar_row, class_row(Row)])
+def test_rows_may_be_objects_of_the_application(
+    factory: RowFactory[Any], outbox: Outbox, postgres_outbox: str
+) -> None:
+    with psycopg.connect(postgres_outbox, row_factory=factory) as connection:
+        assert outbox.enqueue(message("plain"), connection=connection) == "plain"
+        assert outbox.enqueue(message("first"), key="k", connection=connection) == "first"
+        assert outbox.enqueue(message("second"), key="k", connection=connection) == "first"
+        assert outbox.cancel("k", connection=connection)
+    assert stored(outbox) == ["plain"]
 
 
 def test_a_message_goes_with_sqlalchemys_transaction_and_savepoint(

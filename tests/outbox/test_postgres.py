@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
+from reliablepub.outbox.database import NO_CHANGE, Session
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership
@@ -72,6 +74,117 @@ def test_a_row_of_a_slow_transaction_is_told_when_it_commits(url: str, own: Post
     assert second.counters.open == 2
     entries, _ = own.read_ready(1, 1, **ALL)
     assert message_ids(entries) == ["slow"]
+
+
+def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
+    postgres_server: PostgresServer, url: str, own: PostgresStore
+) -> None:
+    """A crash forgets what was rolled back just before; later transactions get those numbers."""
+    with Outbox(url) as outbox:
+        outbox.enqueue(Message(b"", message_id="before"))
+    with psycopg.connect(url) as application:
+        application.execute("CREATE TABLE orders (n integer)")
+        application.commit()
+        application.execute("INSERT INTO orders VALUES (1)")
+        application.rollback()
+        assert own.changed_elsewhere()
+        before = own.snapshot()
+        own.commit(Changes(confirmed=own.read_ready(1, before.last_id, **ALL)[0]))
+        for _ in range(5):
+            application.execute("INSERT INTO orders VALUES (1)")
+            application.rollback()
+        assert not own.changed_elsewhere()
+        postgres_server.kill()
+    postgres_server.start()
+    with Outbox(url) as outbox:
+        outbox.enqueue(Message(b"", message_id="after"))
+    until(lambda: is_told(own), timeout_s=10)
+    after = own.snapshot()
+    entries, _ = own.read_ready(before.last_id + 1, after.last_id, **ALL)
+    assert message_ids(entries) == ["after"]
+    assert after.counters.stored == 2
+
+
+def test_a_message_that_was_told_is_on_disk(
+    postgres_server: PostgresServer, url: str, own: PostgresStore
+) -> None:
+    """Or a crash could lose it, and give its id to another message."""
+    ids = "SELECT log_cnt FROM reliablepub.message_ids", "SELECT nextval('reliablepub.message_ids')"
+    postgres_server.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    postgres_server.execute("SELECT pg_reload_conf()")
+    try:
+        with psycopg.connect(url) as hasty:
+            while hasty.execute(ids[0]).fetchone() != (0,):
+                hasty.execute(ids[1])
+            hasty.commit()
+            hasty.execute("SET synchronous_commit = off")
+            with Outbox(url) as outbox:
+                outbox.enqueue(Message(b"", message_id="hasty"), connection=hasty)
+            hasty.commit()
+            assert own.changed_elsewhere()
+            entries, _ = own.read_ready(1, own.snapshot().last_id, **ALL)
+            postgres_server.kill()
+    finally:
+        postgres_server.recover()
+        postgres_server.execute("ALTER SYSTEM RESET wal_writer_delay")
+        postgres_server.execute("SELECT pg_reload_conf()")
+    with Outbox(url) as outbox:
+        outbox.enqueue(Message(b"", message_id="later"))
+        assert own.changed_elsewhere()
+        own.commit(Changes(confirmed=entries))
+        assert [row["message_id"] for row in outbox.rows("open")] == ["later"]
+
+
+def test_a_turn_may_take_longer_than_the_statements_of_its_user(url: str) -> None:
+    """The first turn counts all messages that came while no relay ran, for instance."""
+    with psycopg.connect(url) as administrator:
+        administrator.execute(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET statement_timeout = 500',"
+            " current_database()); END $$"
+        )
+    with psycopg.connect(url) as slow, ThreadPoolExecutor(1) as pool:
+        slow.execute("LOCK TABLE reliablepub.attempts")  # which the first turn reads
+        started = pool.submit(PostgresStore, Server.of(url))
+        until(lambda: is_waited_for(url))
+        time.sleep(0.7)
+        slow.rollback()
+        started.result().close()
+
+
+def is_waited_for(url: str) -> bool:
+    with psycopg.connect(url) as looking:
+        return looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is not None
+
+
+def is_told(store: PostgresStore) -> bool:
+    with suppress(OutboxUnreachable):
+        return store.changed_elsewhere()
+    return False
+
+
+def test_a_message_that_is_imported_slowly_is_found(url: str, own: PostgresStore) -> None:
+    """The relay has read higher ids by the time of the import's commit."""
+    row: dict[str, Any] = dict.fromkeys(("due_at", "expires_at", "ordering_key", "refused_at"))
+    row |= dict.fromkeys(("nacked", "returned", "refused", "uncertain"), 0)
+    row |= {"message_id": "imported", "exchange": "", "routing_key": "", "properties": "{}"}
+    row |= {"stored_at": 1.0, "size": 10, "checksum": -1, "body": b""}
+
+    def work(session: Session) -> None:
+        (row["id"],) = session.run("next_id").fetchone()
+        session.run("import_open", row).fetchone()
+        with Outbox(url) as outbox:
+            outbox.enqueue(Message(b"", message_id="later"))
+        assert own.changed_elsewhere()
+        assert own.snapshot().last_id > row["id"]
+        session.run("change_ledger", NO_CHANGE | {"stored": 1, "shard": 0, "open_bytes": 10})
+
+    with closing(outbox_at(url)) as database:
+        database.write(work)
+    assert own.changed_elsewhere()
+    found = own.snapshot()
+    ids = [id_ for first, last in found.late for id_ in range(first, last + 1)]
+    due, _ = own.read_due(time.time(), loaded=(), **ALL)
+    assert row["id"] in ids or message_ids(due) == ["imported"]
 
 
 def test_rows_with_transactions_of_another_cluster_are_sent_and_counted_once(url: str) -> None:
@@ -524,3 +637,49 @@ def test_a_pgbouncer_may_lend_its_connections_by_transaction(
         assert publisher.flush(20)
         assert [n for n in sent_ids(broker) if n[0] == "p"] == [f"p-{n}" for n in range(10)]
     assert counted(url) == (0, 0, 0, 0)
+
+
+def test_a_pgbouncer_that_replaces_a_connection_says_nothing_of_the_owner(
+    url: str, pgbouncer_url: str, postgres_server: PostgresServer
+) -> None:
+    """It does at the end of `server_lifetime`, for instance, and its clients do not notice."""
+    with closing(PostgresStore(Server.of(pgbouncer_url))) as own:
+        own.commit(Changes(sources={"a": 1}))
+        postgres_server.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname IS NOT NULL AND pid <> pg_backend_pid()"
+        )
+        with closing(Link(Server.of(url))) as link:
+            [(*_, is_cut_off)] = link.rows("newest_turns")
+        assert not is_cut_off
+        own.commit(Changes(sources={"a": 1}))
+        assert own.position("a") == 2
+
+
+def test_a_connection_that_fails_at_its_first_statement_is_opened_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PgBouncer accepts its clients while the server is down, and ends them at a statement."""
+    opened: list[int] = []
+    connect = Server.connect
+
+    def connect_and_lose(server: Server) -> psycopg.Connection[Any]:
+        connection = connect(server)
+        opened.append(connection.info.backend_pid)
+        with psycopg.connect(url) as operator:
+            operator.execute("SELECT pg_terminate_backend(%s, 5000)", (opened[-1],))
+        return connection
+
+    with closing(Link(Server.of(url))) as link:
+        monkeypatch.setattr(Server, "connect", connect_and_lose)
+        with pytest.raises(OutboxUnreachable):
+            link.rows("alive")
+        assert len(opened) == 1
+        monkeypatch.undo()
+        until(lambda: is_alive(link))
+
+
+def is_alive(link: Link) -> bool:
+    with suppress(OutboxUnreachable):
+        return link.rows("alive") == [(1,)]
+    return False

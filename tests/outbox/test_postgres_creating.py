@@ -1,15 +1,19 @@
 """Creating an outbox in PostgreSQL: the SQL that is shown to a DBA, and writers in plain SQL."""
 
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 
-from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, Publisher
+from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, OutboxError, Publisher
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.sql import creation
+from reliablepub.outbox.postgres.sql import creation, roles
 from reliablepub.testing import FakeBroker
+from tests.postgres import PostgresServer
 
 PAGE: dict[str, Any] = {"limit": 9, "bytes_max": 10**6}
 
@@ -45,6 +49,106 @@ def test_it_is_created_with_the_applications_tables(postgres_url: str) -> None:
         assert database.exists()
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_several_processes_may_create_it_at_once(postgres_url: str, *, is_joined: bool) -> None:
+    """As the workers of a service do when they start."""
+    at_once = threading.Barrier(4)
+
+    def create(_: int) -> None:
+        with Outbox(postgres_url) as outbox, psycopg.connect(postgres_url) as application:
+            at_once.wait()
+            outbox.create(connection=application if is_joined else None)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(create, range(4)))
+    with Outbox(postgres_url) as outbox:
+        assert outbox.status().stored == 0
+
+
+def test_it_may_be_created_twice_in_a_transaction(postgres_url: str) -> None:
+    with Outbox(postgres_url) as outbox, psycopg.connect(postgres_url) as application:
+        outbox.create(connection=application)
+        outbox.create(connection=application)
+        application.commit()
+        assert outbox.status().stored == 0
+
+
+@pytest.fixture
+def encoded_url(postgres_server: PostgresServer) -> Iterator[Callable[[str], str]]:
+    """Make a database with an encoding; its URL."""
+    made: list[str] = []
+
+    def make(encoding: str) -> str:
+        made.append(f"test_of_{encoding.lower()}")
+        postgres_server.drop_database(made[-1])
+        postgres_server.execute(
+            "CREATE DATABASE {} ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+            made[-1],
+            encoding,
+        )
+        return postgres_server.url_of(made[-1])
+
+    yield make
+    for name in made:
+        postgres_server.drop_database(name)
+
+
+def test_a_database_that_cannot_hold_any_text_is_refused(
+    encoded_url: Callable[[str], str],
+) -> None:
+    url = encoded_url("LATIN1")
+    with Outbox(url) as outbox:
+        with pytest.raises(OutboxError, match="needs a database with encoding UTF8"):
+            outbox.create()
+        with pytest.raises(NotAnOutbox):
+            outbox.status()
+
+
+@pytest.mark.parametrize("is_in_database", [False, True])
+def test_texts_are_the_same_in_any_environment(
+    encoded_url: Callable[[str], str],
+    postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_in_database: bool,
+) -> None:
+    """An encoding of the database, or of the client, that is not UTF-8."""
+    url = encoded_url("SQL_ASCII") if is_in_database else postgres_url
+    Outbox(url).create()
+    if not is_in_database:
+        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    with FakeBroker() as broker, Outbox(url) as outbox:
+        broker.declare_queue("grüße €")
+        fields: dict[str, Any] = {"routing_key": "grüße €", "headers": {"to": "Ł"}}
+        outbox.enqueue(Message(b"", message_id="é", **fields), key="ключ")
+        assert outbox.enqueue(Message(b"", message_id="2", **fields), key="ключ") == "é"
+        [row] = outbox.rows("open")
+        assert (row["message_id"], row["routing_key"]) == ("é", "grüße €")
+        with Publisher(broker.url, outbox=url) as publisher:
+            publisher.publish(b"", message_id="€", **fields)
+            assert publisher.flush(20).counters.confirmed == 2
+        assert {m.properties.message_id for m in broker.messages("grüße €")} == {"é", "€"}
+        assert outbox.audit().is_right
+
+
+def test_roles_suffice_where_nobody_may_call_functions_by_default(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """As security guides recommend."""
+    user = "only_enqueues"
+    with psycopg.connect(postgres_url) as administrator:
+        administrator.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+        administrator.execute(creation("hardened"))
+        administrator.execute(roles("hardened"))
+        if not postgres_server.execute("SELECT 1 FROM pg_roles WHERE rolname = 'only_enqueues'"):
+            administrator.execute("CREATE ROLE only_enqueues LOGIN")
+        administrator.execute("GRANT hardened_enqueuer TO only_enqueues")
+    with Outbox(postgres_url.replace("postgres@", f"{user}@") + "?schema=hardened") as outbox:
+        outbox.enqueue(Message(b""))
+    with Outbox(postgres_url + "?schema=hardened") as outbox:
+        assert outbox.status().open == 1
+
+
 def test_an_outbox_of_another_version_is_refused(postgres_url: str) -> None:
     Outbox(postgres_url).create()
     with psycopg.connect(postgres_url) as newer:
@@ -78,6 +182,28 @@ def test_plain_sql_stores_messages(postgres_url: str) -> None:
         assert second.expires_at == pytest.approx(second.stored_at + 60)
         assert store.snapshot().counters.open == 2
     assert Outbox(postgres_url).audit().is_right
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "not_before => 'infinity'",
+        "not_before => '-infinity'",
+        "expires_in_s => 'Infinity'",
+        "expires_in_s => 'NaN'",
+        "expires_in_s => 1e300",
+        "expires_in_s => 0",
+        "properties => '[1]'",
+        "ordering_key => repeat('k', 256)",
+    ],
+)
+def test_plain_sql_refuses_what_could_never_be_sent(postgres_url: str, values: str) -> None:
+    with Outbox(postgres_url) as outbox, psycopg.connect(postgres_url) as anybody:
+        outbox.create()
+        with pytest.raises(psycopg.errors.RaiseException, match=values.split(maxsplit=1)[0]):
+            anybody.execute(f"SELECT reliablepub.enqueue('', 'q', 'x', {values})".encode())
+        anybody.rollback()
+        assert list(outbox.rows("open")) == []
 
 
 def test_what_postgresql_cannot_store_is_refused(postgres_url: str) -> None:

@@ -315,6 +315,7 @@ def test_a_server_that_became_a_replica_stores_nothing_and_is_waited_for(
 
 def test_a_url_with_several_hosts_means_the_primary() -> None:
     assert "target_session_attrs=read-write" in Server.of("postgresql://one,two/db").url
+    assert "target_session_attrs=read-write" in Server.of("postgresql:///db?host=one,two").url
     assert "target_session_attrs" not in Server.of("postgresql://one/db").url
     url = "postgresql://one,two/db?target_session_attrs=any"
     assert Server.of(url).url.count("target_session_attrs") == 1

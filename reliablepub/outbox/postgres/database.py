@@ -298,7 +298,18 @@ class PostgresDatabase:
 
     def create(self, connection: Any) -> None:  # noqa: ANN401 - of any library
         """Create the outbox in its schema, if there is none."""
-        if not self.exists():
+        if self.exists():
+            return
+        if connection is not None:
+            self._create(connection)
+            return
+        with reported(self.server), self.server.connect() as own, own.transaction():
+            self._create(own)
+
+    def _create(self, connection: Any) -> None:  # noqa: ANN401 - of any library
+        schema, texts = {"schema": self.server.schema}, named(self.server.schema)
+        execute(connection, texts["wait_for_creators"], schema)
+        if not execute(connection, texts["is_there"], schema):
             create_outbox(self.server, connection=connection)
 
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> PostgresStore:

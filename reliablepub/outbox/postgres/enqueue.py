@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from reliablepub.errors import OutboxError, OutboxUnreachable, OutboxUnsure
 from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
@@ -182,7 +183,7 @@ def execute(
         from sqlalchemy import text as of  # noqa: PLC0415 - the application has it
 
         return tuple(connection.execute(of(text), values).first() or ())
-    with connection.cursor() as cursor:
+    with _cursor(connection) as cursor:
         if values is None:
             cursor.execute(text)
             return ()
@@ -204,10 +205,17 @@ def execute_text(
     if is_sqlalchemy:  # without parameters, or a driver would take each % for a placeholder
         found = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
         return [tuple(row) for row in found] if found.returns_rows else []
-    with connection.cursor() as cursor:
+    with _cursor(connection) as cursor:
         cursor.execute(text)
         rows = cursor.fetchall() if cursor.description else []
         return [tuple(row.values() if isinstance(row, dict) else row) for row in rows]
+
+
+def _cursor(connection: Any) -> Any:  # noqa: ANN401 - of any library
+    """Return a cursor that returns rows as tuples, as far as the library lets its caller choose."""
+    if isinstance(connection, psycopg.Connection):
+        return connection.cursor(row_factory=tuple_row)
+    return connection.cursor()
 
 
 def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any library

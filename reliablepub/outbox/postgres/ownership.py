@@ -110,6 +110,7 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | No
     [(run,)] = link.rows("begin_run", names)
     values = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
     try:
+        values["backend"] = link.backend
         link.transact([link.settings(), ("take_over", values)])
     except psycopg.Error as error:
         if is_lost_turn(error) or isinstance(error, psycopg.errors.LockNotAvailable):

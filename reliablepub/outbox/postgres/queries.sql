@@ -41,6 +41,10 @@ FROM reliablepub_outbox;
 -- name: alive
 SELECT 1;
 
+-- Of several processes that create an outbox, one does, and the others wait for its commit.
+-- name: wait_for_creators
+SELECT 1 FROM pg_advisory_xact_lock(hashtext('reliablepub'), hashtext(:schema));
+
 -- name: is_there
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 
@@ -49,7 +53,7 @@ SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 -- name: newest_turns
 SELECT
     s.shard, t.turn, t.run, t.is_free, t.at::text, extract(epoch FROM clock_timestamp() - t.at)::double precision,
-    t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_cut_off
+    t.backend <> 0 AND t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_cut_off
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
@@ -76,9 +80,11 @@ SELECT
         THEN set_config('synchronous_commit', 'on', true) END;
 
 -- Each statement of a relay finds its rows by an index. When a backlog has just grown, statistics are
--- missing or old, and the planner would read the whole table for each page.
+-- missing or old, and the planner would read the whole table for each page. A timeout of the user may
+-- be shorter than the count of all messages that came while no relay ran.
 -- name: by_index
 SELECT
+    set_config('statement_timeout', '0', true),
     set_config('enable_seqscan', 'off', true),
     set_config('enable_bitmapscan', 'off', true),
     set_config('enable_sort', 'off', true),
@@ -90,7 +96,8 @@ SELECT
 INSERT INTO reliablepub_turns
 SELECT
     :shard::integer, :turn::bigint, CASE WHEN t.run = :run THEN t.run END, :token, clock_timestamp(),
-    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen
+    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
+    CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
 
@@ -98,7 +105,8 @@ LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
 INSERT INTO reliablepub_turns
 SELECT
     :shard::integer, :turn::bigint, CASE WHEN t.run >= 0 THEN :run::integer END, :token, clock_timestamp(),
-    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen
+    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
+    CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
 
@@ -158,25 +166,32 @@ WHERE u.shard = :shard AND u.turn = :turn;
 -- because the planner could apply `= ANY` to all rows of the shard. `late`: visible ids up to `last_id`.
 -- name: look
 WITH fresh AS (
-    SELECT id, size FROM reliablepub_messages
+    SELECT id, size, xid FROM reliablepub_messages
     WHERE shard = :shard AND run IS NULL AND xid >= :xmax::text::xid8
     UNION ALL
     SELECT m.* FROM unnest(:xip::text[]::xid8[]) AS x (xid) CROSS JOIN LATERAL (
-        SELECT id, size FROM reliablepub_messages
+        SELECT id, size, xid FROM reliablepub_messages
         WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
     ) AS m
 ),
 counts AS (
     SELECT
         count(*) AS n, coalesce(sum(size), 0)::bigint AS size, max(id) AS last_id,
-        array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late
+        array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late,
+        max(xid::text::bigint) AS last_xid
     FROM fresh
 )
-SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*
+SELECT
+    t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*,
+    pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() AS may_be_lost
 FROM counts, (
     SELECT turn, run, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
 ) AS t;
+
+-- The commit of a transaction that has written to the server's log brings all of the log to disk.
+-- name: flush
+SELECT pg_logical_emit_message(true, 'reliablepub', '')::text;
 
 -- name: counted
 SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
@@ -659,13 +674,15 @@ FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, ta
 -- name: audit
 SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM reliablepub_audit;
 
+-- Without a due time, it is due now: the relay reads on while the import lasts, and may be beyond its
+-- id by the time of the commit.
 -- name: import_open
 INSERT INTO reliablepub_messages (
     id, run, shard, message_id, exchange, routing_key, properties, stored_at, due_at,
     nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key, refused_at
 ) VALUES (
     :id, 0, reliablepub_shard_of(:ordering_key, :exchange, :routing_key), :message_id, :exchange,
-    :routing_key, :properties, :stored_at, :due_at,
+    :routing_key, :properties, :stored_at, coalesce(:due_at, 0),
     :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
     :refused_at
 )

@@ -14,6 +14,8 @@ BEGIN
 END
 $$;
 GRANT USAGE ON SCHEMA reliablepub_ TO role_enqueuer, role_relay, role_reader;
+-- Everyone may call new functions, unless an administrator has changed that default.
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA reliablepub_ TO role_enqueuer, role_relay, role_reader;
 
 -- Processes that enqueue. They cannot read a message.
 GRANT INSERT ON reliablepub_messages TO role_enqueuer;

@@ -9,6 +9,16 @@
 -- No row is updated repeatedly: while a long transaction anywhere in the cluster keeps old row
 -- versions alive, each update of such a row would cost more than the previous one.
 
+-- Names and headers of messages may have any character. SQL_ASCII stores the bytes of UTF-8 as well.
+DO $$
+BEGIN
+    IF current_setting('server_encoding') NOT IN ('UTF8', 'SQL_ASCII') THEN
+        RAISE EXCEPTION 'an outbox needs a database with encoding UTF8, and % has %',
+            current_database(), current_setting('server_encoding');
+    END IF;
+END
+$$;
+
 CREATE SCHEMA reliablepub_;
 
 -- One row: properties of the outbox. `allows_loss`: the operator accepts `synchronous_commit = off`.
@@ -167,7 +177,8 @@ CREATE TABLE reliablepub_in_flight (
 -- snapshot `seen`. The turn of an operator does not change the owner or the time. The primary key is
 -- the fence: of two transactions that follow the same turn, only one can commit. `token` distinguishes
 -- a transaction whose COMMIT was cut off from one of another process. `backend` is the server process
--- of the owner's connection: when it has ended, the owner has probably died.
+-- of the owner's connection: when it has ended, the owner has probably died. It is 0 behind PgBouncer,
+-- which opens and closes connections to the server as it likes.
 CREATE TABLE reliablepub_turns (
     shard integer NOT NULL,
     turn bigint NOT NULL,
@@ -302,7 +313,19 @@ DECLARE
     wall double precision := extract(epoch FROM clock_timestamp());
     id_ text := coalesce(message_id, gen_random_uuid()::text);
 BEGIN
-    PERFORM properties::json;
+    -- What `Message` refuses would be parked, or never be due.
+    IF json_typeof(properties::json) <> 'object' THEN
+        RAISE EXCEPTION 'properties must be a JSON object';
+    END IF;
+    IF NOT extract(epoch FROM not_before) BETWEEN 0 AND 3e11 THEN
+        RAISE EXCEPTION 'not_before must be after 1970 and finite';
+    END IF;
+    IF NOT (expires_in_s > 0 AND expires_in_s <= 1e9) THEN
+        RAISE EXCEPTION 'expires_in_s must be more than 0 and at most 1e9';
+    END IF;
+    IF NOT octet_length(ordering_key) BETWEEN 1 AND 255 THEN
+        RAISE EXCEPTION 'ordering_key may have 1 to 255 bytes';
+    END IF;
     IF octet_length(exchange) > 255 OR octet_length(routing_key) > 255 OR octet_length(id_) > 255 THEN
         RAISE EXCEPTION 'exchange, routing key and message id may have at most 255 bytes';
     END IF;

@@ -41,6 +41,8 @@ _PATIENCE: Final = {
     "application_name": "reliablepub",
 }
 """Detects a broken connection within 5 s. Parameters in the URL have priority."""
+_TEXTS: Final = {"client_encoding": "UTF8"}
+"""Checksums cover UTF-8. The default is the encoding of the database, or of PGCLIENTENCODING."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,9 @@ class Server:
             )
             schema = check_schema(given.pop("schema", DEFAULT_SCHEMA))
             patience = dict(_PATIENCE)
-            if "," in parts.netloc:
+            if "," in parts.netloc or "," in given.get("host", ""):
                 patience["target_session_attrs"] = "read-write"  # of several hosts, the primary
-            query = urlencode(patience | given, quote_via=quote)
+            query = urlencode(patience | given | _TEXTS, quote_via=quote)
             conninfo = f"{parts.scheme}://{parts.netloc}{parts.path}?{query}"
             psycopg.conninfo.conninfo_to_dict(conninfo)
         except (ValueError, psycopg.Error) as error:
@@ -303,6 +305,15 @@ class Link:
         """Whether there is a connection that was not lost."""
         return self._connection is not None
 
+    @property
+    def backend(self) -> int:
+        """The server process of the connection, or a number that PgBouncer has made up.
+
+        Raises:
+            OutboxUnreachable: no connection can be opened.
+        """
+        return self.open().info.backend_pid
+
     def open(self) -> psycopg.Connection[Any]:
         """Return the connection; open one if there is none.
 
@@ -324,7 +335,9 @@ class Link:
         return self._connection
 
     def _check_version(self) -> None:
-        [(version, self.allows_loss, self._is_lossy)] = self.rows("outbox")
+        # Not again if it fails: behind a PgBouncer, a server that is down lets no statement pass.
+        with reported(self.server):
+            [(version, self.allows_loss, self._is_lossy)] = self._run("outbox", {})
         if version != VERSION:
             known = f"this library knows {VERSION}"
             raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")

@@ -68,6 +68,7 @@ from reliablepub.outbox.postgres.server import (
     check_texts,
     is_cut_off,
     outbox_error,
+    reported,
 )
 from reliablepub.outbox.rows import (
     ATTEMPTS_RETENTION_S,
@@ -292,17 +293,28 @@ class PostgresStore:
             "xip": xip.split(",") if xip else [],
             "last_id": seen.last_id,
         }
-        [(turn, run, intervention, text, count, size, last_id, late)] = self._link.read(
-            "look", values
-        )
+        [(turn, run, intervention, text, *found, may_be_lost)] = self._link.read("look", values)
+        count, size, last_id, late, last_xid = found
+        if count and may_be_lost:
+            self._flush()
         self._follow(turn, run, intervention)
-        seen.text, seen.count, seen.size = text.decode(), seen.count + count, seen.size + size
+        seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
+        seen.count, seen.size = seen.count + count, seen.size + size
         if is_changed := self._has_followed:
             [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
             self._has_followed = False
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
         return is_changed or count > 0
+
+    def _flush(self) -> None:
+        """Bring to disk what others have committed with ``synchronous_commit = off``.
+
+        If a crash lost a message that is in memory here, a later one could get its id, and would be
+        deleted when the first one is confirmed.
+        """
+        with reported(self._server):
+            self._link.transact([self._link.settings(), ("flush", {})])
 
     def _follow(self, turn: int, run: int, intervention: int) -> None:
         """Record the newest turn, which may be an operator's.
@@ -487,11 +499,8 @@ class PostgresStore:
 
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
-        head: list[Step] = [
-            self._link.settings(),
-            BY_INDEX,
-            ("take_turn", {**turn, "run": self._run, "token": token}),
-        ]
+        mine = {"run": self._run, "token": token, "backend": self._link.backend}
+        head: list[Step] = [self._link.settings(), BY_INDEX, ("take_turn", {**turn, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
         if self._seen.count:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
@@ -783,6 +792,17 @@ class PostgresStore:
             )
         if self._is_closed:
             raise OutboxError(f"outbox {self._server} is closed")
+
+
+def _on_disk(snapshot: str, xmax: int) -> str:
+    """Return a snapshot up to the last transaction whose row it shows.
+
+    The transactions after it have no row, and may have ended without a flush of the server's log.
+    A server that crashes then gives their numbers to new transactions, whose rows are new.
+    """
+    xmin, _, running = snapshot.split(":")
+    xip = [xid for xid in running.split(",") if xid and int(xid) < xmax]
+    return f"{min(int(xmin), xmax)}:{xmax}:{','.join(xip)}"
 
 
 def _release_values(release: Release, shard: int) -> dict[str, object]:
