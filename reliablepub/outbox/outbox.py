@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from reliablepub.errors import ConfigurationError, InvalidMessage, ReliablePubError
 from reliablepub.headers import utf8
-from reliablepub.hooks import MessagesRejected, Rejections, Stamps, tell_rejected
+from reliablepub.hooks import MessagesRejected, Rejections, Stamps, stamped, tell_rejected
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.database import file_of
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Entry, OpenLimits, identified, new_id
+from reliablepub.outbox.entry import Entry, OpenLimits, identified
 from reliablepub.outbox.opening import Where, outbox_at
 
 if TYPE_CHECKING:
@@ -144,11 +144,7 @@ class Outbox:
         """
         if key is not None and not utf8("key", key):
             raise InvalidMessage("key", "is empty, which every message without a key would share")
-        stored = identified(message, fields)
-        for stamp in self._stamps:
-            stored = stamp(stored)
-        if stored.message_id is None:  # a hook has made another message
-            stored = stored.with_message_id(new_id())
+        stored = stamped(identified(message, fields), self._stamps)
         entry = Entry.accepted(stored, time.time())
         try:
             return self._enqueue(entry, key, connection=connection)

@@ -26,6 +26,7 @@ from reliablepub.hooks import (
     LinkChanged,
     MessageGivenUp,
     MessageStored,
+    named,
 )
 from reliablepub.outbox.entry import Attempt, DamagedRow, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -84,17 +85,6 @@ class Guard:
                 self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
         finally:
             self.running = outer  # a callback may have called this one
-
-
-def named(callback: object) -> str:
-    """The name of a callback of the application, by which it can be found: ``shop.Audit.on_sent``.
-
-    Callbacks made by one function, such as lambdas, share a name.
-    """
-    function = getattr(callback, "func", callback)  # of a `functools.partial`
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    module = getattr(function, "__module__", None)  # a method of a built-in type has none
-    return f"{module}.{name}" if module else name
 
 
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]

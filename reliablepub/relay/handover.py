@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from reliablepub.errors import InvalidMessage, OutboxFull, PublisherClosed, ReliablePubError
+from reliablepub.hooks import stamped
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id
-from reliablepub.relay.callbacks import named
 
 
 class Latch:
@@ -404,21 +404,6 @@ class Inbox:
             return self.chunks[0] is chunk
         except IndexError:  # the relay has taken all chunks
             return False
-
-
-def stamped(message: Message, stamps: Iterable[Callable[[Message], Message]]) -> Message:
-    """Apply the stamps of hooks to a message. An id that it has stays: its receipt bears it.
-
-    Raises:
-        TypeError: a stamp returned something else than a message.
-    """
-    for stamp in stamps:
-        given, message = message, stamp(message)
-        if not isinstance(message, Message):
-            raise TypeError(f"{named(stamp)} returned {type(message).__name__}, not a Message")
-        if given.message_id not in {None, message.message_id}:
-            message = message.with_message_id(given.message_id)
-    return message
 
 
 CHUNK_MESSAGES_MAX: Final = 500

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
+from reliablepub.errors import OutboxInUse, OutboxLocked, OutboxUnreachable
 from reliablepub.observe.health import Health, HealthServer
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
@@ -226,6 +227,47 @@ def test_what_cannot_be_opened_is_reopened_as_it_was(
     with service:
         service.run(is_draining=False)
     assert "reopened with the earlier settings: window_max is 0" in capsys.readouterr().err
+
+
+def test_a_standby_waits_while_the_outbox_cannot_be_reached(
+    fake: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    gone = OutboxUnreachable("the server is away")
+    ends = iter([OutboxInUse("another relay has it"), gone, gone, OutboxLocked("locked")])
+    opened = Settings.open
+
+    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
+        for error in ends:
+            raise error
+        return opened(self, hooks)
+
+    monkeypatch.setattr(Settings, "open", open_)
+
+    def life() -> Iterator[None]:
+        while service.status.connects == 0:
+            yield
+
+    service = Service(
+        settings,
+        lambda: settings,
+        stop=cast("Stop", Stepping(life())),
+        notifier=Notifier({}),
+        hooks=[],
+        is_standby=True,
+    )
+    with service:
+        service.run(is_draining=False)
+    told = capsys.readouterr().err.splitlines()[:4]
+    assert [line.partition("standing by: ")[2] for line in told[:3]] == [
+        "another relay owns the outbox",
+        "the server is away",
+        "locked",
+    ]
+    assert told[3] == "this relay has taken over the outbox"
 
 
 def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) -> None:

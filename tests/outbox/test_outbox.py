@@ -593,8 +593,20 @@ def test_a_hook_adds_to_what_is_stored(path: Path) -> None:
             return Message(message.body, headers={"signed": True})
 
     with Outbox(path, hooks=[Signed()]) as outbox:
-        outbox.enqueue(Message(b"x"))
-    assert [message.headers for message in open_messages(path)] == [{"signed": True}]
+        id_ = outbox.enqueue(Message(b"x"))
+    assert [(m.message_id, m.headers) for m in open_messages(path)] == [(id_, {"signed": True})]
+
+
+def test_a_hook_that_returns_no_message_is_named(path: Path) -> None:
+    class Forgetful:
+        def stamp(self, message: Message) -> None: ...
+
+    outbox = Outbox(path, hooks=[Forgetful()])  # type: ignore[list-item]
+    with (
+        outbox,
+        pytest.raises(TypeError, match=r"Forgetful\.stamp returned NoneType, not a Message"),
+    ):
+        outbox.enqueue(b"x")
 
 
 def test_a_hook_that_would_never_be_told_anything_is_refused(path: Path) -> None:

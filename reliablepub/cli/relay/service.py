@@ -25,7 +25,14 @@ from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.output import print_note
 from reliablepub.cli.signals import Stop
 from reliablepub.credentials import CredentialsProvider
-from reliablepub.errors import ConfigurationError, OutboxInUse, PublisherFailed, ReliablePubError
+from reliablepub.errors import (
+    ConfigurationError,
+    OutboxInUse,
+    OutboxLocked,
+    OutboxUnreachable,
+    PublisherFailed,
+    ReliablePubError,
+)
 from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -156,6 +163,7 @@ class Service:
         self._feed_at = 0.0
         self._fed_turns = -1
         self._told = ""
+        self._trouble = ""
         self._seen = Status()
         self._pause_s = _LOOK_S
         self._publisher: Publisher | None = None
@@ -240,7 +248,15 @@ class Service:
         return True
 
     def _stand_by(self) -> None:
-        if self._take_over():
+        trouble = ""
+        try:
+            has_taken_over = self._take_over()
+        except (OutboxLocked, OutboxUnreachable) as error:  # a later look may find it again
+            has_taken_over, trouble = False, str(error)
+        if trouble and trouble != self._trouble:
+            print_note(f"standing by: {trouble}", event="standing_by")
+        self._trouble = trouble
+        if has_taken_over:
             self._notes = _link_notes()
             print_note("this relay has taken over the outbox", event="taken_over")
             return
