@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing.fields import is_integer
-from reliablepub.testing.queue_arguments import seconds_of
+from reliablepub.testing.queue_arguments import queue_type, seconds_of
 from reliablepub.testing.replies import crashed
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ class Queue:
     _returned: int = _BEFORE_ALL
     _refuses: bool = False
     """Whether a quorum queue with `reject-publish` has exceeded a limit."""
+
+    @property
+    def kind(self) -> str:
+        """`classic`, `quorum` or `stream`."""
+        return queue_type(self.arguments)
 
     @property
     def is_quorum(self) -> bool:
@@ -314,5 +319,5 @@ class Stream(Queue):
 
 def new_queue(name: str, *, arguments: dict[str, Any], **flags: Any) -> Queue:  # noqa: ANN401 - of `Queue`
     """Make a queue of the type that its arguments name."""
-    kind = Stream if arguments.get("x-queue-type") == "stream" else Queue
+    kind = Stream if queue_type(arguments) == "stream" else Queue
     return kind(name, arguments=arguments, **flags)
