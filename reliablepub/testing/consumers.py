@@ -149,7 +149,10 @@ def requeue(deliveries: Iterable[Delivery], now: float, *, is_lost: bool) -> Non
         entries.setdefault(delivery.queue, []).append(delivery.entry)
     for queue, returned in entries.items():
         queue.requeue(returned, is_lost=is_lost)
+        if not queue.is_quorum:
+            queue.trim()
         deliver(queue, now)
+        queue.trim()
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,17 +295,33 @@ class Consuming:
             self._channel.transaction.add_settlement(deliveries, requeue)
 
     def settle(self, deliveries: dict[int, Delivery], requeue: bool | None) -> None:  # noqa: FBT001
-        """Settle deliveries: ack (None), requeue (True), or reject and drop (False)."""
+        """Settle deliveries: ack (None), requeue (True), or reject and drop (False).
+
+        One consumer after the other, and then the channel-wide prefetch, as RabbitMQ does: with
+        each step a queue may deliver.
+        """
+        groups: dict[tuple[str, str], list[Delivery]] = {}
         for delivery in deliveries.values():
-            if delivery.consumer is not None:
-                delivery.consumer.unacked -= 1
-                self._volume = max(0, self._volume - delivery.consumer.is_limited)
-            if requeue is False:
-                delivery.queue.bury(delivery.entry.publish, "rejected")
+            tag = delivery.consumer.tag if delivery.consumer is not None else ""
+            groups.setdefault((delivery.queue.name, tag), []).append(delivery)
+        for key in sorted(groups):
+            self._settle_group(groups[key], requeue)
+        limited = sum(bool(one.consumer and one.consumer.is_limited) for one in deliveries.values())
+        self._volume = max(0, self._volume - limited)
+        self.deliver_all()
+
+    def _settle_group(self, deliveries: list[Delivery], requeue: bool | None) -> None:  # noqa: FBT001
+        """Settle deliveries of one queue to one consumer, or with basic.get."""
+        queue, consumer = deliveries[0].queue, deliveries[0].consumer
+        if consumer is not None:
+            consumer.unacked -= len(deliveries)
         if requeue:
-            put_back(deliveries.values(), self._node.now, is_lost=False)
-        for queue in {delivery.queue for delivery in deliveries.values()} | self._queues():
-            deliver(queue, self._node.now)
+            put_back(deliveries, self._node.now, is_lost=False)
+            return
+        if requeue is False:
+            for delivery in deliveries:
+                queue.bury(delivery.entry.publish, "rejected")
+        deliver(queue, self._node.now)
 
     def reopen(self, deliveries: dict[int, Delivery]) -> None:
         """Make the deliveries of a transaction that was rolled back unacknowledged again."""

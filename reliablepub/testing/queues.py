@@ -130,10 +130,10 @@ class Queue:
     def trim(self) -> None:
         """Drop messages from the head while a limit is exceeded.
 
-        A quorum queue with `reject-publish` keeps them, and refuses the next message.
+        A queue that rejects keeps them; if it is a quorum queue, it refuses the next message.
         """
-        if self.is_quorum and self.arguments.get("x-overflow") == "reject-publish":
-            self._refuses = self._refuses or self._is_full(0, room=-1)
+        if self.arguments and self.arguments.get("x-overflow") in REJECTING:
+            self._refuses = self._refuses or (self.is_quorum and self._is_full(0, room=-1))
             return
         while self.ready and self.arguments and self._is_full(0, room=-1):
             self.bury(self.take().publish, "maxlen")

@@ -189,8 +189,10 @@ class VirtualHost:
         seen = {start}
         work = [start]
         while work:
-            exchange = self.exchanges.get(work.pop())
-            if exchange is None:  # an alternate exchange that was never declared
+            name = work.pop()
+            exchange = self.exchanges.get(name)
+            # An alternate exchange may not exist. The default exchange as one has no bindings.
+            if exchange is None or (not name and start):
                 continue
             queues, exchanges = self._destinations(exchange, keys, headers)
             found |= queues
