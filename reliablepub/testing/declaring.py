@@ -139,7 +139,8 @@ def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
     node.keep_while_used(vhost, queue)
     if not method.nowait:
         queue.expire(node.now)
-        counts = (len(queue.ready), len(queue.consumers))
+        consumers = 0 if isinstance(queue, Stream) else len(queue.consumers)
+        counts = (len(queue.ready), consumers)
         channel.send_method(wire.encode_declare_ok(queue.name, *counts))
 
 
