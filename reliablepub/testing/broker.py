@@ -18,13 +18,12 @@ from urllib.parse import quote
 
 from reliablepub.testing import views
 from reliablepub.testing.content_header import encode_properties
-from reliablepub.testing.declaring import frozen_arguments
 from reliablepub.testing.faults import Crash, Fault, Freeze
 from reliablepub.testing.history import Fate, Publish
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions, Permissions
 from reliablepub.testing.queues import new_queue
-from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange, VirtualHost
+from reliablepub.testing.routing import EXCHANGE_TYPES, Exchange, VirtualHost, new_binding
 from reliablepub.testing.server import Server
 
 if TYPE_CHECKING:
@@ -297,8 +296,7 @@ class FakeBroker:
         Raises:
             KeyError: The queue or the exchange does not exist.
         """
-        frozen = frozen_arguments(dict(arguments or {}))
-        binding = Binding(queue, to_exchange=False, routing_key=routing_key, arguments=frozen)
+        binding = new_binding(queue, routing_key, arguments)
         with self._changed:
             vhost = self._vhost(virtual_host)
             vhost.queues[queue]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pamqp import commands
+from pamqp.base import Frame
 
 from reliablepub.testing import declaring, decoding, wire
 from reliablepub.testing.channel_base import ChannelBase, Transaction
@@ -21,24 +22,30 @@ from reliablepub.testing.replies import AmqpError, crashed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pamqp.base import Frame
-
     from reliablepub.testing.channel_base import Peer
 
 _SHARED_MAX_BYTES = 65_536
 """Maximum size of a body that a channel keeps, to share it with an equal next one."""
 
+_WITH_CONTENT = (commands.Basic.Deliver, commands.Basic.GetOk, commands.Basic.Return)
+"""Methods with content that a server only sends; a basic.publish is decoded apart."""
+
 _T = TypeVar("_T", str, bytes)
 
 
 class Channel(ChannelBase):
-    """The server's side of a channel: open, or closed by the server and waiting for close-ok."""
+    """The server's side of a channel: not open yet, open, or closed and waiting for close-ok.
+
+    In each of these states, frames must form whole commands.
+    """
 
     def __init__(self, connection: Peer, number: int) -> None:
         super().__init__(connection, number)
         self.publishing = Publishing(self)
         self.consuming = Consuming(self)
-        self._method: tuple[str, str, bool, bool] | None = None
+        self._method: tuple[str, str, bool, bool] | Frame | None = None
+        """The method whose content is due; a basic.publish, in parts, is the only legal one."""
+        self._method_ids = (0, 0)
         self._header: bytes | None = None
         self._body: list[bytes] = []
         self._missing = 0
@@ -53,8 +60,6 @@ class Channel(ChannelBase):
         Raises:
             AmqpError: A hard error, with the method that caused it.
         """
-        if not self.is_open:
-            return
         try:
             if kind == wire.METHOD:
                 self._handle_method(payload)
@@ -64,7 +69,7 @@ class Channel(ChannelBase):
                 self._handle_body(payload)
         except AmqpError as error:
             if error.ids is None:
-                error.ids = decoding.ids_of(payload) if kind == wire.METHOD else PUBLISH_IDS
+                error.ids = decoding.ids_of(payload) if kind == wire.METHOD else self._method_ids
             if error.is_hard:
                 raise
             self.close(error.code, error.reply_text, error.ids)
@@ -74,22 +79,49 @@ class Channel(ChannelBase):
             raise self._interrupted()
         if payload.startswith(decoding.PUBLISH):
             self._method = decoding.decode_publish(payload)
+            self._method_ids = PUBLISH_IDS
             return
         method = decoding.decode_method(payload)
+        if isinstance(method, _WITH_CONTENT):
+            self._method, self._method_ids = method, decoding.ids_of(payload)
+        elif isinstance(method, commands.Channel.Open):
+            self._open()
+        elif isinstance(method, commands.Channel.CloseOk) and self.is_awaiting_close_ok:
+            self.is_gone = True
+        elif self.is_awaiting_close_ok:
+            if isinstance(method, commands.Channel.Close):
+                self.reply(commands.Channel.CloseOk())
+        else:
+            self._handle(method)
+
+    def _open(self) -> None:
+        if self.is_open or self.is_awaiting_close_ok:
+            raise AmqpError(504, "second 'channel.open' seen")
+        self.is_open = True
+        self.send_method(wire.CHANNEL_OPEN_OK)
+
+    def _handle(self, method: Frame) -> None:
+        if not self.is_open:
+            raise AmqpError(504, "expected 'channel.open'")
+        if isinstance(method, commands.Channel.Close):
+            self.release()
+            self.reply(commands.Channel.CloseOk())
+            self.is_gone = True
+            return
         handle = _HANDLERS.get(type(method))
         if handle is None:
             raise AmqpError(503, "unimplemented method")
         handle(self, method)
 
     def _handle_header(self, payload: bytes) -> None:
-        class_id, size, _flags = decode_header(payload)
-        if self._method is None or self._header is not None:
+        class_id, weight, size = decode_header(payload)
+        if self._method is None or self._header is not None or weight:
             raise self._interrupted()
         if class_id != BASIC_CLASS:
             explanation = "expected content header for class 60, got one for class"
             raise AmqpError(505, f"{explanation} {class_id} instead")
         size_max = self.connection.node.options.max_message_size
-        if size > size_max:
+        if size > size_max and self.is_open:
             raise AmqpError(406, oversize(size, size_max))
         self._header = payload
         self._missing = size
@@ -105,7 +137,7 @@ class Channel(ChannelBase):
             # channel, but it drops the bytes.
             self._body.clear()
             return
-        if payload:  # any number of empty body frames is legal
+        if payload and self.is_open:  # any number of empty body frames is legal
             self._body.append(payload)
         if not self._missing:
             self._complete()
@@ -119,14 +151,21 @@ class Channel(ChannelBase):
             expected, got = "content header for class 60", "content header"
         else:
             expected, got = "content body", "content body"
-        return AmqpError(505, f"expected {expected}, got non {got} frame instead", PUBLISH_IDS)
+        explanation = f"expected {expected}, got non {got} frame instead"
+        return AmqpError(505, explanation, self._method_ids)
 
     def _complete(self) -> None:
         assert self._method is not None
         assert self._header is not None
-        exchange, routing_key, mandatory, immediate = self._method
-        header, body = self._header, b"".join(self._body)
+        method, header, body = self._method, self._header, b"".join(self._body)
         self._method, self._header, self._body = None, None, []
+        if self.is_awaiting_close_ok:
+            return
+        if not self.is_open:
+            raise AmqpError(504, "expected 'channel.open'")
+        if isinstance(method, Frame):
+            raise AmqpError(503, "unimplemented method")
+        exchange, routing_key, mandatory, immediate = method
         if immediate:
             raise AmqpError(540, "immediate=true")
         last = self._last
@@ -146,6 +185,7 @@ class Channel(ChannelBase):
         try:
             publish.properties  # noqa: B018 - decoded on demand, and checked here
         except decoding.MalformedError:
+            self.publishing.check_destination(publish)
             raise crashed() from None
         self._last = publish if len(body) <= _SHARED_MAX_BYTES else None
         self.publishing.publish(publish)
@@ -156,7 +196,8 @@ class Channel(ChannelBase):
         """Stop: drop open delivery tags, and requeue unacknowledged deliveries."""
         if self.is_open:
             self.is_open = False
-            self._method, self._header, self._body, self._last = None, None, [], None
+            self._last = None
+            self._body.clear()
             if self.transaction is not None:
                 self.transaction.release()
             self.consuming.close()

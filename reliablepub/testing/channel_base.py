@@ -70,13 +70,15 @@ class Peer(Client, Protocol):
 
 
 class ChannelBase(ABC):
-    """A channel, as its two sides see it; open, or closed by the server and awaiting close-ok."""
+    """A channel, as its two sides see it: not open yet, open, or closed by the server."""
 
     def __init__(self, connection: Peer, number: int) -> None:
         self.connection = connection
         self.number = number
-        self.is_open = True
+        self.is_open = False
         self.is_awaiting_close_ok = False
+        self.is_gone = False
+        """Whether both sides have closed the channel, and its number is free."""
         self.last_queue = ""
         """The last queue declared on this channel, which an empty name means."""
         self.transaction: Transaction | None = None

@@ -8,6 +8,7 @@ every input. Must never know: sockets, threads, what a message means.
 from __future__ import annotations
 
 import enum
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pamqp import commands
@@ -22,6 +23,7 @@ from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.replies import (
     AmqpError,
     SilentlyRefused,
+    crashed,
     frame_error,
     unexpected_frame,
 )
@@ -333,6 +335,10 @@ class Connection:
             self._end(Ending.FLUSH)
 
     def _handle_frame(self, kind: int, number: int, payload: bytes) -> None:
+        if self._is_closing:
+            if kind == wire.METHOD and not number:
+                self._handle_close(payload)
+            return
         if kind == wire.HEARTBEAT and not payload:
             if number:
                 raise unexpected_frame(kind, payload)
@@ -345,17 +351,25 @@ class Connection:
             if kind == wire.HEADER:
                 decode_header(payload)  # raises if it is cut short
             raise unexpected_frame(kind, payload)
-        elif not self._is_closing:
+        else:
             self._handle_channel_frame(kind, number, payload)
+
+    def _handle_close(self, payload: bytes) -> None:
+        """Handle a method after connection.close was sent; only close and close-ok matter."""
+        with suppress(AmqpError):
+            method = decoding.decode_method(payload)
+            if isinstance(method, commands.Connection.CloseOk):
+                self._end(Ending.FLUSH)
+            elif isinstance(method, commands.Connection.Close):
+                self.send(wire.encode_method(0, commands.Connection.CloseOk()))
 
     def _handle_control(self, payload: bytes) -> None:
         """Handle a method of the connection itself."""
-        method = decoding.decode_method(payload)
-        if isinstance(method, commands.Connection.CloseOk) and self._is_closing:
-            self._end(Ending.FLUSH)
-        elif self._is_closing:
-            return
-        elif not self._handshake.is_open:
+        try:
+            method = decoding.decode_method(payload)
+        except decoding.UndecodableError:
+            raise crashed() if self._handshake.is_open else SilentlyRefused from None
+        if not self._handshake.is_open:
             self._open(method)
         elif isinstance(method, commands.Connection.Close):
             self.send(wire.encode_method(0, commands.Connection.CloseOk()))
@@ -380,32 +394,13 @@ class Connection:
     def _handle_channel_frame(self, kind: int, number: int, payload: bytes) -> None:
         if not self._handshake.is_open:
             raise unexpected_frame(kind, payload)
-        channel = self._channels.get(number)
-        if kind != wire.METHOD or not payload.startswith(b"\x00\x14"):  # class 20: channel.*
-            if channel is None:
-                ids = decoding.ids_of(payload) if kind == wire.METHOD else (0, 0)
-                raise AmqpError(504, "expected 'channel.open'", ids)
-            channel.handle_frame(kind, payload)
-            return
-        method = decoding.decode_method(payload)
-        if isinstance(method, commands.Channel.Open):
-            self._open_channel(number)
-        elif channel is None:
-            raise AmqpError(504, "expected 'channel.open'", decoding.ids_of(payload))
-        elif isinstance(method, commands.Channel.Close):
-            channel.release()
-            channel.reply(commands.Channel.CloseOk())
-            if not channel.is_awaiting_close_ok:
-                del self._channels[number]
-        elif isinstance(method, commands.Channel.CloseOk):
-            if channel.is_awaiting_close_ok:
-                del self._channels[number]
-        else:
-            channel.handle_frame(kind, payload)
+        channel = self._channels.get(number) or self._new_channel(number)
+        channel.handle_frame(kind, payload)
+        if channel.is_gone:
+            self._channels.pop(number, None)
 
-    def _open_channel(self, number: int) -> None:
-        if number in self._channels:
-            raise AmqpError(504, "second 'channel.open' seen", (20, 10))
+    def _new_channel(self, number: int) -> Channel:
+        """Make a channel for the first frame that names it; channel.open should be in it."""
         count, count_max = len(self._channels), self._handshake.channel_max
         if count_max and count >= count_max:
             reached = f"number of channels opened ({count}) has reached the negotiated channel_max"
@@ -415,7 +410,7 @@ class Connection:
             reached = f"number of channels opened for user '{user}' has reached the maximum allowed"
             raise AmqpError(530, f"{reached} user limit of ({limits[user]})")
         channel = self._channels[number] = Channel(self, number)
-        channel.send_method(wire.CHANNEL_OPEN_OK)
+        return channel
 
     # ------------------------------------------------------------------------------ the end
 

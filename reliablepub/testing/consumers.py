@@ -71,14 +71,14 @@ class Consumer:
     unacked: int = 0
     offset: int = 0
     """Offset of its next message in a stream."""
+    is_limited: bool = True
+    """Whether a channel-wide prefetch limits it: quorum queues and streams know none."""
 
     def has_credit(self) -> bool:
         """Whether the consumer may get another message now."""
-        if self.receiver.is_congested:
+        if self.receiver.is_congested or (self.is_limited and not self.receiver.has_credit()):
             return False
-        if self.no_ack:
-            return True
-        return self.receiver.has_credit() and not 0 < self.prefetch <= self.unacked
+        return self.no_ack or not 0 < self.prefetch <= self.unacked
 
 
 @dataclass(slots=True)
@@ -149,7 +149,10 @@ def requeue(deliveries: Iterable[Delivery], now: float, *, is_lost: bool) -> Non
         entries.setdefault(delivery.queue, []).append(delivery.entry)
     for queue, returned in entries.items():
         queue.requeue(returned, is_lost=is_lost)
+        if not queue.is_quorum:
+            queue.trim()
         deliver(queue, now)
+        queue.trim()
 
 
 @dataclass(frozen=True, slots=True)

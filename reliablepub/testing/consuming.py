@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from pamqp.commands import Basic
@@ -26,7 +26,8 @@ from reliablepub.testing.consumers import (
 from reliablepub.testing.consumers import requeue as put_back
 from reliablepub.testing.content_header import rewritten
 from reliablepub.testing.faults import CancelConsumer, DelayDelivery, LoseAck, RepeatDelivery
-from reliablepub.testing.fields import WireInt, field_type, is_integer
+from reliablepub.testing.fields import WireInt
+from reliablepub.testing.queue_arguments import check_consumer_arguments
 from reliablepub.testing.queues import Stream
 from reliablepub.testing.replies import AmqpError, crashed
 
@@ -48,6 +49,8 @@ class Consuming:
         self._node = channel.connection.node
         self._prefetch_consumer = 0
         self._prefetch_channel = 0
+        self._volume = 0
+        """What counts against the channel-wide prefetch (rabbit_limiter)."""
         self._last_tag = 0
         self._unacked: dict[int, Delivery] = {}
         self._late: list[Delivery] = []
@@ -67,40 +70,46 @@ class Consuming:
 
     def has_credit(self) -> bool:
         """Whether the channel-wide prefetch allows another delivery."""
-        return not 0 < self._prefetch_channel <= len(self._unacked) + len(self._late)
+        return not 0 < self._prefetch_channel <= self._volume
 
     def qos(self, method: Basic.Qos) -> None:
-        """basic.qos: for new consumers, or for the whole channel if global."""
+        """basic.qos: for the whole channel if global; otherwise for new consumers.
+
+        A prefetch for consumers ends the channel-wide one.
+        """
         if method.prefetch_size:
             raise AmqpError(540, f"prefetch_size!=0 ({method.prefetch_size})")
-        if method.global_:
-            self._prefetch_channel = method.prefetch_count or 0
-        else:
-            self._prefetch_consumer = method.prefetch_count or 0
+        count = method.prefetch_count or 0
+        if not method.global_:
+            self._prefetch_consumer, count = count, 0
+        if not (self._prefetch_channel and count):
+            self._volume = len(self._unacked) if count else 0
+        self._prefetch_channel = count
         self._channel.reply(Basic.QosOk())
+        self.deliver_all()
 
     def consume(self, method: Basic.Consume) -> None:
         """basic.consume."""
+        name = self._channel.name_or_last(method.queue)
         if method.consumer_tag in self.consumers:
             raise AmqpError(530, f"attempt to reuse consumer tag '{method.consumer_tag}'")
-        if method.queue == PSEUDO_QUEUE:
+        if name == PSEUDO_QUEUE:
             self._consume_replies(method)
             return
-        queue = self._channel.queue_or_last(method.queue, "read")
+        queue = self._channel.queue_or_last(name, "read")
         where = self._channel.place("queue", queue.name)
+        arguments: Mapping[str, Any] = method.arguments or {}
+        if not isinstance(queue, Stream):
+            check_consumer_arguments(arguments, queue.kind, where)
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
-        if queue.is_quorum and self._prefetch_channel:
-            raise AmqpError(540, f"{where} does not support global qos")
         offset = self._offset(queue, method) if isinstance(queue, Stream) else 0
+        ignores_flag = queue.kind != "classic"
+        if ignores_flag and self._prefetch_channel:
+            raise AmqpError(540, f"{where} does not support global qos")
         is_taken = queue.consumers and (method.exclusive or queue.consumers[0].exclusive)
         is_taken = is_taken or (method.exclusive and is_single(queue))
-        ignores_flag = queue.is_quorum or isinstance(queue, Stream)
         if is_taken and not ignores_flag:
             raise AmqpError(403, f"{where} in exclusive use")
-        priority = (method.arguments or {}).get("x-priority", 0)
-        if not isinstance(priority, int) or not is_integer(priority):
-            reason = f'"expected integer, got {field_type(priority)}"'
-            raise AmqpError(406, f"invalid arg 'x-priority' for {where}: {reason}")
         consumer = Consumer(
             self,
             tag,
@@ -108,8 +117,9 @@ class Consuming:
             method.no_ack,
             method.exclusive,
             self._prefetch_consumer,
-            priority,
+            arguments.get("x-priority", 0),
             offset=offset,
+            is_limited=queue.kind == "classic",
         )
         self.consumers[tag] = consumer
         queue.consumers.append(consumer)
@@ -119,15 +129,16 @@ class Consuming:
     def _offset(self, stream: Stream, method: Basic.Consume) -> int:
         """Return where a consumer of a stream begins; the errors are rabbit_stream_queue's."""
         where = self._channel.place("queue", stream.name)
-        if not self._prefetch_consumer:
-            raise AmqpError(406, f"consumer prefetch count is not set for '{where}'")
-        if method.no_ack:
-            self._channel.check_not_stream(stream, "automatic acknowledgement")
         start: object = (method.arguments or {}).get("x-stream-offset", "next")
         offset = stream.first_offset(start, self._node.now, self._node.clock.wall())
         if offset is None:
             reason = f'{{invalid_stream_offset_arg,{{longstr,<<"{start!s}">>}}}}'
             raise AmqpError(406, f"invalid arg 'x-stream-offset' for {where}: {reason}")
+        check_consumer_arguments(method.arguments or {}, "stream", where)
+        if not self._prefetch_consumer:
+            raise AmqpError(406, f"consumer prefetch count is not set for '{where}'")
+        if method.no_ack:
+            self._channel.check_not_stream(stream, "automatic acknowledgement")
         return offset
 
     def _consume_replies(self, method: Basic.Consume) -> None:
@@ -174,6 +185,10 @@ class Consuming:
         """basic.get."""
         queue = self._channel.queue_or_last(method.queue, "read")
         self._channel.check_not_stream(queue, "basic.get")
+        if queue.is_quorum and is_single(queue):
+            refused = f"cannot obtain access to locked {self._channel.place('queue', queue.name)}."
+            reason = "operations are not supported by quorum queues with single active consumer"
+            raise AmqpError(405, f"{refused} basic.get {reason}")
         self._node.keep_while_used(self._channel.connection.vhost, queue)
         queue.expire(self._node.now)
         if not queue.ready:
@@ -207,6 +222,7 @@ class Consuming:
             return
         if not consumer.no_ack:
             consumer.unacked += 1
+            self._volume += consumer.is_limited
         delivery = self._taken(entry, consumer.queue, consumer)
         self._send(delivery, faults, partial(self._send_delivered, delivery, consumer))
 
@@ -279,16 +295,33 @@ class Consuming:
             self._channel.transaction.add_settlement(deliveries, requeue)
 
     def settle(self, deliveries: dict[int, Delivery], requeue: bool | None) -> None:  # noqa: FBT001
-        """Settle deliveries: ack (None), requeue (True), or reject and drop (False)."""
+        """Settle deliveries: ack (None), requeue (True), or reject and drop (False).
+
+        One consumer after the other, and then the channel-wide prefetch, as RabbitMQ does: with
+        each step a queue may deliver.
+        """
+        groups: dict[tuple[str, str], list[Delivery]] = {}
         for delivery in deliveries.values():
-            if delivery.consumer is not None:
-                delivery.consumer.unacked -= 1
-            if requeue is False:
-                delivery.queue.bury(delivery.entry.publish, "rejected")
+            tag = delivery.consumer.tag if delivery.consumer is not None else ""
+            groups.setdefault((delivery.queue.name, tag), []).append(delivery)
+        for key in sorted(groups):
+            self._settle_group(groups[key], requeue)
+        limited = sum(bool(one.consumer and one.consumer.is_limited) for one in deliveries.values())
+        self._volume = max(0, self._volume - limited)
+        self.deliver_all()
+
+    def _settle_group(self, deliveries: list[Delivery], requeue: bool | None) -> None:  # noqa: FBT001
+        """Settle deliveries of one queue to one consumer, or with basic.get."""
+        queue, consumer = deliveries[0].queue, deliveries[0].consumer
+        if consumer is not None:
+            consumer.unacked -= len(deliveries)
         if requeue:
-            put_back(deliveries.values(), self._node.now, is_lost=False)
-        for queue in {delivery.queue for delivery in deliveries.values()} | self._queues():
-            deliver(queue, self._node.now)
+            put_back(deliveries, self._node.now, is_lost=False)
+            return
+        if requeue is False:
+            for delivery in deliveries:
+                queue.bury(delivery.entry.publish, "rejected")
+        deliver(queue, self._node.now)
 
     def reopen(self, deliveries: dict[int, Delivery]) -> None:
         """Make the deliveries of a transaction that was rolled back unacknowledged again."""
@@ -340,6 +373,7 @@ class Consuming:
     def _return_late(self, consumer: Consumer) -> None:
         """Requeue delayed deliveries of a consumer that has left."""
         returned = [one for one in self._late if one.consumer is consumer]
+        self._volume = max(0, self._volume - len(returned) * consumer.is_limited)
         self._late = [one for one in self._late if one.consumer is not consumer]
         put_back(returned, self._node.now, is_lost=True)
 

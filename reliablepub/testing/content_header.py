@@ -12,11 +12,11 @@ import struct
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from pamqp import encode, header
+from pamqp import header
 from pamqp.commands import Basic
 
-from reliablepub.testing.decoding import ARGUMENT_READERS, MalformedError, Reader
-from reliablepub.testing.fields import encode_entry
+from reliablepub.testing.decoding import PROPERTY_READERS, Reader
+from reliablepub.testing.fields import encode_entry, short_string
 from reliablepub.testing.replies import frame_error
 from reliablepub.testing.wire import HEADER
 
@@ -27,24 +27,25 @@ BASIC_CLASS: Final = 60
 PERSISTENT: Final = 2
 """The `delivery_mode` of a message that is to be on disk."""
 
-_FIXED = struct.Struct(">HHQH")  # class, weight, size of the body, flags of the properties
-_FIXED_SIZE = _FIXED.size - 2  # without the flags
+_FIXED = struct.Struct(">HHQ")  # class, weight, size of the body
+_FIXED_SIZE = _FIXED.size
+_FLAGS_SIZE = 2
 _HEADERS_FLAG = Basic.Properties.flags["headers"]
 _EXPIRATION_FLAG = Basic.Properties.flags["expiration"]
 _REPLY_TO_FLAG = Basic.Properties.flags["reply_to"]
 _PROPERTIES = tuple(
-    (flag, name, ARGUMENT_READERS[Basic.Properties.amqp_type(name)])
+    (flag, name, PROPERTY_READERS[Basic.Properties.amqp_type(name)])
     for name, flag in Basic.Properties.flags.items()
 )
 """The properties in their order on the wire: flag, name, reader."""
 
 
 def decode_header(payload: bytes) -> tuple[int, int, int]:
-    """Return the class, body size and property flags of a content header frame."""
-    if len(payload) < _FIXED.size:
+    """Return the class, weight and body size of a content header frame."""
+    if len(payload) < _FIXED_SIZE:
         raise frame_error(HEADER, payload, "unknown_frame")
-    class_id, _weight, body_size, flags = _FIXED.unpack_from(payload)
-    return class_id, body_size, flags
+    class_id, weight, body_size = _FIXED.unpack_from(payload)
+    return class_id, weight, body_size
 
 
 def decode_properties(payload: bytes) -> Basic.Properties:
@@ -53,14 +54,13 @@ def decode_properties(payload: bytes) -> Basic.Properties:
     Raises:
         MalformedError: The properties do not fit the flags.
     """
-    _class, _size, flags = decode_header(payload)
     properties = Basic.Properties()
-    reader = Reader(payload, _FIXED.size)
+    reader = Reader(payload, _FIXED_SIZE)
+    flags = reader.number(_FLAGS_SIZE)
     for flag, name, read in _PROPERTIES:
         if flags & flag:
             setattr(properties, name, read(reader))
-    if reader.at != reader.end:
-        raise MalformedError("a content header has bytes left over")
+    reader.expect_end()
     return properties
 
 
@@ -100,8 +100,8 @@ def rewritten(
         reply_to: The new value of the `reply_to` property, if it has one; None leaves it.
     """
     add = add or {}
-    flags = int.from_bytes(payload[_FIXED_SIZE : _FIXED_SIZE + 2], "big")
-    reader = Reader(payload, _FIXED_SIZE + 2)
+    reader = Reader(payload, _FIXED_SIZE)
+    flags = reader.number(_FLAGS_SIZE)
     parts: list[bytes] = []
     new_flags = flags | (_HEADERS_FLAG if add else 0)
     for flag, _, read in _PROPERTIES:
@@ -113,7 +113,7 @@ def rewritten(
         elif flag == _EXPIRATION_FLAG and not keep_expiration:
             new_flags &= ~flag
         elif flag == _REPLY_TO_FLAG and flags & flag and reply_to is not None:
-            parts.append(encode.short_string(reply_to))
+            parts.append(short_string(reply_to))
         else:
             parts.append(payload[start : reader.at])
     return payload[:_FIXED_SIZE] + new_flags.to_bytes(2, "big") + b"".join(parts)

@@ -61,8 +61,10 @@ def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any
     """Return the `x-death` table: one entry per queue and reason, with a count, the latest first.
 
     RabbitMQ sorts the fields of an entry that it counts up or adds to others, not of the first.
+    Each death reverses the other entries (rabbit_dead_letter:group_by_queue_and_reason).
     """
-    deaths = _known_deaths(publish)
+    deaths = _grouped(_known_deaths(publish))
+    is_first = not isinstance((publish.properties.headers or {}).get("x-death"), list)
     same = [one for one in deaths if _place(one) == (buried.queue.name, buried.reason)]
     others = [one for one in deaths if _place(one) != (buried.queue.name, buried.reason)]
     if same:
@@ -80,7 +82,15 @@ def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any
     }
     if publish.properties.expiration is not None:
         death["original-expiration"] = publish.properties.expiration
-    return [dict(sorted(death.items())) if others else death, *others]
+    return [death if is_first else dict(sorted(death.items())), *others]
+
+
+def _grouped(deaths: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first entry of each queue and reason; two or more in the reverse order."""
+    groups: dict[str, dict[str, Any]] = {}
+    for death in deaths:
+        groups.setdefault(repr(_place(death)), death)
+    return list(groups.values())[::-1]
 
 
 def _known_deaths(publish: Publish) -> list[dict[str, Any]]:

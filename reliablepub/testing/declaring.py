@@ -13,40 +13,40 @@ from pamqp.commands import Queue as QueueMethods
 
 from reliablepub.testing import wire
 from reliablepub.testing.consumers import PSEUDO_QUEUE, check_reply_name
-from reliablepub.testing.fields import field_type
+from reliablepub.testing.fields import erlang_term, field_type, is_same
 from reliablepub.testing.queue_arguments import (
     COMPARED,
+    check_exchange_argument,
     check_queue_arguments,
     check_replicated_flags,
+    check_server_named,
+    queue_type,
 )
 from reliablepub.testing.queues import Stream, new_queue
-from reliablepub.testing.replies import AmqpError, erlang_binary
-from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
+from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.routing import EXCHANGE_TYPES, Exchange, new_binding
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel_base import ChannelBase
     from reliablepub.testing.queues import Queue
-
-
-_CLASSIC = frozenset({None, "classic"})
-"""Values of `x-queue-type` that mean a classic queue; None: the argument is absent."""
+    from reliablepub.testing.routing import Binding
 
 
 def declare_exchange(channel: ChannelBase, method: ExchangeMethods.Declare) -> None:
     """exchange.declare."""
     vhost = channel.connection.vhost
     name, arguments = _stripped(method.exchange), dict(method.arguments or {})
+    if not method.passive and method.exchange_type not in EXCHANGE_TYPES:
+        wrong = "unknown" if method.exchange_type else "invalid"
+        raise AmqpError(503, f"{wrong} exchange type '{method.exchange_type}'")
     _check_not_default(name)
     if not method.passive:
         channel.check_access("configure", "exchange", name)
-        _check_onward(channel, "exchange", name, arguments.get("alternate-exchange"))
     if method.passive:
         channel.exchange(name, None)
     elif name not in vhost.exchanges:
         _check_name(name, "exchange")
-        if method.exchange_type not in EXCHANGE_TYPES:
-            wrong = "unknown" if method.exchange_type else "invalid"
-            raise AmqpError(503, f"{wrong} exchange type '{method.exchange_type}'")
+        _check_onward(channel, "exchange", name, arguments, "alternate-exchange")
         vhost.add_exchange(
             Exchange(
                 name,
@@ -72,10 +72,10 @@ def delete_exchange(channel: ChannelBase, method: ExchangeMethods.Delete) -> Non
     """exchange.delete; deleting an exchange that does not exist is not an error."""
     vhost = channel.connection.vhost
     name = _stripped(method.exchange)
-    channel.check_access("configure", "exchange", name)
     _check_not_default(name)
     if name.startswith("amq."):
         raise AmqpError(403, f"deletion of system {channel.place('exchange', name)} not allowed")
+    channel.check_access("configure", "exchange", name)
     if name in vhost.exchanges:
         if method.if_unused and vhost.exchanges[name].bindings:
             raise AmqpError(406, f"{channel.place('exchange', name)} in use")
@@ -106,20 +106,21 @@ def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
     if method.queue.startswith(PSEUDO_QUEUE):
         _declare_pseudo_queue(channel, name, nowait=method.nowait)
         return
-    if not name and not method.passive:
-        name = node.generated_name("amq.gen-")
     if not method.passive:
+        if name:
+            _check_name(name, "queue")
+        else:
+            check_server_named(arguments)
+            name = node.generated_name("amq.gen-")
         channel.check_access("configure", "queue", name)
-        _check_onward(channel, "queue", name, arguments.get("x-dead-letter-exchange"))
     if method.passive or name in vhost.queues:
         queue = channel.queue(name)
         if not method.passive:
             _check_same_queue(channel, queue, method, arguments)
     else:
-        if method.queue:
-            _check_name(name, "queue")
+        _check_onward(channel, "queue", name, arguments, "x-dead-letter-exchange")
         check_queue_arguments(arguments, channel.place("queue", name))
-        if arguments.get("x-queue-type") in ("quorum", "stream"):
+        if queue_type(arguments) != "classic":
             check_replicated_flags(
                 channel.place("queue", name),
                 durable=method.durable,
@@ -138,7 +139,8 @@ def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
     node.keep_while_used(vhost, queue)
     if not method.nowait:
         queue.expire(node.now)
-        counts = (len(queue.ready), len(queue.consumers))
+        consumers = 0 if isinstance(queue, Stream) else len(queue.consumers)
+        counts = (len(queue.ready), consumers)
         channel.send_method(wire.encode_declare_ok(queue.name, *counts))
 
 
@@ -201,7 +203,7 @@ def unbind_queue(channel: ChannelBase, method: QueueMethods.Unbind) -> None:
     """queue.unbind; a binding that does not exist is not an error. The method has no nowait."""
     vhost = channel.connection.vhost
     source, binding = _queue_binding(channel, method)
-    if source in vhost.exchanges and binding.destination in vhost.queues:
+    if source in vhost.exchanges and binding in vhost.exchanges[source].bindings:
         channel.queue(binding.destination)  # raises 405 if exclusive to another connection
         vhost.unbind(source, binding)
     channel.reply(QueueMethods.UnbindOk())
@@ -216,7 +218,7 @@ def _queue_binding(
     _check_not_default(source)
     channel.check_access("read", "exchange", source)
     key = method.routing_key or ("" if given else name)
-    return source, Binding(name, False, key, frozen_arguments(method.arguments))  # noqa: FBT003
+    return source, new_binding(name, key, method.arguments)
 
 
 def _exchange_binding(
@@ -227,33 +229,28 @@ def _exchange_binding(
     _check_not_default(destination)
     _check_not_default(source)
     channel.check_access("read", "exchange", source)
-    arguments = frozen_arguments(method.arguments)
-    return source, Binding(destination, True, method.routing_key or "", arguments)  # noqa: FBT003
+    key = method.routing_key or ""
+    return source, new_binding(destination, key, method.arguments, to_exchange=True)
 
 
 def _bind(channel: ChannelBase, source: str, binding: Binding) -> None:
     """Add a binding; if both ends are missing, the 404 names the source."""
+    vhost = channel.connection.vhost
     exchange = channel.exchange(source, None)
     if binding.to_exchange:
         channel.exchange(binding.destination, None)
-    else:
-        channel.queue(binding.destination)
+    elif binding.destination not in vhost.queues:
+        raise AmqpError(404, f"no {channel.place('queue', binding.destination)}")
     if exchange.type == "headers":
-        _check_match(dict(binding.arguments).get("x-match", "all"))
-    channel.connection.vhost.bind(source, binding)
+        _check_match(binding.arguments.get("x-match", "all"))
+    if not binding.to_exchange:
+        channel.queue(binding.destination)  # raises 405 if exclusive to another connection
+    vhost.bind(source, binding)
 
 
 def _stripped(name: str) -> str:
     """Return the name without CR and LF, which RabbitMQ strips in declarations and bindings."""
     return name.replace("\r", "").replace("\n", "")
-
-
-def frozen_arguments(table: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Return binding arguments as a hashable value; nested values are compared by their `repr`."""
-    return tuple(
-        (key, repr(value) if isinstance(value, dict | list | bytearray) else value)
-        for key, value in sorted((table or {}).items())
-    )
 
 
 def _check_not_default(name: str) -> None:
@@ -266,16 +263,22 @@ def _check_name(name: str, what: str) -> None:
         raise AmqpError(403, f"{what} name '{name}' contains reserved prefix 'amq.*'")
 
 
-def _check_onward(channel: ChannelBase, what: str, name: str, onward: object) -> None:
+def _check_onward(
+    channel: ChannelBase, what: str, name: str, arguments: dict[str, Any], argument: str
+) -> None:
     """Check the rights of forwarding: to read here, and to write to the other exchange."""
-    if isinstance(onward, str):
+    if argument in arguments:
+        check_exchange_argument(arguments, argument, channel.place(what, name))
         channel.check_access("read", what, name)
-        channel.check_access("write", "exchange", onward)
+        channel.check_access("write", "exchange", arguments[argument])
 
 
 def _check_match(mode: object) -> None:
+    shown = erlang_term(mode)
+    if not isinstance(mode, str):
+        wrong = f"Invalid x-match field type {field_type(mode)} (value {shown})"
+        raise AmqpError(406, f"{wrong}; expected longstr")
     if mode not in ("all", "any", "all-with-x", "any-with-x"):
-        shown = erlang_binary(str(mode).encode())
         expected = "expected all, any, all-with-x, or any-with-x"
         raise AmqpError(406, f"Invalid x-match field value {shown}; {expected}")
 
@@ -292,11 +295,11 @@ def _check_same_queue(
         raise channel.locked(queue.name)
     _check_same("durable", _is_durable(method), queue.durable, where)
     _check_same("auto_delete", method.auto_delete, queue.auto_delete, where)
-    _check_same_arguments(COMPARED, arguments, queue.arguments, where)
+    _check_same_arguments(COMPARED[queue.kind], arguments, queue.arguments, where)
 
 
 def _check_same(name: str, received: object, current: object, where: str) -> None:
-    if received != current:
+    if not _is_same(received, current):
         values = f"received '{_erlang(received)}' but current is '{_erlang(current)}'"
         raise AmqpError(406, f"inequivalent arg '{name}' for {where}: {values}")
 
@@ -305,11 +308,11 @@ def _check_same_arguments(
     names: tuple[str, ...], received: dict[str, Any], current: dict[str, Any], where: str
 ) -> None:
     for name in names:
-        if name == "x-queue-type" and not {received.get(name), current.get(name)} - _CLASSIC:
-            continue
         if name in received and name in current:
             _check_same(name, received[name], current[name], where)
-        elif received.get(name) != current.get(name):
+        elif name in received or name in current:
+            if name == "x-queue-type" and "classic" in (received.get(name), current.get(name)):
+                continue
             one, other = _described(received, name), _described(current, name)
             values = f"received {one} but current is {other}"
             raise AmqpError(406, f"inequivalent arg '{name}' for {where}: {values}")
@@ -322,5 +325,10 @@ def _described(arguments: dict[str, Any], name: str) -> str:
     return f"the value '{_erlang(value)}' of type '{field_type(value)}'"
 
 
+def _is_same(one: object, other: object) -> bool:
+    """Whether RabbitMQ takes two values for equal: integers of any type, but no other number."""
+    return is_same(one, other) and isinstance(one, float) == isinstance(other, float)
+
+
 def _erlang(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else erlang_term(value)

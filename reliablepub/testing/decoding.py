@@ -34,8 +34,20 @@ _IDS_SIZE: Final = 4
 _FLOAT, _DOUBLE = struct.Struct(">f"), struct.Struct(">d")
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a short string was UTF-8 on the wire."""
+    return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
+
+
 class MalformedError(Exception):
     """Bytes that cannot be decoded; the caller chooses the reply code."""
+
+
+class UndecodableError(AmqpError):
+    """501: the arguments of a method cannot be decoded."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__(501, f"cannot decode {erlang_binary(payload[_IDS_SIZE:])}")
 
 
 class Reader:
@@ -61,12 +73,19 @@ class Reader:
         return int.from_bytes(self.take(size), "big", signed=signed)
 
     def shortstr(self) -> str:
-        """Read a short string."""
-        text = self.take(self.take(1)[0])
-        try:
-            return text.decode()
-        except UnicodeDecodeError:
-            raise MalformedError("a short string is not UTF-8") from None
+        """Read a short string; bytes that are not UTF-8 become lone surrogates."""
+        return self.take(self.take(1)[0]).decode(errors="surrogateescape")
+
+    def name(self) -> str:
+        """Read a short string of a method, which must be UTF-8 (assert_utf8).
+
+        Raises:
+            AmqpError: 501 if it is not.
+        """
+        text = self.shortstr()
+        if not is_utf8(text):
+            raise AmqpError(501, "Malformed UTF-8 in shortstr", (0, 0))
+        return text
 
     def longstr(self) -> str | bytes:
         """Read a long string; return bytes if it is not UTF-8."""
@@ -127,6 +146,10 @@ class Reader:
             raise MalformedError(f"unknown field type {kind!r}")
         return read(self)
 
+    def expect_end(self) -> None:
+        """Raise `MalformedError` unless everything was read."""
+        self._expect(self.end)
+
     def _nested_end(self, depth: int) -> int:
         if depth > TABLE_DEPTH_MAX:
             raise MalformedError("a table is nested too deeply")
@@ -137,7 +160,7 @@ class Reader:
 
     def _expect(self, end: int) -> None:
         if self.at != end:
-            raise MalformedError("a table is longer than it says")
+            raise MalformedError("there are bytes left over")
 
 
 # The type letters that RabbitMQ uses (rabbit_binary_parser:parse_table), errata included.
@@ -165,12 +188,15 @@ ARGUMENT_READERS: dict[str, Callable[[Reader], Any]] = {
     "short": lambda r: r.number(2),
     "long": lambda r: r.number(4),
     "longlong": lambda r: r.number(8),
-    "shortstr": Reader.shortstr,
+    "shortstr": Reader.name,
     "longstr": Reader.longstr,
     "table": Reader.table,
     "timestamp": Reader.timestamp,
 }
-"""Readers of the arguments of methods and of properties, by their types in AMQP."""
+"""Readers of the arguments of methods, by their types in AMQP."""
+
+PROPERTY_READERS = ARGUMENT_READERS | {"shortstr": Reader.shortstr}
+"""Readers of properties: RabbitMQ takes any bytes for a short string."""
 
 
 def ids_of(payload: bytes) -> tuple[int, int]:
@@ -182,7 +208,8 @@ def decode_method(payload: bytes) -> Frame:
     """Decode the method of a method frame.
 
     Raises:
-        AmqpError: 501 for arguments that are malformed.
+        UndecodableError: The arguments are malformed.
+        AmqpError: 501 for a name that is not UTF-8.
         SilentlyRefused: There is no such method.
     """
     if len(payload) < _IDS_SIZE:
@@ -195,11 +222,7 @@ def decode_method(payload: bytes) -> Frame:
     try:
         return _read_method(kind, reader)
     except MalformedError:
-        raise _undecodable(payload) from None
-
-
-def _undecodable(payload: bytes) -> AmqpError:
-    return AmqpError(501, f"cannot decode {erlang_binary(payload[_IDS_SIZE:])}")
+        raise UndecodableError(payload) from None
 
 
 def _read_method(kind: type[Frame], reader: Reader) -> Frame:
@@ -216,6 +239,7 @@ def _read_method(kind: type[Frame], reader: Reader) -> Frame:
         else:
             setattr(method, name, ARGUMENT_READERS[argument](reader))
             bit = 8
+    reader.expect_end()
     return method
 
 
@@ -226,8 +250,9 @@ def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:
         exchange = reader.shortstr()
         routing_key = reader.shortstr()
         bits = reader.number(1)
+        reader.expect_end()
     except MalformedError:
-        raise _undecodable(payload) from None
+        raise UndecodableError(payload) from None
     return exchange, routing_key, bool(bits & 1), bool(bits & 2)
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pamqp import encode
+from reliablepub.testing.replies import erlang_binary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,9 +85,41 @@ def is_same(one: object, other: object) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
+def erlang_term(value: object) -> str:  # noqa: PLR0911 - of any type
+    """Return a value as RabbitMQ prints it (io_lib's ~p)."""
+    match value:
+        case None:
+            return "undefined"
+        case bool():
+            return str(value).lower()
+        case str():
+            return erlang_binary(value.encode(errors="surrogateescape"))
+        case bytes() | bytearray():
+            return erlang_binary(bytes(value))
+        case datetime():
+            return str(int(value.timestamp()))
+        case list():
+            items = (f"{{{field_type(one)},{erlang_term(one)}}}" for one in value)
+            return f"[{','.join(items)}]"
+        case dict():
+            entries = (
+                f"{{{erlang_term(name)},{field_type(one)},{erlang_term(one)}}}"
+                for name, one in value.items()
+            )
+            return f"[{','.join(entries)}]"
+        case _:
+            return str(value)
+
+
 def encode_entry(name: str, value: object) -> bytes:
     """Encode one entry of a table: its name, and its value with the type."""
-    return encode.short_string(name) + _value(value)
+    return short_string(name) + _value(value)
+
+
+def short_string(text: str) -> bytes:
+    """Encode a short string; lone surrogates become the bytes that they stand for."""
+    data = text.encode(errors="surrogateescape")
+    return len(data).to_bytes(1, "big") + data
 
 
 def _value(value: Any) -> bytes:  # noqa: ANN401, PLR0911 - of any type
@@ -101,7 +133,7 @@ def _value(value: Any) -> bytes:  # noqa: ANN401, PLR0911 - of any type
         scale = -int(value.as_tuple().exponent)
         return struct.pack(">cBi", b"D", scale, int(value.scaleb(scale)))
     if isinstance(value, str):
-        return b"S" + _sized(value.encode())
+        return b"S" + _sized(value.encode(errors="surrogateescape"))
     if isinstance(value, bytes | bytearray):
         return (b"S" if isinstance(value, bytes) else b"x") + _sized(bytes(value))
     letter, form = _NUMBERS[field_type(value)]

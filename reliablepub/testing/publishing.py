@@ -63,8 +63,10 @@ class Publishing:
         """Process a publish that was withheld."""
         try:
             self.process(publish)
-        except AmqpError as error:  # the checks of a publish raise soft errors only
-            self._channel.close(error.code, error.reply_text, PUBLISH_IDS)
+        except AmqpError as error:
+            ids = PUBLISH_IDS if error.ids is None else error.ids
+            end = self._channel.connection if error.is_hard else self._channel
+            end.close(error.code, error.reply_text, ids)
 
     def process(self, publish: Publish) -> None:
         """Process a publish that is not, or no longer, withheld."""
@@ -78,7 +80,8 @@ class Publishing:
         if faults.DeleteExchange in _kinds(publish):
             self._delete_exchange(publish.exchange)
         publish.fate = Fate.REFUSED
-        self._check(publish)
+        self.check_destination(publish)
+        self._check_properties(publish)
         if self._channel.transaction is None:
             self.take(publish)
         else:
@@ -89,14 +92,18 @@ class Publishing:
             self._end(fault)
             return
 
-    def _check(self, publish: Publish) -> None:
+    def check_destination(self, publish: Publish) -> None:
+        """Check what RabbitMQ checks before it decodes the properties: the size, the exchange.
+
+        Raises:
+            AmqpError: The publish is refused.
+        """
         size_max = self._node.options.max_message_size
         if len(publish.body) > size_max:
             raise AmqpError(406, oversize(len(publish.body), size_max))
         if self._channel.exchange(publish.exchange, "write").internal:
             where = self._channel.place("exchange", publish.exchange)
             raise AmqpError(403, f"cannot publish to internal {where}")
-        self._check_properties(publish)
 
     def _check_properties(self, publish: Publish) -> None:
         properties, user = publish.properties, self._channel.connection.user

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing.fields import is_integer
-from reliablepub.testing.queue_arguments import seconds_of
+from reliablepub.testing.queue_arguments import queue_type, seconds_of
 from reliablepub.testing.replies import crashed
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ class Queue:
     """Whether a quorum queue with `reject-publish` has exceeded a limit."""
 
     @property
+    def kind(self) -> str:
+        """`classic`, `quorum` or `stream`."""
+        return queue_type(self.arguments)
+
+    @property
     def is_quorum(self) -> bool:
         """Whether it is a quorum queue."""
         return bool(self.arguments) and self.arguments.get("x-queue-type") == "quorum"
@@ -125,10 +130,10 @@ class Queue:
     def trim(self) -> None:
         """Drop messages from the head while a limit is exceeded.
 
-        A quorum queue with `reject-publish` keeps them, and refuses the next message.
+        A queue that rejects keeps them; if it is a quorum queue, it refuses the next message.
         """
-        if self.is_quorum and self.arguments.get("x-overflow") == "reject-publish":
-            self._refuses = self._refuses or self._is_full(0, room=-1)
+        if self.arguments and self.arguments.get("x-overflow") in REJECTING:
+            self._refuses = self._refuses or (self.is_quorum and self._is_full(0, room=-1))
             return
         while self.ready and self.arguments and self._is_full(0, room=-1):
             self.bury(self.take().publish, "maxlen")
@@ -314,5 +319,5 @@ class Stream(Queue):
 
 def new_queue(name: str, *, arguments: dict[str, Any], **flags: Any) -> Queue:  # noqa: ANN401 - of `Queue`
     """Make a queue of the type that its arguments name."""
-    kind = Stream if arguments.get("x-queue-type") == "stream" else Queue
+    kind = Stream if queue_type(arguments) == "stream" else Queue
     return kind(name, arguments=arguments, **flags)

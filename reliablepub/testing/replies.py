@@ -68,7 +68,7 @@ def reply_text(code: int, explanation: str) -> str:
     If the cut splits a character, its bytes become lone surrogates, which `encode_close` encodes.
     """
     text = f"{NAMES[code]} - {explanation}" if explanation else NAMES[code]
-    data = text.encode()
+    data = text.encode(errors="surrogateescape")  # names need not be UTF-8
     if len(data) <= _TEXT_MAX_BYTES:
         return text
     return data[: _TEXT_MAX_BYTES - len(_ELLIPSIS)].decode(errors="surrogateescape") + _ELLIPSIS

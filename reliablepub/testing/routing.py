@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reliablepub.testing.fields import is_same
+from reliablepub.testing.fields import field_type, is_same
 from reliablepub.testing.queues import Buried, Queue
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _PREDECLARED = {
     "amq.topic": "topic",
     "amq.headers": "headers",
     "amq.match": "headers",
+    "amq.rabbitmq.trace": "topic",
 }
 
 
@@ -37,7 +38,22 @@ class Binding:
     destination: str
     to_exchange: bool
     routing_key: str
-    arguments: tuple[tuple[str, Any], ...] = ()
+    identity: tuple[tuple[str, str, str], ...] = ()
+    """Names, types and values of the arguments: bindings that differ in one are two bindings."""
+    arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+def new_binding(
+    destination: str,
+    routing_key: str,
+    arguments: Mapping[str, Any] | None,
+    *,
+    to_exchange: bool = False,
+) -> Binding:
+    """Make a binding to a queue, or to an exchange."""
+    table = dict(sorted((arguments or {}).items()))
+    identity = tuple((name, field_type(value), repr(value)) for name, value in table.items())
+    return Binding(destination, to_exchange, routing_key, identity, table)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +77,7 @@ class Exchange:
         if self.type == "topic":
             words = _words(routing_key)
             return [one for one in self.bindings if topic_matches(_words(one.routing_key), words)]
-        return [one for one in self.bindings if headers_match(dict(one.arguments), headers)]
+        return [one for one in self.bindings if headers_match(one.arguments, headers)]
 
 
 def routing_keys(publish: Publish) -> list[str]:
@@ -124,7 +140,10 @@ class VirtualHost:
         self.exchanges: dict[str, Exchange] = {"": Exchange("", "direct", durable=True)}
         self.queues: dict[str, Queue] = {}
         for predeclared, kind in _PREDECLARED.items():
-            self.exchanges[predeclared] = Exchange(predeclared, kind, durable=True)
+            is_internal = predeclared == "amq.rabbitmq.trace"
+            self.exchanges[predeclared] = Exchange(
+                predeclared, kind, durable=True, internal=is_internal
+            )
 
     def add_exchange(self, exchange: Exchange) -> None:
         """Add an exchange; it must not exist yet."""
@@ -170,8 +189,10 @@ class VirtualHost:
         seen = {start}
         work = [start]
         while work:
-            exchange = self.exchanges.get(work.pop())
-            if exchange is None:  # an alternate exchange that was never declared
+            name = work.pop()
+            exchange = self.exchanges.get(name)
+            # An alternate exchange may not exist. The default exchange as one has no bindings.
+            if exchange is None or (not name and start):
                 continue
             queues, exchanges = self._destinations(exchange, keys, headers)
             found |= queues

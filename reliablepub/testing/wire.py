@@ -13,8 +13,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from pamqp import encode
-
+from reliablepub.testing.fields import short_string
 from reliablepub.testing.replies import frame_error
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def encode_declare_ok(queue: str, message_count: int, consumer_count: int) -> by
 
 
 def _short_strings(*texts: str) -> bytes:
-    return b"".join(map(encode.short_string, texts))
+    return b"".join(map(short_string, texts))
 
 
 def encode_content(

@@ -7,7 +7,7 @@ from pamqp.header import ContentHeader
 
 from reliablepub.testing.history import Fate, Publish
 from reliablepub.testing.queues import Queue
-from reliablepub.testing.routing import Binding, Exchange, VirtualHost
+from reliablepub.testing.routing import Binding, Exchange, VirtualHost, new_binding
 
 BODY = b"body"
 
@@ -50,8 +50,7 @@ def names(vhost: VirtualHost, one: Publish) -> list[str]:
 
 
 def bind(vhost: VirtualHost, source: str, queue: str, key: str = "", **arguments: Any) -> None:
-    binding = Binding(queue, to_exchange=False, routing_key=key, arguments=(*arguments.items(),))
-    vhost.bind(source, binding)
+    vhost.bind(source, new_binding(queue, key, arguments))
 
 
 def test_direct_fanout_and_headers_exchanges() -> None:

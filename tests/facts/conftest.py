@@ -44,3 +44,10 @@ def client(connect: Connect) -> RawClient:
 def queue(client: RawClient) -> str:
     """A durable classic queue."""
     return client.declare(unique("queue"))
+
+
+@pytest.fixture
+def of_3_10(site: Site) -> None:
+    """Facts that the fake follows, and that were held against RabbitMQ 3.10 only."""
+    if site.version[:2] != (3, 10):
+        pytest.skip("a fact of RabbitMQ 3.10")

@@ -229,3 +229,70 @@ def test_a_delivery_that_is_not_acked_in_time(site: Site, connect: Connect, queu
     client = connect().opened()
     client.send(commands.Basic.Get(queue=queue))
     assert client.told(3)[0] == f"basic.getok 1 True  {queue} 0"
+
+
+def bodies(lines: list[str]) -> list[str]:
+    return [line.removeprefix("body ") for line in lines if line.startswith("body")]
+
+
+def test_a_prefetch_for_consumers_ends_that_of_the_channel(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a", b"b", b"c")
+    client.call(commands.Basic.Qos(prefetch_count=1, global_=True), commands.Basic.QosOk)
+    consume(client, queue)
+    assert bodies(client.told(3)) == ["b'a'"]
+    client.call(commands.Basic.Qos(prefetch_count=5), commands.Basic.QosOk)
+    assert bodies(client.told(6)) == ["b'b'", "b'c'"]
+
+
+@pytest.mark.parametrize(("count", "more"), [(2, ["b'b'"]), (0, ["b'b'", "b'c'"])])
+def test_another_prefetch_of_the_channel_applies_at_once(
+    client: RawClient, queue: str, count: int, more: list[str]
+) -> None:
+    publish(client, queue, b"a", b"b", b"c")
+    client.call(commands.Basic.Qos(prefetch_count=1, global_=True), commands.Basic.QosOk)
+    consume(client, queue)
+    client.told(3)
+    client.call(commands.Basic.Qos(prefetch_count=count, global_=True), commands.Basic.QosOk)
+    assert bodies(client.told(3 * len(more))) == more
+
+
+def test_a_get_does_not_count_against_the_prefetch_of_the_channel(
+    client: RawClient, queue: str
+) -> None:
+    publish(client, queue, b"a", b"b")
+    client.call(commands.Basic.Qos(prefetch_count=1, global_=True), commands.Basic.QosOk)
+    client.send(commands.Basic.Get(queue=queue))
+    client.told(3)
+    consume(client, queue)
+    assert bodies(client.told(3)) == ["b'b'"]
+
+
+def test_what_comes_back_counts_against_the_length(client: RawClient) -> None:
+    name = client.declare(unique("queue"), arguments={"x-max-length": 1})
+    publish(client, name, b"a")
+    client.send(commands.Basic.Get(queue=name))
+    client.told(3)
+    publish(client, name, b"b")
+    client.send(commands.Basic.Nack(1, requeue=True))
+    assert client.drained(name) == [b"b"]  # the head, which has come back, is dropped
+
+
+def test_deliveries_are_settled_one_consumer_after_the_other(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a", b"b", b"c", b"d")
+    client.call(commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
+    for tag in ("z", "b"):
+        consume(client, queue, tag)
+        client.told(3)
+    client.send(commands.Basic.Nack(0, multiple=True, requeue=True))
+    lines = client.told(6)
+    assert [line for line in lines if "deliver" in line] == [
+        f"basic.deliver b 3 True  {queue}",
+        f"basic.deliver z 4 True  {queue}",
+    ]
+    assert bodies(lines) == ["b'b'", "b'a'"]
+
+
+def test_a_last_queue_that_is_direct_reply_to(client: RawClient) -> None:
+    client.send(commands.Queue.Declare(queue="amq.rabbitmq.reply-to"))
+    client.told()
+    consume(client, "", no_ack=True)

@@ -7,6 +7,7 @@ does: then the row has to go.
 import inspect
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pamqp import commands, frame, header
 
 from tests.amqp_probe import unique
 from tests.facts.conftest import Connect
-from tests.facts.raw_client import END, PERSISTENT, RawClient
+from tests.facts.raw_client import END, PERSISTENT, Properties, RawClient
 from tests.facts.site import MAX_MESSAGE_SIZE, Site
 
 PAGE = Path(__file__).parents[2] / "docs" / "fake-broker.md"
@@ -101,6 +102,40 @@ def test_nesting(site: Site, client: RawClient, queue: str) -> None:
     client.write_frame(2, 1, bytes([0, 60, 0, 0]) + bytes(8) + properties)
     refusal = "connection.close 541 INTERNAL_ERROR (0, 0)"
     assert client.told() == [refusal if site.is_fake else "basic.ack 1"]
+
+
+def test_types(site: Site, client: RawClient) -> None:
+    """An exchange type that is a word of Erlang, such as `classic`."""
+    client.send(commands.Exchange.Declare(exchange="x", exchange_type="classic"))
+    text = f"{'unknown' if site.is_fake else 'invalid'} exchange type 'classic' (40, 10)"
+    if site.version < (4, 0):
+        assert client.told() == [f"connection.close 503 COMMAND_INVALID - {text}"]
+    else:
+        assert client.told() == [f"channel.close 406 PRECONDITION_FAILED - {text}"]
+
+
+@pytest.mark.usefixtures("of_3_10")
+def test_expiry(site: Site, client: RawClient) -> None:
+    """An expired message that overtook one with a longer TTL, by its priority."""
+    name = client.declare(unique("queue"), arguments={"x-max-priority": 5})
+    client.publish(name, b"first", properties=Properties(expiration="100000"))
+    client.publish(name, b"mortal", properties=Properties(expiration="1", priority=5))
+    client.verdicts(2)
+    time.sleep(0.1)
+    assert client.drained(name) == ([b"first"] if site.is_fake else [b"mortal", b"first"])
+
+
+@pytest.mark.usefixtures("of_3_10")
+def test_consumers(site: Site, client: RawClient) -> None:
+    """Consumers of a quorum queue."""
+    arguments = {"x-queue-type": "quorum"}
+    name = client.declare(unique("queue"), arguments=arguments)
+    client.publish(name)
+    client.verdicts(1)
+    client.send(commands.Basic.Get(queue=name))
+    client.told(3)
+    client.send(commands.Queue.Declare(queue=name, passive=True))
+    assert client.told() == [f"queue.declareok {name} 0 {0 if site.is_fake else 1}"]
 
 
 def test_versions(site: Site, connect: Connect) -> None:

@@ -31,6 +31,10 @@ STEPS = 30
 QUIET_S = 0.05
 PATIENCE_S = 10.0
 TYPES = ("direct", "fanout", "topic", "headers")
+ODD_TYPES = ("", "no-such-type")
+CONSUMER = ("x-priority", "x-stream-offset", "x-cancel-on-ha-failover")
+ODD = (None, -1, True, "odd", 1.5, ["odd"], {"odd": 1})
+"""Values that most arguments cannot have."""
 KEYS = ("", "a", "a.b", "a.b.c", "b", "#", "*.b")
 CONTENTFUL = ("basic.deliver", "basic.getok", "basic.return")
 
@@ -77,6 +81,7 @@ class Talker:
             self.acknowledge: 9,
             self.consume: 6,
             self.of_the_channel: 5,
+            self.odd: 2,
         }
         kind = self.random.random()
         if kind < 0.03:
@@ -123,6 +128,32 @@ class Talker:
             internal=self.maybe(0.08),
             passive=self.maybe(0.05),
             arguments=self.some({"alternate-exchange": (0.2, (self.exchange(),))}),
+        )
+
+    def odd(self) -> Frame:
+        """What a client may get wrong."""
+        argument = self.pick(
+            *("x-max-length", "x-overflow", "x-message-ttl", "x-dead-letter-exchange"),
+            *("x-max-priority", "x-queue-mode", "x-expires", "x-max-age", "x-delivery-limit"),
+            *("x-dead-letter-routing-key", "x-single-active-consumer", "x-anything"),
+        )
+        queue, exchange, value = self.queue(), self.exchange(), self.pick(*ODD)
+        bind = commands.Queue.Bind(queue=queue, exchange=exchange, arguments={"x-match": value})
+        return self.pick(  # type: ignore[no-any-return]
+            commands.Queue.Declare(queue=queue, durable=True, arguments={argument: value}),
+            commands.Queue.Declare(queue="amq.mine", passive=self.maybe(0.5)),
+            commands.Exchange.Declare(exchange=exchange, exchange_type=self.pick(*ODD_TYPES)),
+            commands.Exchange.Declare(exchange=exchange, arguments={"alternate-exchange": value}),
+            commands.Basic.Consume(
+                queue=queue, consumer_tag="t0", arguments={self.pick(*CONSUMER): value}
+            ),
+            commands.Basic.Consume(queue="", consumer_tag="t1"),
+            commands.Basic.Qos(prefetch_size=1),
+            commands.Basic.Recover(requeue=False),
+            commands.Basic.GetEmpty(),
+            commands.Channel.Flow(active=False),
+            commands.Queue.Purge(queue=""),
+            bind,
         )
 
     def queue_declare(self) -> Frame:
@@ -186,14 +217,16 @@ class Talker:
         headers = {
             "h": (0.2, ("1", 1, True)),
             "x-h": (0.1, ("1",)),
-            "CC": (0.1, ([self.queue()], ["a"])),
+            "CC": (0.1, ([self.queue()], ["a"], "a")),
             "BCC": (0.1, ([self.queue()], ["a.b"])),
         }
         likely = {
             "delivery_mode": (0.6, (1, 2)),
             "priority": (0.2, (0, 1, 3, 9)),
-            "expiration": (0.1, ("0", "1", "100000")),
+            "expiration": (0.1, ("0", "1", "100000", "soon", "-1")),
             "message_id": (0.1, ("m",)),
+            "user_id": (0.04, ("guest", "bob")),
+            "reply_to": (0.04, ("amq.rabbitmq.reply-to", "me")),
             "headers": (0.5, (self.some(headers),)),
         }
         values = self.some(likely)

@@ -77,6 +77,15 @@ def test_an_alternate_exchange_that_does_not_exist(client: RawClient) -> None:
     assert client.told(4) == returned(first, "key")
 
 
+def test_the_default_exchange_as_alternate_exchange_routes_nothing(
+    client: RawClient, queue: str
+) -> None:
+    arguments = {"alternate-exchange": ""}
+    exchange = client.declare_exchange(unique("exchange"), arguments=arguments)
+    client.publish(queue, exchange=exchange)
+    assert client.told(4)[0] == f"basic.return 312 NO_ROUTE {exchange} {queue}"
+
+
 def test_a_binding_between_exchanges(client: RawClient, queue: str) -> None:
     source = client.declare_exchange(unique("source"), "topic")
     target = client.declare_exchange(unique("target"), "fanout")

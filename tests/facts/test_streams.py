@@ -229,6 +229,13 @@ def test_two_consumers_both_get_all(connect: Connect, client: RawClient) -> None
         assert bodies(one, 2) == ["b'a'", "b'b'"]
 
 
+def test_a_declaration_does_not_count_consumers(client: RawClient) -> None:
+    stream = stream_of(client)
+    begun(client, stream)
+    client.send(commands.Queue.Declare(queue=stream, passive=True))
+    assert client.told() == [f"queue.declareok {stream} 0 0"]
+
+
 def test_an_exclusive_consumer_is_not_alone(connect: Connect, client: RawClient) -> None:
     stream = stream_of(client, b"a")
     begun(client, stream)

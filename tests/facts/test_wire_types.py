@@ -138,6 +138,17 @@ def test_a_second_queue(client: RawClient, queue: str) -> None:
     assert headers(client) == deaths(*entries) + origin(source, "expired")
 
 
+@pytest.mark.usefixtures("of_version_3")
+def test_a_third_queue_reverses_the_others(client: RawClient, queue: str) -> None:
+    third = dying(client, queue, **{"x-max-length": 0})
+    second = dying(client, third, **{"x-max-length": 0})
+    source = dying(client, second, **{"x-max-length": 0})
+    consume(client, queue)
+    publish(client, source, b"")
+    entries = later(third, "maxlen"), first(source, "maxlen"), later(second, "maxlen")
+    assert headers(client) == deaths(*entries) + origin(source, "maxlen")
+
+
 KINDS = b"".join(
     (
         b"\x01zt\x01",
