@@ -10,19 +10,15 @@ slow link. It has left when the peer's TCP has acknowledged it.
 from __future__ import annotations
 
 import array
+import fcntl
 import os
 import socket
 import struct
+import termios
 from collections import deque
 from typing import Final
 
 from reliablepub._core.events import Leaving
-
-try:
-    import fcntl
-    import termios
-except ImportError:  # pragma: no cover - Windows
-    pass
 
 LOOK_S: Final = 0.1
 """Seconds between two checks of what has left."""
@@ -86,7 +82,7 @@ def held_by_kernel(fd: int) -> int:
     held = array.array("i", [0])
     try:
         fcntl.ioctl(fd, termios.TIOCOUTQ, held)  # SIOCOUTQ of sockets has this number too
-    except (OSError, NameError):
+    except OSError:
         return 0
     return held[0]
 

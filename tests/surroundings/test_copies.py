@@ -1,5 +1,6 @@
 """A copy made inside the process takes SQLite's locks away; nothing is lost by it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -52,3 +53,19 @@ def test_a_lost_lock_is_noticed_and_taken_again(
         assert writer_of(outbox).opened().place.is_locked
         assert outbox.status().open == 2
     assert "the locks on outbox" in caplog.text
+
+
+def test_without_a_free_descriptor_a_lock_is_not_taken_for_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        outbox.enqueue(Message(b""))
+        place = writer_of(outbox).opened().place
+
+        def none_is_free(*_: object) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", none_is_free)
+            is_locked = place.is_locked
+        assert is_locked
