@@ -158,7 +158,7 @@ def test_it_is_too_late_for_what_a_queue_may_have(
     with Publisher(broker.url, outbox=where, close_timeout_s=0) as publisher:
         outbox.enqueue(message("a", None), key="a")
         wait_for_bodies(broker, 1)
-        assert publisher.status.counters.open == 1
+        until(lambda: publisher.status.counters.open == 1)  # the turn that sent it has ended
     assert outbox.cancel("a") is ScheduleChange.TOO_LATE
     assert counts(outbox) == (1, 1, 0)
 
