@@ -26,7 +26,7 @@ the caller's thread, where the caller's context (such as its trace) is available
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -316,32 +316,6 @@ class Stamps(Protocol):
         A ``message_id`` that the given message has is kept. An exception propagates to the caller,
         and the message is not stored.
         """
-
-
-def named(callback: object) -> str:
-    """The name of a callback of the application, by which it can be found: ``shop.Audit.on_sent``.
-
-    Callbacks made by one function, such as lambdas, share a name.
-    """
-    function = getattr(callback, "func", callback)  # of a `functools.partial`
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    module = getattr(function, "__module__", None)  # a method of a built-in type has none
-    return f"{module}.{name}" if module else name
-
-
-def stamped(message: Message, stamps: Iterable[Callable[[Message], Message]]) -> Message:
-    """Apply the stamps of hooks to a message. An id that it has stays: its receipt bears it.
-
-    Raises:
-        TypeError: a stamp returned something else than a message.
-    """
-    for stamp in stamps:
-        given, message = message, stamp(message)
-        if not isinstance(message, Message):
-            raise TypeError(f"{named(stamp)} returned {type(message).__name__}, not a Message")
-        if given.message_id not in {None, message.message_id}:
-            message = message.with_message_id(given.message_id)
-    return message
 
 
 def tell_rejected(

@@ -1,6 +1,7 @@
-"""Escaping of untrusted text (message ids, routing keys, reply texts) for a terminal or a log.
+"""Text for a terminal or a log: untrusted text, escaped, and the names of callbacks.
 
-Knows: which characters are printable. Must never know: where a text comes from, or where it goes.
+Knows: which characters are printable, what names a function. Must never know: where a text comes
+from, or where it goes.
 
 Applications choose message ids and routing keys, and the broker chooses reply texts. An escape
 sequence in such a text would act on the operator's terminal, a line end would forge a log line, and
@@ -37,3 +38,14 @@ def _escaped(char: str) -> str:
     if code <= 0xFF:  # noqa: PLR2004 - the escapes of Python's string literals
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def named(callback: object) -> str:
+    """The name of a callback of the application, by which it can be found: ``shop.Audit.on_sent``.
+
+    Callbacks made by one function, such as lambdas, share a name.
+    """
+    function = getattr(callback, "func", callback)  # of a `functools.partial`
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    module = getattr(function, "__module__", None)  # a method of a built-in type has none
+    return f"{module}.{name}" if module else name

@@ -26,9 +26,9 @@ from reliablepub.errors import (
 )
 from reliablepub.front.waits import seconds_of
 from reliablepub.headers import utf8
-from reliablepub.hooks import stamped, tell_rejected
+from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Waiter
+from reliablepub.outbox.entry import Waiter, stamped
 from reliablepub.relay.handover import Chunk, Cutter, FlagT, Stream
 from reliablepub.relay.status import Status, described
 from reliablepub.relay.thread import Observer, Parts, RelayThread

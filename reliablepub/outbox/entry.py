@@ -10,7 +10,7 @@ store in the transaction that records its final outcome.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from reliablepub.errors import ConfigurationError, Damaged, InvalidMessage, OutboxFull, Withdrawn
 from reliablepub.message import Message, MessageFields, check_fields
 from reliablepub.outcome import Outcome, Persistence
+from reliablepub.printable import named
 
 
 class Mint:
@@ -69,6 +70,21 @@ def identified(given: bytes | Message, fields: MessageFields) -> Message:
     except TypeError:
         check_fields(fields)
         raise
+
+
+def stamped(message: Message, stamps: Iterable[Callable[[Message], Message]]) -> Message:
+    """Apply the stamps of hooks to a message. An id that it has stays: its receipt bears it.
+
+    Raises:
+        TypeError: a stamp returned something else than a message.
+    """
+    for stamp in stamps:
+        given, message = message, stamp(message)
+        if not isinstance(message, Message):
+            raise TypeError(f"{named(stamp)} returned {type(message).__name__}, not a Message")
+        if given.message_id not in {None, message.message_id}:
+            message = message.with_message_id(given.message_id)
+    return message
 
 
 HELD: Final = float("inf")

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from reliablepub.errors import ConfigurationError, InvalidMessage, ReliablePubError
 from reliablepub.headers import utf8
-from reliablepub.hooks import MessagesRejected, Rejections, Stamps, stamped, tell_rejected
+from reliablepub.hooks import MessagesRejected, Rejections, Stamps, tell_rejected
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.database import file_of
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Entry, OpenLimits, identified
+from reliablepub.outbox.entry import Entry, OpenLimits, identified, stamped
 from reliablepub.outbox.opening import Where, outbox_at
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from reliablepub.hooks import (
     LinkChanged,
     MessageGivenUp,
     MessageStored,
-    named,
 )
 from reliablepub.outbox.entry import Attempt, DamagedRow, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.printable import named
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.journal import write
 from reliablepub.relay.status import Link, Status

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from reliablepub.errors import InvalidMessage, OutboxFull, PublisherClosed, ReliablePubError
-from reliablepub.hooks import stamped
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id
+from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id, stamped
 
 
 class Latch:

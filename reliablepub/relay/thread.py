@@ -26,10 +26,11 @@ from reliablepub.errors import (
     RelayHeldUp,
     WrongThread,
 )
-from reliablepub.hooks import MessagesRejected, Watched, named
+from reliablepub.hooks import MessagesRejected, Watched
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
+from reliablepub.printable import named
 from reliablepub.relay.callbacks import Calls, Guard, with_calls
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Flag, Inbox, Latch, Limits

@@ -14,6 +14,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
+from reliablepub.printable import named
 from reliablepub.relay.callbacks import LOGGER, calls_of
 from tests.relay.scripted import PARK_AT_ONCE, World
 
@@ -203,11 +204,11 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
 
 
 def test_callbacks_are_named_so_that_they_can_be_found() -> None:
-    assert hooks.named(logging.Logger.info) == "logging.Logger.info"
-    assert hooks.named(partial(logging.Logger.info, LOGGER)) == "logging.Logger.info"
-    assert hooks.named(LOGGER.info) == "logging.Logger.info"
-    assert hooks.named([].append) == "list.append"
-    assert hooks.named(Listener()) == f"{__name__}.Listener"
+    assert named(logging.Logger.info) == "logging.Logger.info"
+    assert named(partial(logging.Logger.info, LOGGER)) == "logging.Logger.info"
+    assert named(LOGGER.info) == "logging.Logger.info"
+    assert named([].append) == "list.append"
+    assert named(Listener()) == f"{__name__}.Listener"
 
 
 def test_events_without_listeners_are_not_collected(store: Store) -> None:
