@@ -15,8 +15,10 @@ import pytest
 
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres import retention
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
+from tests.outbox.conftest import Clock
 
 pytestmark = pytest.mark.postgres
 
@@ -42,6 +44,18 @@ SELECT
     'm-' || n, '', 'orders', '\\x00', extract(epoch FROM now()), 201,
     CASE WHEN n %% 10 = 1 THEN 1e11 END, CASE WHEN n %% 10 = 2 THEN 1e11 END
 FROM generate_series(1, %s) AS n
+"""
+KEEP = """
+INSERT INTO reliablepub.confirmed
+SELECT n, %s + n, 'm', '', 'orders', NULL, '{}', 1, 201, -1, '\\x00'
+FROM generate_series(1, 20000) AS n
+"""
+REMEMBER = """
+INSERT INTO reliablepub.attempts (
+    id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
+)
+SELECT 1000000 + n, 'm', 1, '1-1', n, 'refused', 312, 'NO_ROUTE', 'not written'
+FROM generate_series(1, 20000) AS n
 """
 
 
@@ -190,3 +204,34 @@ def test_counts_do_not_depend_on_the_backlog(
         long_one.commit()
     with closing(outbox_at(postgres_outbox)) as database, database.reading() as session:
         assert next(iter(session.rows("ledger")))["stored"] == 20_011
+
+
+def test_retention_does_not_depend_on_the_backlog_or_on_what_was_deleted(
+    postgres_outbox: str, statements: list[Explained], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    with psycopg.connect(postgres_outbox) as long_one:
+        long_one.execute("SELECT pg_current_xact_id()")
+        with psycopg.connect(postgres_outbox) as application:
+            application.execute(FILL, [20_000])
+        store = PostgresStore(Server.of(postgres_outbox), keep_confirmed_s=60, clock=clock)
+        with closing(store):
+            with psycopg.connect(postgres_outbox) as application:
+                application.execute(KEEP, [clock.now - 50_000])
+                application.execute(REMEMBER)
+            store.relieve()
+            with psycopg.connect(postgres_outbox) as application:
+                application.execute("DELETE FROM reliablepub.confirmed WHERE id < 20000")
+            store.relieve()
+            del statements[:]
+            store.relieve()
+            store.commit(Changes(confirmed=store.read_ready(1, 9, limit=9, bytes_max=1)[0]))
+            texts = [one.text for one in statements]
+            for part in ("SELECT min(confirmed_at)", "FROM reliablepub.attempts", "WITH gone"):
+                assert [text for text in texts if part in text]
+            assert [one for one in statements if one.pages > PAGES_MAX] == []
+            kept = [one.pages for one in statements if "reliablepub.confirmed" in one.text]
+            assert max(kept) < 50
+            with psycopg.connect(postgres_outbox) as looking:
+                left = looking.execute("SELECT count(*) FROM reliablepub.attempts").fetchone()
+            assert left == (20_000 - 3 * retention.HISTORY_PAGE,)

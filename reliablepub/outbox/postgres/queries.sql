@@ -199,6 +199,40 @@ SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
 -- name: any_kept
 SELECT 1 FROM reliablepub_confirmed LIMIT 1;
 
+-- `since`, here and in the next one, skips rows that were deleted: while a long transaction keeps them,
+-- each look from the beginning would read them all.
+-- name: oldest_kept
+SELECT min(confirmed_at) FROM reliablepub_confirmed WHERE confirmed_at >= :since;
+
+-- Rows that the relay of another shard is deleting are skipped: nobody waits for it.
+-- name: prune_kept
+WITH gone AS (
+    DELETE FROM reliablepub_confirmed WHERE id = ANY (ARRAY(
+        SELECT id FROM reliablepub_confirmed WHERE confirmed_at BETWEEN :since AND :before
+        ORDER BY confirmed_at LIMIT :limit FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING 1
+)
+SELECT count(*) FROM gone;
+
+-- The last number of a page of the history, and its earliest time: clocks are set, so numbers and times
+-- do not always grow together. The newest intervention stays (see `forget_interventions_between`).
+-- name: page_of_attempts
+SELECT max(attempt), min(at) FROM (
+    SELECT attempt, at FROM reliablepub_attempts WHERE attempt >= :first ORDER BY attempt LIMIT :limit
+) AS page;
+
+-- name: page_of_interventions
+SELECT max(intervention), min(at) FROM (
+    SELECT intervention, at FROM reliablepub_interventions
+    WHERE intervention >= :first AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
+    ORDER BY intervention LIMIT :limit
+) AS page;
+
+-- Old rows can wait if another process has locked them, as the relay of another shard that deletes them.
+-- name: wait_briefly
+SELECT set_config('lock_timeout', '20', true);
+
 -- name: draw_ids
 SELECT nextval('reliablepub_message_ids') FROM generate_series(1, :count);
 
@@ -489,6 +523,13 @@ DELETE FROM reliablepub_status WHERE shard = :shard AND run = :run;
 
 -- name: begin_run
 INSERT INTO reliablepub_runs (shard, pid, host, started_at) VALUES (:shard, :pid, :host, :now) RETURNING id;
+
+-- Programs that run for a moment, once a second, would add 30 million rows a year. Other shards keep
+-- theirs: the newest row of a shard may be the oldest of all.
+-- name: forget_old_runs
+DELETE FROM reliablepub_runs WHERE id = ANY (ARRAY(
+    SELECT id FROM reliablepub_runs WHERE shard = :shard AND id <= :run - 1000 ORDER BY id LIMIT 10000
+));
 
 -- name: owner
 SELECT r.id, r.pid, r.host FROM reliablepub_runs AS r WHERE r.id = :run;

@@ -57,6 +57,7 @@ from reliablepub.outbox.postgres.ownership import (
     is_lost_turn,
     take_over,
 )
+from reliablepub.outbox.postgres.retention import DELETING_S, PRUNED_MIN, Retention
 from reliablepub.outbox.postgres.rows import arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     AGAIN,
@@ -89,8 +90,6 @@ from reliablepub.outbox.rows import (
     tags_of,
 )
 
-PRUNED_MIN: Final = 100
-"""Kept rows that one commit deletes, or twice as many as it confirms if that is more."""
 _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
 _NEXT: Final = object()
@@ -190,8 +189,7 @@ class PostgresStore:
         now = self._clock()
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         self._forgotten = 0
-        # An earlier run may have kept confirmed messages.
-        self._is_pruning = self._keep_confirmed_s > 0 or bool(self._link.rows("any_kept"))
+        self._retention = Retention(self._link, self._keep_confirmed_s, now, self._shards)
         at = {"shard": self._shard}
         self._seen = _Seen("1:1:", 0, [])
         self._touched = ID_MAX  # interventions before this run do not matter
@@ -208,6 +206,7 @@ class PostgresStore:
                 ("clear_in_flight", at),
                 ("forget_old_attempts", before),
                 ("forget_old_interventions", before),
+                ("forget_old_runs", at | {"run": self._run}),
                 ("rebase_retries", at | {"now": now}),
                 self._of_turn("beat"),
             ]
@@ -409,10 +408,8 @@ class PostgresStore:
             ids = {"ids": [entry.id for entry in changes.confirmed], "now": now}
             is_kept = self._keep_confirmed_s > 0
             yield self._of_turn("confirm_and_keep" if is_kept else "confirm", ids)
-            if self._is_pruning:
-                before = now - self._keep_confirmed_s if is_kept else inf
-                count = max(PRUNED_MIN, 2 * len(changes.confirmed))
-                yield "prune_confirmed", {"before": before, "limit": count}
+            if self._retention.is_pruning:
+                yield self._retention.prune(now, 2 * len(changes.confirmed))
 
     def _additions(self, changes: Changes, now: float) -> Iterator[Step]:
         """Yield the statements that change times, and then those that store new entries."""
@@ -569,8 +566,28 @@ class PostgresStore:
         return int(count)
 
     def relieve(self) -> str:
-        """Return nothing: only the server can measure its disk, and reports when it is full."""
+        """Delete what was kept for long enough, and return nothing.
+
+        Only the server can measure its disk, and reports when it is full.
+        """
+        if self._retention.is_due():
+            # No error ends the relay: it can do without. The next look or commit reports the loss
+            # of the shard or of the database.
+            with suppress(OutboxError, Intervened):
+                self._delete_old()
         return ""
+
+    def _delete_old(self) -> None:
+        self._check_usable()
+        if self._seen.intervention > self._touched:
+            return  # unread interventions may be old by a clock that was set
+        until = time.monotonic() + DELETING_S
+        steps = self._retention.look(self._clock())
+        while steps:
+            *_, pruned = self._take_turn(steps) or [[]]
+            self._retention.has_deleted()
+            is_more = pruned == [(PRUNED_MIN,)] and time.monotonic() < until
+            steps = [steps[0], steps[-1]] if is_more else []
 
     # ------------------------------------------------------------------ reading
 

@@ -1,0 +1,136 @@
+"""Retention: finds what was kept for long enough, a little at a time.
+
+Knows: kept confirmed messages, history, how often to look for old rows. Must never know: turns,
+open or parked messages.
+
+A commit that confirms messages also deletes old ones that were kept. `Retention` finds what is
+left: old history, and kept messages of a relay that confirms nothing. It only reads, so a relay
+writes nothing if nothing is old.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+from reliablepub.outbox.postgres.server import Link, Step
+from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
+
+LOOK_S: Final = 1.0
+"""Seconds from one look to the next."""
+PRUNED_MIN: Final = 100
+"""Kept rows that one commit deletes, or twice as many as it confirms if that is more."""
+DELETING_S: Final = 0.02
+"""Seconds after which a look deletes no more."""
+HISTORY_PAGE: Final = 500
+"""Rows of the history that one look reads, and one turn deletes."""
+HISTORY_S: Final = 3_600.0
+"""Seconds from one pass over the history to the next."""
+_LATE_S: Final = 5.0
+"""By how much another relay's clock may be behind, and its commit late. A kept message that is
+older than all others by more is found an hour later at the latest."""
+_BRIEFLY: Final[Step] = ("wait_briefly", {})
+
+
+@dataclass(slots=True)
+class _Round:
+    """One pass after the other over a table of the history.
+
+    Attributes:
+        first: the number to look at next.
+        last: the last number of the page that is being deleted; 0 for none.
+        not_before: when to look next (monotonic).
+    """
+
+    first: int = 0
+    last: int = 0
+    not_before: float = 0.0
+
+
+class Retention:
+    """Finds old rows of an outbox.
+
+    Args:
+        link: the relay's connection.
+        keep_confirmed_s: how long confirmed messages are kept; 0 keeps none.
+        now: wall clock, seconds since 1970.
+        shards: number of shards of the outbox.
+
+    Attributes:
+        is_pruning: whether there may be old confirmed messages.
+    """
+
+    def __init__(self, link: Link, keep_confirmed_s: float, now: float, shards: int) -> None:
+        self._link = link
+        self._keep_s = keep_confirmed_s
+        # The relay of another shard may keep messages while this one keeps none.
+        self._left_before = inf if shards == 1 else now
+        # An earlier run may have kept messages.
+        self.is_pruning = keep_confirmed_s > 0 or bool(link.rows("any_kept"))
+        self._look_at = 0.0
+        self._since, self._pass_at = -inf, 0.0
+        self._rounds = {"attempts": _Round(), "interventions": _Round()}
+
+    def prune(self, now: float, limit: int = 0) -> Step:
+        """Return the statement that deletes the oldest kept messages, `PRUNED_MIN` or more."""
+        values = {"since": self._since, "before": self._before(now)}
+        return "prune_kept", values | {"limit": max(PRUNED_MIN, limit)}
+
+    def is_due(self) -> bool:
+        """Whether `LOOK_S` have passed since this last returned True."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_S
+        return True
+
+    def look(self, now: float) -> list[Step]:
+        """Return the statements that delete a part of what is old. The last one is that of `prune`.
+
+        Returns:
+            an empty list if nothing is old.
+        """
+        has_kept = self.is_pruning and self._has_kept(self._before(now))
+        history = self._old_history(now - ATTEMPTS_RETENTION_S)
+        return [_BRIEFLY, *history, self.prune(now)] if has_kept or history else []
+
+    def has_deleted(self) -> None:
+        """Go on after the pages of history of the last look."""
+        for round_ in self._rounds.values():
+            if round_.last:
+                round_.first, round_.last = round_.last + 1, 0
+
+    def _before(self, now: float) -> float:
+        return now - self._keep_s if self._keep_s > 0 else self._left_before
+
+    def _has_kept(self, before: float) -> bool:
+        """Whether confirmed messages of before a time are kept."""
+        if (monotonic := time.monotonic()) >= self._pass_at:
+            self._since, self._pass_at = -inf, monotonic + HISTORY_S
+        [(oldest,)] = self._link.read("oldest_kept", {"since": self._since})
+        has_kept = oldest is not None and oldest <= before
+        self._since = (oldest if has_kept else before) - _LATE_S
+        self.is_pruning = has_kept or self._keep_s > 0
+        return has_kept
+
+    def _old_history(self, before: float) -> list[Step]:
+        """Return the deletion of the next page of each table, unless it has no old rows."""
+        found: list[Step] = []
+        now = time.monotonic()
+        for kind, round_ in self._rounds.items():
+            round_.last = 0
+            if now < round_.not_before:
+                continue
+            page: dict[str, Any] = {"first": round_.first, "limit": HISTORY_PAGE}
+            [(last, oldest)] = self._link.read(f"page_of_{kind}", page)
+            if last is None:
+                round_.first, round_.not_before = 0, now + HISTORY_S
+            elif oldest < before:
+                round_.last = last
+                values = {"first": round_.first, "last": last, "before": before}
+                found.append((f"forget_{kind}_between", values))
+            else:
+                round_.first = last + 1
+        return found

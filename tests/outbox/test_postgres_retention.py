@@ -1,0 +1,321 @@
+"""What is kept in PostgreSQL of messages that are gone, and of relays that have ended."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.postgres import retention
+from reliablepub.outbox.postgres import store as store_module
+from reliablepub.outbox.postgres.database import create_outbox
+from reliablepub.outbox.postgres.server import Server
+from reliablepub.outbox.postgres.store import PostgresStore
+from tests.outbox.conftest import Clock, Make
+from tests.outcomes import REFUSED
+from tests.postgres import PostgresServer
+from tests.waiting import until
+
+pytestmark = pytest.mark.postgres
+
+DAY_S = 86_400.0
+RUNS = """
+INSERT INTO reliablepub.runs (shard, pid, host, started_at)
+SELECT %s, 1, 'host', 1.0 FROM generate_series(1, %s)
+"""
+
+
+@pytest.fixture
+def url(postgres_outbox: str) -> str:
+    return postgres_outbox
+
+
+@pytest.fixture
+def sharded(postgres_url: str) -> str:
+    create_outbox(Server.of(postgres_url), shards=2)
+    return postgres_url
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[psycopg.Connection]:
+    """The application's own connection."""
+    with closing(psycopg.connect(url)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that looks for old rows at each turn, two of them."""
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    monkeypatch.setattr(retention, "HISTORY_S", 0.0)
+    monkeypatch.setattr(retention, "HISTORY_PAGE", 2)
+
+
+def opened(url: str, clock: Clock, **settings: Any) -> closing[PostgresStore]:
+    return closing(PostgresStore(Server.of(url), clock=clock, **settings))
+
+
+def sql(url: str, query: str) -> list[tuple[Any, ...]]:
+    with closing(psycopg.connect(url)) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def count(url: str, table: str) -> int:
+    [(found,)] = sql(url, f"SELECT count(*) FROM reliablepub.{table}")
+    return int(found)
+
+
+def confirm(store: PostgresStore, entries: list[Entry]) -> None:
+    store.commit(Changes(new=entries))
+    store.commit(Changes(confirmed=entries))
+
+
+# ---------------------------------------------------------------------------- confirmed messages
+
+
+def test_a_relay_at_rest_prunes_what_it_keeps(
+    url: str, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    monkeypatch.setattr(store_module, "DELETING_S", 0.0)
+    monkeypatch.setattr(store_module, "PRUNED_MIN", 10)
+    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [entry() for _ in range(30)])
+        clock.now += 59
+        confirm(store, [entry() for _ in range(5)])
+        store.relieve()
+        assert count(url, "confirmed") == 35
+        clock.now += 2
+        left = []
+        for _ in range(4):
+            assert store.relieve() == ""
+            left.append(count(url, "confirmed"))
+        assert left == [25, 15, 5, 5], "in small steps"
+        clock.now += 60
+        store.relieve()
+        assert count(url, "confirmed") == 0
+    assert Outbox(url).audit().is_right
+
+
+def test_it_prunes_as_many_as_it_can_in_a_moment(
+    url: str, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
+    monkeypatch.setattr(store_module, "PRUNED_MIN", 10)
+    monkeypatch.setattr(store_module, "DELETING_S", 30.0)
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [entry() for _ in range(35)])
+        clock.now += 61
+        store.relieve()
+        assert count(url, "confirmed") == 0
+
+
+def test_what_an_earlier_relay_has_kept_goes_without_a_commit(
+    url: str, clock: Clock, entry: Make
+) -> None:
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [entry(), entry()])
+    clock.now -= 3_600  # by whatever clock
+    with opened(url, clock) as store:
+        store.relieve()
+        assert count(url, "confirmed") == 0
+        store._retention._look_at = 0.0
+        store.relieve()
+        assert not store._retention.is_pruning, "or each commit would look for them"
+
+
+@pytest.mark.usefixtures("busy")
+def test_what_was_kept_by_a_clock_that_was_set_back_goes_too(
+    url: str, clock: Clock, entry: Make
+) -> None:
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        store.relieve()
+        clock.now -= 3_600
+        confirm(store, [entry()])
+        clock.now += 61
+        store.relieve()
+        assert count(url, "confirmed") == 0
+
+
+def test_each_shard_keeps_what_its_relay_keeps(sharded: str, clock: Clock, entry: Make) -> None:
+    with opened(sharded, clock, keep_confirmed_s=60) as earlier:
+        confirm(earlier, [entry()])
+    with opened(sharded, clock, keep_confirmed_s=60) as keeps:
+        clock.now += 10
+        with opened(sharded, clock) as keeps_none:
+            clock.now += 10
+            confirm(keeps, [entry()])
+            confirm(keeps_none, [entry()])
+            keeps_none.relieve()
+            kept = sql(sharded, "SELECT message_id FROM reliablepub.confirmed")
+            assert kept == [("m-2",)], "the first was kept before"
+
+
+# ---------------------------------------------------------------------------- history
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_gone(
+    url: str, clock: Clock, entry: Make
+) -> None:
+    with opened(url, clock) as store:
+        entries = [entry() for _ in range(10)]
+        store.commit(Changes(new=entries))
+        for one in entries:
+            attempts = [Attempt(one, "1-1", number, REFUSED, clock.now) for number in (1, 2, 3)]
+            one.refused = 3
+            store.commit(Changes(rescheduled=[one], attempts=attempts))
+        intervene(outbox_at(url), [2, 3], Intervention(Action.PARK), clock=clock)
+        intervene(outbox_at(url), [3], Intervention(Action.DISCARD), clock=clock)
+        assert store.changed_elsewhere()
+        clock.now += 8 * DAY_S
+        store.relieve()
+        assert len(store.touched()) == 3, "however old, until the relay has read them"
+        clock.now -= 8 * DAY_S
+        store.commit(Changes(confirmed=[entries[0], *entries[4:]]))
+
+        def history() -> tuple[int, int]:
+            for _ in range(50):
+                assert store.relieve() == ""
+            return count(url, "attempts"), count(url, "interventions")
+
+        before = history()
+        assert before[0] >= 30
+        clock.now += 6 * DAY_S
+        assert history() == before
+        clock.now += 2 * DAY_S
+        store.commit(Changes(attempts=[Attempt(entries[9], "1-1", 4, REFUSED, clock.now)]))
+        assert history() != before
+        left = sql(url, "SELECT DISTINCT id FROM reliablepub.attempts ORDER BY id")
+        assert left == [(2,), (3,), (4,), (10,)], "open, parked, with interventions, or young"
+        assert count(url, "interventions") == 2, "of a parked message, and the newest"
+
+
+def test_there_is_one_pass_an_hour(
+    url: str, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    with opened(url, clock) as store:
+        store.relieve()
+        confirm(store, [one := entry()])
+        store.commit(Changes(attempts=[Attempt(one, "1-1", 1, REFUSED, clock.now)]))
+        clock.now += 8 * DAY_S
+        store.relieve()
+        assert count(url, "attempts") == 1
+        later = time.monotonic() + retention.HISTORY_S
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        store.relieve()
+        assert count(url, "attempts") == 0
+
+
+# ---------------------------------------------------------------------------- what is no trouble
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_writes_nothing_while_nothing_is_old(url: str, clock: Clock, entry: Make) -> None:
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [one := entry()])
+        store.commit(Changes(attempts=[Attempt(one, "1-1", 1, REFUSED, clock.now)]))
+        turn = sql(url, "SELECT max(turn) FROM reliablepub.turns")
+        for _ in range(20):
+            assert store.relieve() == ""
+        assert sql(url, "SELECT max(turn) FROM reliablepub.turns") == turn
+
+
+@pytest.mark.usefixtures("busy")
+def test_old_rows_wait_for_whoever_locks_them(
+    url: str, clock: Clock, entry: Make, app: psycopg.Connection
+) -> None:
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [one := entry()])
+        store.commit(Changes(attempts=[Attempt(one, "1-1", 1, REFUSED, 1.0)]))
+        clock.now += 8 * DAY_S
+        app.execute("SELECT 1 FROM reliablepub.confirmed FOR UPDATE")
+        app.execute("SELECT 1 FROM reliablepub.attempts FOR UPDATE")
+        begun = time.monotonic()
+        assert store.relieve() == ""
+        store.commit(Changes(new=[two := entry()]))
+        store.commit(Changes(confirmed=[two]))
+        assert time.monotonic() - begun < 3, "less than the timeout of other locks"
+        assert (count(url, "confirmed"), count(url, "attempts")) == (2, 1)
+        app.rollback()
+        assert store.relieve() == ""
+        assert (count(url, "confirmed"), count(url, "attempts")) == (1, 0)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_goes_on_if_what_is_kept_is_damaged(
+    url: str, clock: Clock, entry: Make, app: psycopg.Connection
+) -> None:
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [entry()])
+        app.execute("DROP TABLE reliablepub.confirmed CASCADE")
+        app.commit()
+        assert store.relieve() == ""
+        assert store.commit(Changes(new=[entry()])).counters.open == 1
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_relay_that_was_taken_over_deletes_nothing(
+    url: str, clock: Clock, entry: Make, app: psycopg.Connection
+) -> None:
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [entry()])
+        app.execute("UPDATE reliablepub.turns SET is_free = true")
+        app.commit()
+        with opened(url, clock, keep_confirmed_s=60):
+            clock.now += DAY_S
+            assert store.relieve() == ""
+            assert count(url, "confirmed") == 1
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_database_that_is_away_is_no_error(
+    postgres_server: PostgresServer, url: str, clock: Clock, entry: Make
+) -> None:
+    with opened(url, clock, keep_confirmed_s=60) as store:
+        confirm(store, [entry()])
+        clock.now += 61
+        postgres_server.kill()
+        assert store.relieve() == ""
+        postgres_server.start()
+
+        def is_deleted() -> bool:
+            assert store.relieve() == ""
+            return count(url, "confirmed") == 0
+
+        until(is_deleted)
+
+
+# ---------------------------------------------------------------------------- runs
+
+
+def test_the_rows_of_relays_that_have_ended_do_not_accumulate(
+    url: str, clock: Clock, app: psycopg.Connection
+) -> None:
+    app.execute(RUNS, [0, 1_500])
+    app.commit()
+    opened(url, clock).__enter__().close()
+    [(oldest, newest)] = sql(url, "SELECT min(id), max(id) FROM reliablepub.runs")
+    assert (oldest, newest) == (502, 1_501)
+
+
+def test_the_row_of_a_relay_that_runs_stays_however_often_others_start(
+    sharded: str, clock: Clock
+) -> None:
+    with opened(sharded, clock) as first:
+        with closing(psycopg.connect(sharded, autocommit=True)) as app:
+            app.execute(RUNS, [1, 1_500])
+        with opened(sharded, clock) as second:
+            runs = sql(sharded, "SELECT count(*), min(id), max(id) FROM reliablepub.runs")
+            assert runs == [(1_001, first.run, second.run)]
+            with closing(outbox_at(sharded)) as database, database.reading() as session:
+                assert [relay.pid for relay in session.relays()] == [os.getpid()] * 2
