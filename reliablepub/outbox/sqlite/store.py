@@ -59,6 +59,9 @@ from reliablepub.outbox.rows import (
     given_up_of,
     id_runs,
     in_flight_of,
+    is_due_time,
+    is_mistyped,
+    is_time,
     plain_row_of,
     row_of,
     schedule_of,
@@ -101,7 +104,7 @@ class SqlitePage(Page):
         with closing(connection.execute(QUERIES["ready"], (first, last_id))) as cursor:
             for *columns, is_first in cursor:
                 row = MessageRow._make(columns)
-                if not is_first:  # and its body was not read
+                if not is_first and isinstance(row.size, int):  # its body was not read
                     passed, passed_bytes = passed + 1, passed_bytes + row.size
                 elif not self.take(row):
                     return looked_at
@@ -138,7 +141,12 @@ class SqlitePage(Page):
                 continue  # another process removed it since the index was read
             row = MessageRow._make(columns)
             is_keyed = row.ordering_key is not None
-            if next_only and is_keyed and not _is_first(connection, id_):
+            if (
+                next_only
+                and is_keyed
+                and not _is_first(connection, id_)
+                and not is_mistyped(row)  # SQLite refuses to change such a row
+            ):
                 self.not_next.append(id_)
             elif not self.take(row):
                 return at
@@ -150,8 +158,8 @@ class SqlitePage(Page):
         if columns is None:
             return True
         row = MessageRow._make(columns)
-        is_due = row.due_at is None or row.due_at <= now
-        return not is_due or self.take(row)
+        waits = is_due_time(row.due_at) and row.due_at > now  # type: ignore[operator]
+        return waits or self.take(row)  # which finds a time of another type
 
     def _timed(
         self, connection: sqlite3.Connection, query: str, now: float, loaded: Container[int]
@@ -282,6 +290,7 @@ def settle_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
 
     Only while no relay runs.
     """
+    connection.execute(QUERIES["forget_unreadable_tags"])
     connection.execute(QUERIES["count_left_in_flight"])
     left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
     connection.execute(QUERIES["remember_left_in_flight"], left)
@@ -372,6 +381,7 @@ class SqliteStore:
         self._pid = os.getpid()
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
+        self._waited_before_s = 0.0
         self._steps = ClockSteps()
         self.is_stepping = False
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
@@ -398,6 +408,7 @@ class SqliteStore:
                     self._bell.close()
                 self._version = _version(connection)
                 self._shortage.look(connection)
+                self._waited = connection
         except BaseException:
             self._bell.close()
             self._writer.close()
@@ -416,9 +427,12 @@ class SqliteStore:
 
     @property
     def lock_wait_s(self) -> float:
-        """Seconds spent waiting for SQLite's lock, since the connection was opened."""
+        """Seconds spent waiting for SQLite's lock. It stays when the store closes."""
         connection = self._writer.connection
-        return 0.0 if connection is None else connection.lock_wait_s
+        if connection is not None and connection is not self._waited:  # it was opened again
+            self._waited_before_s += self._waited.lock_wait_s
+            self._waited = connection
+        return self._waited_before_s + self._waited.lock_wait_s
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
@@ -568,9 +582,10 @@ class SqliteStore:
         found: list[HeldExchange] = []
         with self._reading as connection:
             for name, count, first in connection.execute(QUERIES["held_exchanges"], (limit,)):
-                (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone()
-                with suppress(UnicodeDecodeError):
-                    name = name.decode()  # noqa: PLW2901 - it stays bytes if damaged
+                (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone() or (None,)
+                since = since if is_time(since) else None
+                with suppress(UnicodeDecodeError, AttributeError):
+                    name = name.decode()  # noqa: PLW2901 - it stays bytes or NULL if damaged
                 found.append(HeldExchange(name if isinstance(name, str) else None, count, since))
         return found
 
