@@ -347,7 +347,10 @@ DELETE FROM reliablepub_in_flight WHERE CASE WHEN json_valid(ids)
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
 WHERE id IN (SELECT id FROM reliablepub_in_flight_tags)
-AND max(stored_at, nacked, returned, refused, uncertain, size, checksum) < ''
+AND max(
+    stored_at, nacked, returned, refused, uncertain, size, checksum,
+    coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
+) < ''
 AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
 AND typeof(body) = 'blob';
 
