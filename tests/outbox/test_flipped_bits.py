@@ -18,7 +18,7 @@ import pytest
 from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange
+from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange, Release, Step
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MISTYPED
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -35,7 +35,7 @@ NOW = 9_000.0
 
 def entries(kind: str) -> list[Entry]:
     """Five entries, of which the third is of a kind."""
-    body = b"\xff\xfe not UTF-8" if kind == "bytes" else b'{"order": 17}'
+    body = b"\xff\xfe not UTF-8" if kind == "keyed" else b'{"order": 17}'
     messages = [Message(body, "", "q", message_id=f"m-{n}") for n in range(1, 6)]
     new = [Entry(message, 1_000.0) for message in messages]
     changed = new[FLIPPED - 1]
@@ -123,7 +123,7 @@ def relayed(path: Path, messages: dict[int, Message]) -> str:
     return "parked"
 
 
-@pytest.mark.parametrize("kind", ["text", "bytes", "due", "keyed", "in flight"])
+@pytest.mark.parametrize("kind", ["text", "due", "keyed", "in flight"])
 def test_one_flipped_bit_in_the_head_of_a_row_costs_at_most_that_row(
     tmp_path: Path, kind: str
 ) -> None:
@@ -239,3 +239,55 @@ def test_a_held_exchange_whose_name_and_time_have_another_type(path: Path) -> No
         store.commit(Changes(new=new))
         edit(path, f"exchange = NULL, refused_at = 'x' WHERE id = {FLIPPED}")
         assert store.held_exchanges(9) == [HeldExchange(None, 1, None)]
+
+
+@pytest.mark.parametrize("change", ["size = x'31'", "exchange = x'31'", "body = 'x'"])
+@pytest.mark.parametrize("state", ["held", "stepped", "in memory", "nacked"])
+def test_a_row_that_no_commit_can_change_is_parked_by_it(
+    path: Path, change: str, state: str
+) -> None:
+    new = entries("text")
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        store.commit(Changes(new=new))
+        if state == "held":
+            for one in new:
+                one.due_at = HELD
+            store.commit(Changes(rescheduled=new))
+            changes = Changes(released=[Release(None, None, 9)])
+        elif state == "stepped":
+            for one in new:
+                one.due_at, one.nacked = NOW + 60, 1
+            store.commit(Changes(rescheduled=new))
+            changes = Changes(stepped=Step(by=-30.0, since=NOW - 1, last_id=5))
+        elif state == "in memory":
+            for one in new:
+                one.due_at, one.nacked = NOW + 60, 1
+            changes = Changes(rescheduled=new)
+        else:
+            changes = Changes(parked=[Attempt(one, "1-1", 1, NACKED, NOW) for one in new])
+        edit(path, f"{change} WHERE id = {FLIPPED}")
+        counters = store.commit(changes).counters
+        while store.is_stepping:
+            counters = store.commit(Changes()).counters
+        assert [row.id for row in store.damaged()] == [FLIPPED]
+        assert counters.parked == (5 if state == "nacked" else 1)
+        assert counters.open == 5 - counters.parked
+        changed = {"held": 0.0, "stepped": NOW + 30, "in memory": NOW + 60}
+        rows = sql(path, "SELECT DISTINCT due_at FROM reliablepub_messages")
+        assert rows == ([] if state == "nacked" else [(changed[state],)])
+
+
+def test_a_relay_starts_beside_a_row_whose_wait_it_cannot_change(path: Path) -> None:
+    new = entries("text")
+    attempts = [Attempt(one, "1-1", 1, NACKED, NOW) for one in new]
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        store.commit(Changes(new=new))
+        for one in new:
+            one.due_at, one.nacked = NOW + 60, 1
+        store.commit(Changes(rescheduled=new, attempts=attempts))
+    edit(path, f"refused = x'31' WHERE id = {FLIPPED}")
+    with closing(SqliteStore(path, clock=lambda: NOW - 600)) as store:
+        assert [row.id for row in store.damaged()] == [FLIPPED]
+        assert store.snapshot().counters.open == len(OTHERS)
+        found, _ = store.read_due(NOW - 600 + 60, loaded=(), **ALL)
+        assert [one.id for one in found] == OTHERS

@@ -275,6 +275,17 @@ UNION SELECT id FROM reliablepub_messages WHERE id > :id_max
 UNION SELECT id FROM reliablepub_messages WHERE due_at > :time_max AND due_at < 9e999
 UNION SELECT id FROM reliablepub_messages WHERE expires_at > :time_max;
 
+-- Rows that no statement can change or copy. Reads the whole table.
+-- name: mistyped
+SELECT id FROM reliablepub_messages WHERE coalesce(
+    max(
+        stored_at, nacked, returned, refused, uncertain, size, checksum,
+        coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
+    ) < ''
+    AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
+    AND typeof(body) = 'blob', 0
+) = 0;
+
 -- name: message
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),

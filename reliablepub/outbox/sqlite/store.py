@@ -18,8 +18,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import chain
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from reliablepub.errors import (
     OutboxDiskFull,
@@ -49,6 +50,7 @@ from reliablepub.outbox.rows import (
     ATTEMPTS_RETENTION_S,
     ID_MAX,
     LEFT_IN_FLIGHT,
+    MISTYPED,
     PASSED_MAX,
     SCANNED_MAX,
     TIME_MAX,
@@ -84,6 +86,8 @@ from reliablepub.outbox.sqlite.space import (
 from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.status_file import remove_status_file, write_status_file
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
+
+T = TypeVar("T")
 
 
 class SqlitePage(Page):
@@ -403,7 +407,8 @@ class SqliteStore:
         try:
             with self._writer as connection:
                 self._bell.arm()
-                self._run, self._seen = self._begin_run(connection)
+                begin = partial(self._begin_run, connection)
+                self._run, self._seen = self._sparing(connection, begin)
                 if not self._bell.has_rung():  # a bell that works rings at the commit above
                     self._bell.close()
                 self._version = _version(connection)
@@ -755,7 +760,8 @@ class SqliteStore:
             return connection.execute(QUERIES["is_stored"], last).fetchone() is not None
 
         try:
-            snapshot, is_roomy = commit_with_retry(connection, self.path, write, is_there)
+            commit = partial(commit_with_retry, connection, self.path, write, is_there)
+            snapshot, is_roomy = self._sparing(connection, commit)
         except BaseException:
             _forget_ids(changes)
             raise
@@ -764,6 +770,22 @@ class SqliteStore:
             give_space_back(connection)
         self._bell.hush()
         return snapshot
+
+    def _sparing(self, connection: WritingConnection, work: Callable[[], T]) -> T:
+        """Do a transaction. If SQLite refuses to change a damaged row, park it and do it again."""
+        try:
+            return work()
+        except OutboxError as error:
+            if not isinstance(error.__cause__, sqlite3.IntegrityError):
+                raise
+            with transaction(connection, self.path):
+                mistyped = [id_ for (id_,) in connection.execute(QUERIES["mistyped"])]
+                if not mistyped:
+                    raise
+                reasons = dict.fromkeys(mistyped, MISTYPED)
+                damaged = park_damaged(connection, reasons, self._clock())
+            self._damaged += damaged
+        return work()
 
     def _moves_times(self, changes: Changes) -> bool:
         """Whether a commit of these changes moves stored times after the wall clock."""
