@@ -82,22 +82,22 @@ AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
 -- The next rows to move, latest first if times grow, earliest first if they shrink: so no row that was
 -- moved is met again.
 -- name: next_deadlines_forward
-SELECT id, expires_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
+SELECT id, expires_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
 WHERE expires_at IS NOT NULL AND (expires_at, id) < (:at, :id)
 ORDER BY expires_at DESC, id DESC LIMIT :limit;
 
 -- name: next_deadlines_back
-SELECT id, expires_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
+SELECT id, expires_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
 WHERE expires_at IS NOT NULL AND (expires_at, id) > (:at, :id)
 ORDER BY expires_at, id LIMIT :limit;
 
 -- name: next_retries_forward
-SELECT id, due_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
+SELECT id, due_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
 WHERE due_at IS NOT NULL AND (due_at, id) < (:at, :id)
 ORDER BY due_at DESC, id DESC LIMIT :limit;
 
 -- name: next_retries_back
-SELECT id, due_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
+SELECT id, due_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
 WHERE due_at IS NOT NULL AND (due_at, id) > (:at, :id)
 ORDER BY due_at, id LIMIT :limit;
 
