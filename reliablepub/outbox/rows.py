@@ -261,7 +261,7 @@ class MessageRow(NamedTuple):
 
     The statements are ``ready``, ``message``, ``first_of_key``, ``any_message`` and
     ``confirmed_message``. The types are those that this library writes; those of a damaged row may
-    differ.
+    differ. PostgreSQL's never do: it gives each value the type of its column.
     """
 
     id: int
@@ -308,6 +308,12 @@ class MessageRow(NamedTuple):
 
 class Unreadable(Exception):
     """The row is damaged; the text says how."""
+
+
+MISTYPED: Final = (
+    "a column has a value of another type than this library writes; the file was damaged or edited"
+)
+"""What is wrong with a row of SQLite in which a bit flipped that tells the type of a value."""
 
 
 def divided(entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
@@ -359,8 +365,13 @@ def check(
     Raises:
         Unreadable: the row is not what was stored.
     """
-    found = checksum_of(texts, body)
+    try:
+        found = checksum_of(texts, body)
+    except TypeError:
+        raise Unreadable(MISTYPED) from None
     if checksum not in {found, UNCHECKED}:
+        if type(checksum) is not int:
+            raise Unreadable(MISTYPED)
         raise Unreadable(
             f"the checksum is {found:08x} and was {checksum:08x} when it was stored: the file "
             "was damaged or edited, and the message may not be what was accepted"
@@ -389,7 +400,10 @@ def entry_of(row: MessageRow, keys: OutboxKeys | None = None) -> Entry:
      refused, uncertain, checksum, body, expires_at, ordering_key, refused_at, size) = row
     # fmt: on
     check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
-    are_right = are_counts(nacked, returned, refused, uncertain) and is_size(size)
+    try:
+        are_right = are_counts(nacked, returned, refused, uncertain) and is_size(size)
+    except TypeError:  # NULL or bytes
+        are_right = False
     if not (are_right and are_times(stored_at, due_at, expires_at, refused_at)):
         raise Unreadable(misfit_words(row._asdict()))
     try:
@@ -483,6 +497,11 @@ PASSED_MAX: Final = 5_000
 """Rows that one page skips because they are not next of their ordering key; 20 ms in SQLite."""
 SCANNED_MAX: Final = 10_000
 """Ids that one read of ready rows covers: millions of rows may wait for a later time."""
+
+
+def is_mistyped(row: MessageRow) -> bool:
+    """Whether a value of the row has another type than this library writes, or is out of range."""
+    return row.body is None or any(misfits(row._asdict()))
 
 
 class Page:

@@ -209,6 +209,9 @@ def _parse(url: str) -> Address:
         raise ConfigurationError(_explain(problem))
     if not parts.hostname:
         raise ConfigurationError(_explain("the URL names no host"))
+    if not _can_be_looked_up(parts.hostname):
+        problem = "the URL's host is no host name: each part between dots has 1 to 63 characters"
+        raise ConfigurationError(_explain(problem))
     if parts.query or parts.fragment:
         msg = "the URL has a query or fragment; give options as arguments instead"
         raise ConfigurationError(msg)
@@ -220,6 +223,15 @@ def _parse(url: str) -> Address:
         vhost=_vhost(parts),
         is_tls=parts.scheme == "amqps",
     )
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Whether `socket.getaddrinfo` takes the host; for others it raises no OSError."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return "\0" not in host
 
 
 def _vhost(parts: SplitResult) -> str:

@@ -103,6 +103,13 @@ def test_a_broker_with_everything_is_fine(run: Run, path: Path, fake: FakeBroker
     assert "frame_max 131072" in result.stdout
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_cannot_be_looked_up_is_refused(run: Run, host: str) -> None:
+    result = run("--url", f"amqp://u:hush@{host}/")
+    assert result.exit_code == 2
+    assert "the URL's host is no host name" in result.output
+
+
 @pytest.mark.parametrize(
     ("change", "found", "remedy"),
     [

@@ -338,3 +338,21 @@ def test_a_message_in_doubt_is_stored_once(path: Path, fate: Literal["light", "l
         with pytest.raises(OutboxUnsure) if fate == "light" else nullcontext():
             outbox.enqueue(Message(b"in doubt"))
         assert outbox.status().open == 2
+
+
+def test_the_time_spent_waiting_never_falls(path: Path) -> None:
+    """Prometheus takes a counter that falls for one that began anew, and counts it twice."""
+    store = SqliteStore(path)
+    writer = store._writer
+    first = writer.opened()
+    first.lock_wait_s = 2.0
+    assert store.lock_wait_s == 2.0
+    writer.rest()  # as before a fork
+    assert store.lock_wait_s == 2.0
+    second = writer.opened()
+    assert second is not first
+    second.lock_wait_s += 0.5
+    assert store.lock_wait_s == 2.5
+    store.close()
+    assert 2.5 <= store.lock_wait_s < 3.5
+    assert writer.connection is None

@@ -137,8 +137,6 @@ def test_listening_ends_when_a_watched_descriptor_is_readable(wire: Connect) -> 
         ("amqp://guest:guest@127.0.0.1:{port}/nowhere", "vhost"),
         ("amqp://guest:{secret}@127.0.0.1:{free}/", "refused"),
         ("amqp://guest:{secret}@no-such-host.invalid/", "(?i)name|resolution"),
-        ("amqp://guest:{secret}@" + "h" * 64 + ".invalid/", "."),
-        ("amqp://guest:{secret}@a..b/", "."),
     ],
 )
 def test_a_failed_connection_gives_a_short_reason_without_secrets(

@@ -96,22 +96,22 @@ AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
 -- The next rows to move, latest first if times grow, earliest first if they shrink: so no row that was
 -- moved is met again.
 -- name: next_deadlines_forward
-SELECT id, expires_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
+SELECT id, expires_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
 WHERE expires_at IS NOT NULL AND (expires_at, id) < (:at, :id)
 ORDER BY expires_at DESC, id DESC LIMIT :limit;
 
 -- name: next_deadlines_back
-SELECT id, expires_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
+SELECT id, expires_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
 WHERE expires_at IS NOT NULL AND (expires_at, id) > (:at, :id)
 ORDER BY expires_at, id LIMIT :limit;
 
 -- name: next_retries_forward
-SELECT id, due_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
+SELECT id, due_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
 WHERE due_at IS NOT NULL AND (due_at, id) < (:at, :id)
 ORDER BY due_at DESC, id DESC LIMIT :limit;
 
 -- name: next_retries_back
-SELECT id, due_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
+SELECT id, due_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
 WHERE due_at IS NOT NULL AND (due_at, id) > (:at, :id)
 ORDER BY due_at, id LIMIT :limit;
 
@@ -215,6 +215,11 @@ RETURNING (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'relia
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.
+--
+-- A flipped bit in the head of a row also changes the type of a value. Such a row can be read, but no
+-- statement can change or copy it, because the tables are STRICT. So the body is read as NULL, which
+-- makes the row a damaged one, unless the texts are text and the body is a blob. Values of different
+-- types are in order: numbers, then texts, then blobs; and `max` is NULL if one of them is.
 
 -- name: next_id_stored
 SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
@@ -225,7 +230,9 @@ SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    iif(is_first, body, NULL), expires_at, CAST(ordering_key AS BLOB),
+    iif(is_first AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
+        AND typeof(body) = 'blob', body, NULL),
+    expires_at, CAST(ordering_key AS BLOB),
     refused_at, size, is_first
 FROM (
     SELECT m.*, m.ordering_key IS NULL OR (NOT EXISTS (
@@ -253,7 +260,9 @@ SELECT 1 FROM reliablepub_messages AS m WHERE m.id = ? AND NOT EXISTS (
 -- name: first_of_key
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
+    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
+    iif(max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
+        AND typeof(body) = 'blob', body, NULL),
     expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages AS m
 WHERE m.id = (SELECT min(id) FROM reliablepub_messages WHERE ordering_key = :key)
@@ -280,18 +289,32 @@ UNION SELECT id FROM reliablepub_messages WHERE id > :id_max
 UNION SELECT id FROM reliablepub_messages WHERE due_at > :time_max AND due_at < 9e999
 UNION SELECT id FROM reliablepub_messages WHERE expires_at > :time_max;
 
+-- Rows that no statement can change or copy. Reads the whole table.
+-- name: mistyped
+SELECT id FROM reliablepub_messages WHERE coalesce(
+    max(
+        stored_at, nacked, returned, refused, uncertain, size, checksum,
+        coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
+    ) < ''
+    AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
+    AND typeof(body) = 'blob', 0
+) = 0;
+
 -- name: message
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
+    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
+    iif(max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
+        AND typeof(body) = 'blob', body, NULL),
     expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages WHERE id = ?;
 
+-- Times that became text or bytes come after 9e999, and are left out.
 -- name: waiting
-SELECT id, due_at FROM reliablepub_messages WHERE due_at IS NOT NULL ORDER BY due_at, id;
+SELECT id, due_at FROM reliablepub_messages WHERE due_at <= 9e999 ORDER BY due_at, id;
 
 -- name: expiring
-SELECT id, expires_at FROM reliablepub_messages WHERE expires_at IS NOT NULL ORDER BY expires_at, id;
+SELECT id, expires_at FROM reliablepub_messages WHERE expires_at <= 9e999 ORDER BY expires_at, id;
 
 -- name: lowest_awaited
 SELECT m.id FROM reliablepub_messages AS m
@@ -310,6 +333,8 @@ ORDER BY m.id LIMIT 1;
 -- name: is_stored
 SELECT 1 FROM reliablepub_messages WHERE id = ? AND message_id = ? AND stored_at = ?;
 
+-- The casts keep a value that has the type of its column as it is, and let all others pass the checks
+-- of the table.
 -- name: park_as_it_is
 INSERT INTO reliablepub_parked (
     id, message_id, exchange, routing_key, properties, stored_at,
@@ -317,9 +342,14 @@ INSERT INTO reliablepub_parked (
     size, checksum, body, expires_at, ordering_key
 )
 SELECT
-    id, message_id, exchange, routing_key, properties, stored_at,
-    :at, 'parked', :outcome, 0, :reply_text, nacked, returned, refused, uncertain,
-    size, checksum, body, expires_at, ordering_key
+    id, coalesce(CAST(message_id AS TEXT), ''), coalesce(CAST(exchange AS TEXT), ''),
+    coalesce(CAST(routing_key AS TEXT), ''), coalesce(CAST(properties AS TEXT), ''),
+    coalesce(CAST(stored_at AS REAL), 0),
+    :at, 'parked', :outcome, 0, :reply_text, coalesce(CAST(nacked AS INTEGER), 0),
+    coalesce(CAST(returned AS INTEGER), 0), coalesce(CAST(refused AS INTEGER), 0),
+    coalesce(CAST(uncertain AS INTEGER), 0), coalesce(CAST(size AS INTEGER), 0),
+    coalesce(CAST(checksum AS INTEGER), 0), coalesce(CAST(body AS BLOB), x''),
+    CAST(expires_at AS REAL), CAST(ordering_key AS TEXT)
 FROM reliablepub_messages WHERE id = :id;
 
 -- The size of a damaged row cannot be trusted, so the sizes of all others are summed.
@@ -336,15 +366,28 @@ INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING 
 -- name: forget_old_runs
 DELETE FROM reliablepub_runs WHERE id <= (SELECT max(id) FROM reliablepub_runs) - 1000;
 
+-- The view fails for ids that are not JSON. They are for operators only, so they are dropped.
+-- name: forget_unreadable_tags
+DELETE FROM reliablepub_in_flight WHERE CASE WHEN json_valid(ids)
+    THEN json_type(ids) <> 'array' OR EXISTS (SELECT 1 FROM json_each(ids) WHERE type <> 'array')
+    ELSE 1 END;
+
+-- A row with a value of another type cannot be changed; it is parked when it is read.
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
-WHERE id IN (SELECT id FROM reliablepub_in_flight_tags);
+WHERE id IN (SELECT id FROM reliablepub_in_flight_tags)
+AND max(
+    stored_at, nacked, returned, refused, uncertain, size, checksum,
+    coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
+) < ''
+AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
+AND typeof(body) = 'blob';
 
 -- name: remember_left_in_flight
 INSERT INTO reliablepub_attempts (
     id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
 )
-SELECT id, message_id, :at, epoch, tag, 'uncertain', 0, :reply_text, 'possibly persisted'
+SELECT id, coalesce(CAST(message_id AS TEXT), ''), :at, epoch, tag, 'uncertain', 0, :reply_text, 'possibly persisted'
 FROM reliablepub_in_flight_tags ORDER BY epoch, tag;
 
 -- name: clear_in_flight

@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from reliablepub.errors import (
     OutboxDiskFull,
@@ -50,6 +50,7 @@ from reliablepub.outbox.rows import (
     ATTEMPTS_RETENTION_S,
     ID_MAX,
     LEFT_IN_FLIGHT,
+    MISTYPED,
     PASSED_MAX,
     SCANNED_MAX,
     TIME_MAX,
@@ -60,6 +61,9 @@ from reliablepub.outbox.rows import (
     given_up_of,
     id_runs,
     in_flight_of,
+    is_due_time,
+    is_mistyped,
+    is_time,
     plain_row_of,
     row_of,
     schedule_of,
@@ -85,6 +89,8 @@ from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.status_file import remove_status_file, write_status_file
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
 
+T = TypeVar("T")
+
 
 class SqlitePage(Page):
     """A page of entries, and how it is read."""
@@ -104,7 +110,7 @@ class SqlitePage(Page):
         with closing(connection.execute(QUERIES["ready"], (first, last_id))) as cursor:
             for *columns, is_first in cursor:
                 row = MessageRow._make(columns)
-                if not is_first:  # and its body was not read
+                if not is_first and isinstance(row.size, int):  # its body was not read
                     passed, passed_bytes = passed + 1, passed_bytes + row.size
                 elif not self.take(row):
                     return looked_at
@@ -141,7 +147,12 @@ class SqlitePage(Page):
                 continue  # another process removed it since the index was read
             row = MessageRow._make(columns)
             is_keyed = row.ordering_key is not None
-            if next_only and is_keyed and not _is_first(connection, id_):
+            if (
+                next_only
+                and is_keyed
+                and not _is_first(connection, id_)
+                and not is_mistyped(row)  # SQLite refuses to change such a row
+            ):
                 self.not_next.append(id_)
             elif not self.take(row):
                 return at
@@ -153,8 +164,8 @@ class SqlitePage(Page):
         if columns is None:
             return True
         row = MessageRow._make(columns)
-        is_due = row.due_at is None or row.due_at <= now
-        return not is_due or self.take(row)
+        waits = is_due_time(row.due_at) and row.due_at > now  # type: ignore[operator]
+        return waits or self.take(row)  # which finds a time of another type
 
     def _timed(
         self, connection: sqlite3.Connection, query: str, now: float, loaded: Container[int]
@@ -285,6 +296,7 @@ def settle_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
 
     Only while no relay runs.
     """
+    connection.execute(QUERIES["forget_unreadable_tags"])
     connection.execute(QUERIES["count_left_in_flight"])
     left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
     connection.execute(QUERIES["remember_left_in_flight"], left)
@@ -375,6 +387,7 @@ class SqliteStore:
         self._pid = os.getpid()
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
+        self._waited_before_s = 0.0
         self._steps = ClockSteps()
         self._next_rewrite_at = 0.0
         self.is_stepping = False
@@ -398,11 +411,13 @@ class SqliteStore:
         try:
             with self._writer as connection:
                 self._bell.arm()
-                self._run, self._seen = self._begin_run(connection)
+                begin = partial(self._begin_run, connection)
+                self._run, self._seen = self._sparing(connection, begin)
                 if not self._bell.has_rung():  # a bell that works rings at the commit above
                     self._bell.close()
                 self._version = _version(connection)
                 self._shortage.look(connection)
+                self._waited = connection
         except BaseException:
             self._bell.close()
             self._writer.close()
@@ -421,9 +436,12 @@ class SqliteStore:
 
     @property
     def lock_wait_s(self) -> float:
-        """Seconds spent waiting for SQLite's lock, since the connection was opened."""
+        """Seconds spent waiting for SQLite's lock. It stays when the store closes."""
         connection = self._writer.connection
-        return 0.0 if connection is None else connection.lock_wait_s
+        if connection is not None and connection is not self._waited:  # it was opened again
+            self._waited_before_s += self._waited.lock_wait_s
+            self._waited = connection
+        return self._waited_before_s + self._waited.lock_wait_s
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
@@ -576,9 +594,10 @@ class SqliteStore:
         found: list[HeldExchange] = []
         with self._reading as connection:
             for name, count, first in connection.execute(QUERIES["held_exchanges"], (limit,)):
-                (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone()
-                with suppress(UnicodeDecodeError):
-                    name = name.decode()  # noqa: PLW2901 - it stays bytes if damaged
+                (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone() or (None,)
+                since = since if is_time(since) else None
+                with suppress(UnicodeDecodeError, AttributeError):
+                    name = name.decode()  # noqa: PLW2901 - it stays bytes or NULL if damaged
                 found.append(HeldExchange(name if isinstance(name, str) else None, count, since))
         return found
 
@@ -749,7 +768,8 @@ class SqliteStore:
             return connection.execute(QUERIES["is_stored"], last).fetchone() is not None
 
         try:
-            snapshot, is_roomy = commit_with_retry(connection, self.path, write, is_there)
+            commit = partial(commit_with_retry, connection, self.path, write, is_there)
+            snapshot, is_roomy = self._sparing(connection, commit)
         except BaseException:
             _forget_ids(changes)
             raise
@@ -763,6 +783,22 @@ class SqliteStore:
         """Rewrite the file, unless that has just failed."""
         if time.monotonic() >= self._next_rewrite_at and not give_space_back(connection):
             self._next_rewrite_at = time.monotonic() + REWRITE_RETRY_S
+
+    def _sparing(self, connection: WritingConnection, work: Callable[[], T]) -> T:
+        """Do a transaction. If SQLite refuses to change a damaged row, park it and do it again."""
+        try:
+            return work()
+        except OutboxError as error:
+            if not isinstance(error.__cause__, sqlite3.IntegrityError):
+                raise
+            with transaction(connection, self.path):
+                mistyped = [id_ for (id_,) in connection.execute(QUERIES["mistyped"])]
+                if not mistyped:
+                    raise
+                reasons = dict.fromkeys(mistyped, MISTYPED)
+                damaged = park_damaged(connection, reasons, self._clock())
+            self._damaged += damaged
+        return work()
 
     def _moves_times(self, changes: Changes) -> bool:
         """Whether a commit of these changes moves stored times after the wall clock."""
