@@ -425,3 +425,17 @@ SELECT
         SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = i.id AND a.persistence <> 'not written'
     )
 FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;
+
+-- The last number of a page of the history, and its earliest time: clocks are set, so numbers and times
+-- do not always grow together. The newest intervention stays (see `forget_interventions_between`).
+-- name: page_of_attempts
+SELECT max(attempt), min(at) FROM (
+    SELECT attempt, at FROM reliablepub_attempts WHERE attempt >= :first ORDER BY attempt LIMIT :limit
+) AS page;
+
+-- name: page_of_interventions
+SELECT max(intervention), min(at) FROM (
+    SELECT intervention, at FROM reliablepub_interventions
+    WHERE intervention >= :first AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
+    ORDER BY intervention LIMIT :limit
+) AS page;

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxSealed
-from reliablepub.outbox.admin.integrity import OTHER_TYPE
 from reliablepub.outbox.database import Database, Relaying
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.entry import Counters
-from reliablepub.outbox.rows import MessageRow, Unreadable, content_of, entry_of
+from reliablepub.outbox.rows import MISTYPED, MessageRow, Unreadable, content_of, entry_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +336,7 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
     except (Unreadable, OutboxSealed) as error:
         problem = str(error)
     except (TypeError, ValueError, AttributeError):
-        problem = OTHER_TYPE
+        problem = MISTYPED
     text, body = columns.pop("properties"), raw.body
     if not isinstance(text, str):
         text = repr(text)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from reliablepub.outbox.database import Database
-from reliablepub.outbox.rows import Unreadable, check, misfit_words, misfits
+from reliablepub.outbox.rows import MISTYPED, Unreadable, check, misfit_words, misfits
 
 _DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
-OTHER_TYPE: Final = "a column has a value of another type; the file was damaged or edited"
 _CONTENTS: Final = 6
 """Number of columns with the message itself. The bookkeeping columns follow them."""
 
@@ -71,7 +70,7 @@ def audit(database: Database) -> Audit:
                 except Unreadable as error:
                     damaged[beside["id"]] = str(error)
                 except (TypeError, ValueError):
-                    damaged[beside["id"]] = OTHER_TYPE
+                    damaged[beside["id"]] = MISTYPED
                 else:
                     if any(misfits(beside)):
                         damaged[beside["id"]] = misfit_words(beside)

@@ -22,11 +22,10 @@ from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
 from reliablepub.errors import OutboxError, OutboxSealed
-from reliablepub.outbox.admin.integrity import OTHER_TYPE
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
 from reliablepub.outbox.database import NO_CHANGE, Database, Session
 from reliablepub.outbox.encryption import is_sealed
-from reliablepub.outbox.rows import MessageRow, Unreadable, entry_of, misfits
+from reliablepub.outbox.rows import MISTYPED, MessageRow, Unreadable, entry_of, misfits
 
 CHUNK: Final = 500
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties")
@@ -88,7 +87,7 @@ def export_lines(
                     encrypted.append(id_)
             except (TypeError, ValueError, AttributeError):
                 raise OutboxError(
-                    f"message {id_} of outbox {database.name} cannot be exported: {OTHER_TYPE}; "
+                    f"message {id_} of outbox {database.name} cannot be exported: {MISTYPED}; "
                     "discard it, or export the others"
                 ) from None
 

@@ -215,20 +215,6 @@ WITH gone AS (
 )
 SELECT count(*) FROM gone;
 
--- The last number of a page of the history, and its earliest time: clocks are set, so numbers and times
--- do not always grow together. The newest intervention stays (see `forget_interventions_between`).
--- name: page_of_attempts
-SELECT max(attempt), min(at) FROM (
-    SELECT attempt, at FROM reliablepub_attempts WHERE attempt >= :first ORDER BY attempt LIMIT :limit
-) AS page;
-
--- name: page_of_interventions
-SELECT max(intervention), min(at) FROM (
-    SELECT intervention, at FROM reliablepub_interventions
-    WHERE intervention >= :first AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
-    ORDER BY intervention LIMIT :limit
-) AS page;
-
 -- Old rows can wait if another process has locked them, as the relay of another shard that deletes them.
 -- name: wait_briefly
 SELECT set_config('lock_timeout', '20', true);

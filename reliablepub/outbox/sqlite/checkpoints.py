@@ -30,6 +30,7 @@ from reliablepub.errors import OutboxError
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import look
 from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.transactions import waiting_at_most
 
 CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
 """Size of the log at which the relay checkpoints. Larger values were not measurably faster, and
@@ -129,15 +130,12 @@ def _restarted_behind_commit(connection: sqlite3.Connection) -> Iterator[None]:
     which would then begin on a log that is already checkpointed.
     """
     (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
-    (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     _set_pages(connection, 0)
     try:
         yield
-        # Without a timeout: nobody can write while SQLite waits for readers.
-        connection.execute("PRAGMA busy_timeout = 0")
-        _checkpoint(connection, "FULL")
+        with waiting_at_most(connection, 0):  # nobody can write while SQLite waits for readers
+            _checkpoint(connection, "FULL")
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
         _set_pages(connection, pages)
 
 

@@ -51,20 +51,6 @@ FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 -- name: has_confirmed
 SELECT 1 FROM reliablepub_confirmed WHERE confirmed_at <= :before LIMIT 1;
 
--- The last number of a page of the history, and its earliest time: clocks are set, so numbers and times
--- do not always grow together. The newest intervention stays (see `forget_interventions_between`).
--- name: page_of_attempts
-SELECT max(attempt), min(at) FROM (
-    SELECT attempt, at FROM reliablepub_attempts WHERE attempt >= :first ORDER BY attempt LIMIT :limit
-);
-
--- name: page_of_interventions
-SELECT max(intervention), min(at) FROM (
-    SELECT intervention, at FROM reliablepub_interventions
-    WHERE intervention >= :first AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
-    ORDER BY intervention LIMIT :limit
-);
-
 -- A key is known until `kept_until`, and as long as its message is open or parked.
 -- name: key
 SELECT message_id FROM reliablepub_keys AS k WHERE key = :key AND (
