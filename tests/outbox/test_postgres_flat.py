@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from reliablepub.outbox import history
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import retention
@@ -234,4 +235,4 @@ def test_retention_does_not_depend_on_the_backlog_or_on_what_was_deleted(
             assert max(kept) < 50
             with psycopg.connect(postgres_outbox) as looking:
                 left = looking.execute("SELECT count(*) FROM reliablepub.attempts").fetchone()
-            assert left == (20_000 - 3 * retention.HISTORY_PAGE,)
+            assert left == (20_000 - 3 * history.PAGE,)

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from reliablepub.outbox import history
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
@@ -54,8 +55,8 @@ def app(url: str) -> Iterator[psycopg.Connection]:
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that looks for old rows at each turn, two of them."""
     monkeypatch.setattr(retention, "LOOK_S", 0.0)
-    monkeypatch.setattr(retention, "HISTORY_S", 0.0)
-    monkeypatch.setattr(retention, "HISTORY_PAGE", 2)
+    monkeypatch.setattr(history, "PASS_S", 0.0)
+    monkeypatch.setattr(history, "PAGE", 2)
 
 
 def opened(url: str, clock: Clock, **settings: Any) -> closing[PostgresStore]:
@@ -210,7 +211,7 @@ def test_there_is_one_pass_an_hour(
         clock.now += 8 * DAY_S
         store.relieve()
         assert count(url, "attempts") == 1
-        later = time.monotonic() + retention.HISTORY_S
+        later = time.monotonic() + history.PASS_S
         monkeypatch.setattr(time, "monotonic", lambda: later)
         store.relieve()
         assert count(url, "attempts") == 0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from reliablepub.message import Message
+from reliablepub.outbox import history
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.entry import Attempt, Changes
@@ -227,8 +228,8 @@ def test_a_relay_at_rest_prunes_them_too(
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that looks for old rows at each turn, two of them."""
     monkeypatch.setattr(space, "LOOK_S", 0.0)
-    monkeypatch.setattr(space, "HISTORY_S", 0.0)
-    monkeypatch.setattr(space, "HISTORY_PAGE", 2)
+    monkeypatch.setattr(history, "PASS_S", 0.0)
+    monkeypatch.setattr(history, "PAGE", 2)
 
 
 @pytest.mark.usefixtures("busy")

@@ -11,10 +11,10 @@ writes nothing if nothing is old.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
+from reliablepub.outbox import history
 from reliablepub.outbox.postgres.server import Link, Step
 from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
 
@@ -24,29 +24,10 @@ PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes, or twice as many as it confirms if that is more."""
 DELETING_S: Final = 0.02
 """Seconds after which a look deletes no more."""
-HISTORY_PAGE: Final = 500
-"""Rows of the history that one look reads, and one turn deletes."""
-HISTORY_S: Final = 3_600.0
-"""Seconds from one pass over the history to the next."""
 _LATE_S: Final = 5.0
 """By how much another relay's clock may be behind, and its commit late. A kept message that is
 older than all others by more is found an hour later at the latest."""
 _BRIEFLY: Final[Step] = ("wait_briefly", {})
-
-
-@dataclass(slots=True)
-class _Round:
-    """One pass after the other over a table of the history.
-
-    Attributes:
-        first: the number to look at next.
-        last: the last number of the page that is being deleted; 0 for none.
-        not_before: when to look next (monotonic).
-    """
-
-    first: int = 0
-    last: int = 0
-    not_before: float = 0.0
 
 
 class Retention:
@@ -71,7 +52,8 @@ class Retention:
         self.is_pruning = keep_confirmed_s > 0 or bool(link.rows("any_kept"))
         self._look_at = 0.0
         self._since, self._pass_at = -inf, 0.0
-        self._rounds = {"attempts": _Round(), "interventions": _Round()}
+        self._passes = history.Passes()
+        self._found: dict[str, dict[str, Any]] = {}
 
     def prune(self, now: float, limit: int = 0) -> Step:
         """Return the statement that deletes the oldest kept messages, `PRUNED_MIN` or more."""
@@ -93,14 +75,12 @@ class Retention:
             an empty list if nothing is old.
         """
         has_kept = self.is_pruning and self._has_kept(self._before(now))
-        history = self._old_history(now - ATTEMPTS_RETENTION_S)
-        return [_BRIEFLY, *history, self.prune(now)] if has_kept or history else []
+        old = self._old_history(now - ATTEMPTS_RETENTION_S)
+        return [_BRIEFLY, *old, self.prune(now)] if has_kept or old else []
 
     def has_deleted(self) -> None:
         """Go on after the pages of history of the last look."""
-        for round_ in self._rounds.values():
-            if round_.last:
-                round_.first, round_.last = round_.last + 1, 0
+        self._passes.deleted(self._found)
 
     def _before(self, now: float) -> float:
         return now - self._keep_s if self._keep_s > 0 else self._left_before
@@ -108,7 +88,7 @@ class Retention:
     def _has_kept(self, before: float) -> bool:
         """Whether confirmed messages of before a time are kept."""
         if (monotonic := time.monotonic()) >= self._pass_at:
-            self._since, self._pass_at = -inf, monotonic + HISTORY_S
+            self._since, self._pass_at = -inf, monotonic + history.PASS_S
         [(oldest,)] = self._link.read("oldest_kept", {"since": self._since})
         has_kept = oldest is not None and oldest <= before
         self._since = (oldest if has_kept else before) - _LATE_S
@@ -117,20 +97,9 @@ class Retention:
 
     def _old_history(self, before: float) -> list[Step]:
         """Return the deletion of the next page of each table, unless it has no old rows."""
-        found: list[Step] = []
-        now = time.monotonic()
-        for kind, round_ in self._rounds.items():
-            round_.last = 0
-            if now < round_.not_before:
-                continue
-            page: dict[str, Any] = {"first": round_.first, "limit": HISTORY_PAGE}
-            [(last, oldest)] = self._link.read(f"page_of_{kind}", page)
-            if last is None:
-                round_.first, round_.not_before = 0, now + HISTORY_S
-            elif oldest < before:
-                round_.last = last
-                values = {"first": round_.first, "last": last, "before": before}
-                found.append((f"forget_{kind}_between", values))
-            else:
-                round_.first = last + 1
-        return found
+        self._found = self._passes.old(self._page_of, before, time.monotonic())
+        return [(f"forget_{kind}_between", values) for kind, values in self._found.items()]
+
+    def _page_of(self, name: str, page: dict[str, Any]) -> tuple[int | None, float]:
+        [(last, oldest)] = self._link.read(name, page)
+        return last, oldest

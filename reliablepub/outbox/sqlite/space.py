@@ -30,11 +30,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFull, OutboxError
+from reliablepub.outbox import history
 from reliablepub.outbox.database import KEYS_KEPT_S, forget_keys
 from reliablepub.outbox.entry import Changes, Intervened
 from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
@@ -50,10 +50,6 @@ PRUNED_MIN: Final = 100
 cannot accumulate."""
 DELETING_S: Final = 0.02
 """About the most seconds for which `Retention` waits for the write lock, and then holds it."""
-HISTORY_PAGE: Final = 500
-"""Rows of the history that `Retention` looks at at once."""
-HISTORY_S: Final = 3_600.0
-"""Seconds from one pass over the history to the next."""
 KEYS_LOOKED_AT: Final = 4
 """Overdue keys that are checked whenever a key is stored."""
 FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
@@ -117,19 +113,6 @@ def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, no
     cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
 
 
-@dataclass(slots=True)
-class _Round:
-    """One pass after the other over a table of the history.
-
-    Attributes:
-        first: the number to look at next.
-        not_before: when to do so (monotonic).
-    """
-
-    first: int = 0
-    not_before: float = 0.0
-
-
 class Retention:
     """Deletes what was kept for long enough, a little at a time.
 
@@ -142,7 +125,7 @@ class Retention:
         self._path = path
         self._keep_confirmed_s = keep_confirmed_s
         self._next_look_at = 0.0
-        self._rounds = {"attempts": _Round(), "interventions": _Round()}
+        self._passes = history.Passes()
 
     def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> bool:
         """Delete a part of what is old, at most every `LOOK_S`.
@@ -164,41 +147,26 @@ class Retention:
         # No error ends the relay: what is kept for inspection may be damaged.
         with suppress(OutboxError, Intervened), reported(self._path):
             old = connection.execute(QUERIES["has_confirmed"], {"before": kept_before}).fetchone()
-            history = self._old_history(connection, now - ATTEMPTS_RETENTION_S, begun)
-            if old is None and not history:
+            found = self._passes.old(
+                lambda name, page: connection.execute(QUERIES[name], page).fetchone(),
+                now - ATTEMPTS_RETENTION_S,
+                begun,
+            )
+            if old is None and not found:
                 return False
             with (
                 waiting_at_most(connection, DELETING_S),
                 transaction(connection, self._path),
             ):
                 check()
-                for kind, values in history.items():
+                for kind, values in found.items():
                     connection.execute(QUERIES[f"forget_{kind}_between"], values)
                 while prune_confirmed(connection, kept_before, 0) == PRUNED_MIN:
                     if time.monotonic() > begun + DELETING_S:
                         break
-            for kind, values in history.items():
-                self._rounds[kind].first = values["last"] + 1
+            self._passes.deleted(found)
             return True
         return False
-
-    def _old_history(
-        self, connection: sqlite3.Connection, before: float, monotonic: float
-    ) -> dict[str, dict[str, Any]]:
-        """Return the next page of each table that has old rows. Pages without any are passed."""
-        found = {}
-        for kind, round_ in self._rounds.items():
-            if monotonic < round_.not_before:
-                continue
-            page = {"first": round_.first, "limit": HISTORY_PAGE}
-            last, oldest = connection.execute(QUERIES[f"page_of_{kind}"], page).fetchone()
-            if last is None:
-                round_.first, round_.not_before = 0, monotonic + HISTORY_S
-            elif oldest < before:
-                found[kind] = {"first": round_.first, "last": last, "before": before}
-            else:
-                round_.first = last + 1
-        return found
 
 
 T = TypeVar("T")
