@@ -9,7 +9,8 @@ import errno
 import shlex
 import signal
 import ssl
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -101,11 +102,8 @@ def broker(
 
     With --control-port the second line is the URL of the control port.
     """
-    # A handler interrupts this thread: `Event.set` would block on the lock that `Event.wait` holds.
-    stopped: SimpleQueue[None] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.put(None))
     with ExitStack() as stack:
+        stopped = stack.enter_context(_signalled())
         try:
             faults = load_faults(fault_file) if fault_file is not None else ()
             fake = FakeBroker(
@@ -137,6 +135,20 @@ def broker(
             click.echo(control.url)
         click.echo(f"For other terminals: export RELIABLEPUB_URL={shlex.quote(fake.url)}", err=True)
         stopped.get()
+
+
+@contextmanager
+def _signalled() -> Iterator[SimpleQueue[None]]:
+    """A queue that SIGTERM and SIGINT fill; the former handlers are restored at the end."""
+    # A handler interrupts this thread: `Event.set` would block on the lock that `Event.wait` holds.
+    stopped: SimpleQueue[None] = SimpleQueue()
+    numbers = signal.SIGTERM, signal.SIGINT
+    before = [signal.signal(number, lambda *_: stopped.put(None)) for number in numbers]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class _Failure(click.ClickException):

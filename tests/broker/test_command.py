@@ -52,6 +52,15 @@ def test_a_bad_fault_file_is_an_error_and_not_a_traceback(tmp_path: Path) -> Non
     assert "kind 'nakc' is not one of" in result.output
 
 
+def test_a_program_that_calls_it_has_its_signal_handlers_back(tmp_path: Path) -> None:
+    numbers = signal.SIGTERM, signal.SIGINT
+    before = [signal.getsignal(number) for number in numbers]
+    script = tmp_path / "faults.toml"
+    script.write_text("[[fault]]\nkind = 'nakc'\n")
+    CliRunner().invoke(broker, ["--faults", str(script)])
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
 def test_users_have_names_and_passwords() -> None:
     command = [
         sys.executable,

@@ -235,6 +235,7 @@ def test_the_error_of_a_block_is_not_hidden_by_a_callback_that_hangs(
             asyncio.run(fail_there())
     finally:
         release.set()
+    until(lambda: all(one.name != "reliablepub-relay" for one in threading.enumerate()))
 
 
 @pytest.mark.usefixtures("impatient")
