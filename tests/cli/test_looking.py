@@ -12,7 +12,7 @@ from click.testing import Result
 
 from reliablepub import Message, Outbox
 from reliablepub.outbox.entry import Changes, Entry
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.status_file import write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.cli.conftest import Run, parsed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Unroutable
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Run, parsed
 from tests.sqlite import sql

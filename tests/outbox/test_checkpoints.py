@@ -18,8 +18,8 @@ from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import checkpoints, lock
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Make
 from tests.outbox.shim import Operation, shim

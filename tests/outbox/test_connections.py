@@ -14,8 +14,9 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import checkpoints, connections
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES, reading
+from reliablepub.outbox.sqlite.connections import reading
 from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
 from tests.outbox.conftest import Make

@@ -19,7 +19,8 @@ from reliablepub.errors import OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.ballast import (
+from reliablepub.outbox.sqlite.checkpoints import CHECKPOINT_BYTES, owed_bytes
+from reliablepub.outbox.sqlite.space import (
     BALLAST_BYTES,
     LENT_BYTES,
     MARGIN_BYTES,
@@ -28,7 +29,6 @@ from reliablepub.outbox.sqlite.ballast import (
     Ballast,
     free_bytes,
 )
-from reliablepub.outbox.sqlite.checkpoints import CHECKPOINT_BYTES, owed_bytes
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import KINDS, fill, give_back, small_disk
@@ -479,7 +479,7 @@ def test_without_a_ballast_as_much_has_to_be_free(
         store._ballast.release()
         (tmp_path / "outbox.db.ballast").unlink()
         free = BALLAST_BYTES + MARGIN_BYTES + 2 * 1000 + owed_bytes(connection, path)
-        monkeypatch.setattr("reliablepub.outbox.sqlite.ballast.free_bytes", lambda _: free)
+        monkeypatch.setattr("reliablepub.outbox.sqlite.space.free_bytes", lambda _: free)
         ballast.check(connection, 1000)
         with pytest.raises(OutboxDiskFull, match="at least 2 bytes"):
             ballast.check(connection, 1001)
@@ -501,7 +501,7 @@ def test_a_disk_with_plenty_of_space_is_not_looked_at_each_time(
     path = tmp_path / "outbox.db"
     with closing(SqliteStore(path)) as store:
         monkeypatch.setattr(time, "monotonic", lambda: now)
-        monkeypatch.setattr("reliablepub.outbox.sqlite.ballast.free_bytes", look)
+        monkeypatch.setattr("reliablepub.outbox.sqlite.space.free_bytes", look)
         ballast = Ballast(path)
         for _ in range(5):
             ballast.check(store._writer.opened(), 1000)

@@ -21,7 +21,7 @@ from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxError, Ou
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import ballast, connections, lock
+from reliablepub.outbox.sqlite import connections, lock, space
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import folder_in_memory
 from tests.outbox import shim as vfs
@@ -57,7 +57,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for locks that a fault pretends, and little ballast."""
     monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.0)
     monkeypatch.setattr(lock, "ACQUIRE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(ballast.Ballast.__init__, "__kwdefaults__", {"size": 8192})
+    monkeypatch.setattr(space.Ballast.__init__, "__kwdefaults__", {"size": 8192})
 
 
 @pytest.fixture(scope="module")

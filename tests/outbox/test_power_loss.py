@@ -20,8 +20,8 @@ from reliablepub.errors import OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import ballast, checkpoints, connections
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
+from reliablepub.outbox.sqlite import checkpoints, connections, space
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
@@ -243,7 +243,7 @@ def record(folder: Path, seed: int, turns: int) -> list[Operation]:
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint every few pages, so that the log is moved and begun again all the time."""
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 12 * PAGE_BYTES)
-    monkeypatch.setattr(ballast.Ballast.__init__, "__kwdefaults__", {"size": 8192})
+    monkeypatch.setattr(space.Ballast.__init__, "__kwdefaults__", {"size": 8192})
 
 
 def test_what_was_promised_survives_a_loss_of_power(memory: Path) -> None:

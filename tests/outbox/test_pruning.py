@@ -16,7 +16,7 @@ from reliablepub.outbox.admin.pruning import Pruned, Times, foresee, prune
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox.conftest import Clock

@@ -13,9 +13,8 @@ from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.failures import may_take
-from reliablepub.outbox.sqlite.space import DISK_FULL
+from reliablepub.outbox.sqlite.space import DISK_FULL, Ballast
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Make
 from tests.outbox.shim import IOERR_WRITE, Shim, shim

@@ -18,7 +18,7 @@ from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import space
+from reliablepub.outbox.sqlite import retention, space
 from reliablepub.outbox.sqlite import store as store_module
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Clock, Make
@@ -117,18 +117,18 @@ def test_old_keys_do_not_pile_up(path: Path, clock: Clock) -> None:
 
 def test_keys_whose_messages_are_there_do_not_keep_old_ones(path: Path, clock: Clock) -> None:
     with Outbox(path) as outbox:
-        for number in range(2 * space.KEYS_LOOKED_AT):
+        for number in range(2 * retention.KEYS_LOOKED_AT):
             outbox.enqueue(Message(b""), key=f"open {number}")
         clock.now += 1
         for number in range(9):
             outbox.enqueue(Message(b""), key=f"gone {number}")
         with closing(SqliteStore(path)) as store:
             entries, _ = store.read_ready(1, 99, limit=99, bytes_max=10**9)
-            store.commit(Changes(confirmed=entries[2 * space.KEYS_LOOKED_AT :]))
+            store.commit(Changes(confirmed=entries[2 * retention.KEYS_LOOKED_AT :]))
         clock.now += KEYS_KEPT_S + 1
         for number in range(9):
             outbox.enqueue(Message(b""), key=f"new {number}")
-    assert count(path, "keys") == 2 * space.KEYS_LOOKED_AT + 9
+    assert count(path, "keys") == 2 * retention.KEYS_LOOKED_AT + 9
 
 
 def test_confirmed_messages_are_kept_for_a_while_if_asked(
@@ -168,7 +168,7 @@ def test_nothing_is_kept_unless_asked_however_short(
 def test_they_are_pruned_in_small_steps_that_keep_up(
     path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "PRUNED_MIN", 10)
+    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
         entries = [entry() for _ in range(200)]
         store.commit(Changes(new=entries))
@@ -184,7 +184,7 @@ def test_they_are_pruned_in_small_steps_that_keep_up(
 def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
     path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "PRUNED_MIN", 1)
+    monkeypatch.setattr(retention, "PRUNED_MIN", 1)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
         entries = [entry() for _ in range(3)]
         store.commit(Changes(new=entries))
@@ -201,8 +201,8 @@ def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
 def test_a_relay_at_rest_prunes_them_too(
     path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "LOOK_S", 0.0)
-    monkeypatch.setattr(space, "PRUNED_MIN", 10)
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
         entries = [entry() for _ in range(35)]
         store.commit(Changes(new=entries))
@@ -213,7 +213,7 @@ def test_a_relay_at_rest_prunes_them_too(
         assert count(path, "confirmed") == 35
         clock.now += 2
         with monkeypatch.context() as patch:
-            patch.setattr(space, "DELETING_S", 0.0)
+            patch.setattr(retention, "DELETING_S", 0.0)
             store.relieve()
         assert count(path, "confirmed") == 25, "a few at least"
         store.relieve()
@@ -227,7 +227,7 @@ def test_a_relay_at_rest_prunes_them_too(
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that looks for old rows at each turn, two of them."""
-    monkeypatch.setattr(space, "LOOK_S", 0.0)
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
     monkeypatch.setattr(history, "PASS_S", 0.0)
     monkeypatch.setattr(history, "PAGE", 2)
 

@@ -19,10 +19,10 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import location
-from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.forks import open_files
 from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files, warn_of_folder
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
+from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.status_file import STATUS_BYTES_MAX, relaying, status_file_path
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Make

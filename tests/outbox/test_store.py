@@ -21,8 +21,8 @@ from reliablepub.outbox.entry import Attempt, Changes, Counters, DamagedRow, Ent
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import LEFT_IN_FLIGHT
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import lock_path
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
 from tests.outbox.conftest import Make

@@ -31,8 +31,8 @@ from reliablepub.errors import OutboxDiskFailed, OutboxUnsure
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.pruning import Times, prune
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.sqlite import ballast, checkpoints, connections
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
+from reliablepub.outbox.sqlite import checkpoints, connections, space
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.relay.relay import Relay
 from tests.chaos.nursery import main
 from tests.outbox import shim as vfs
@@ -246,7 +246,7 @@ def _fork(life: Life) -> int:
     pid = os.fork()
     if pid == 0:
         checkpoints.CHECKPOINT_BYTES = 12 * PAGE_BYTES  # type: ignore[misc]
-        ballast.Ballast.__init__.__kwdefaults__ = {"size": 8192}
+        space.Ballast.__init__.__kwdefaults__ = {"size": 8192}
         if life.mutant:
             MUTANTS[life.mutant]()
         try:

@@ -17,7 +17,7 @@ import pytest
 
 from reliablepub import Outbox, Publisher, RetryPolicy
 from reliablepub.errors import OutboxError, OutboxUnsure, PublisherClosed
-from reliablepub.outbox.sqlite import ballast
+from reliablepub.outbox.sqlite import space
 from reliablepub.testing import FakeBroker
 from tests.policies import ONCE
 from tests.power.images import FOLDER, IMAGE, mounted, written_down
@@ -38,7 +38,7 @@ def broker() -> Iterator[FakeBroker]:
 
 @pytest.fixture(autouse=True)
 def little_ballast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ballast.Ballast.__init__, "__kwdefaults__", {"size": 8192})
+    monkeypatch.setattr(space.Ballast.__init__, "__kwdefaults__", {"size": 8192})
 
 
 @pytest.fixture

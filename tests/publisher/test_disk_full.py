@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Outbox, Publisher
-from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.testing import FakeBroker
 from tests.disks import KINDS, fill, give_back, small_disk
 from tests.waiting import until

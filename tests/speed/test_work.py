@@ -108,7 +108,7 @@ def test_beside_a_window_by_hand(store: Store, by_hand: int) -> None:
 def test_a_message_in_a_transaction_of_the_application(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.outbox.sqlite.ballast.PLENTY_S", 3_600.0)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.space.PLENTY_S", 3_600.0)
     said: list[str] = []
     looks: list[object] = []
     times: list[object] = []

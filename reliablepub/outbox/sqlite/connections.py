@@ -31,7 +31,6 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.outbox.sqlite import checkpoints
-from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.failures import (
     is_unfinished,
     lacks_index,
@@ -51,6 +50,7 @@ from reliablepub.outbox.sqlite.location import (
     takes_over,
     warn_of_folder,
 )
+from reliablepub.outbox.sqlite.space import PAGE_BYTES, Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.transactions import transaction
 
@@ -135,9 +135,6 @@ _CLAIMS_MAX: Final = 9
 _ADDED: Final = (
     "`reliablepub outbox create`, Outbox.create(), its first message or its relay creates it"
 )
-PAGE_BYTES: Final = 8_192
-"""Page size of a new file. A commit of many messages writes fewer bytes than with pages of 4 KiB,
-in half as many writes. A commit of one message writes twice as many, and takes hardly longer."""
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:

@@ -19,14 +19,20 @@ from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space, Values
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
-from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast
 from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
 from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
-from reliablepub.outbox.sqlite.space import free_pages, give_space_back, has_space_to_give, pages
+from reliablepub.outbox.sqlite.space import (
+    MARGIN_BYTES,
+    Ballast,
+    free_pages,
+    give_space_back,
+    has_space_to_give,
+    pages,
+)
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.status_file import relaying
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight

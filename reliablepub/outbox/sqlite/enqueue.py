@@ -20,12 +20,12 @@ from reliablepub.outbox.database import unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.rows import row_of
-from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.connections import add_outbox, check_file, check_version
 from reliablepub.outbox.sqlite.failures import raise_reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
-from reliablepub.outbox.sqlite.space import first_with_key, remember_key
+from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
+from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.transactions import begin_immediate, transaction
 

@@ -30,16 +30,11 @@ from typing import BinaryIO, Final
 from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.rows import Unreadable, check, misfits
-from reliablepub.outbox.sqlite.connections import (
-    PAGE_BYTES,
-    absolute,
-    check_file,
-    looking,
-    open_writer,
-)
+from reliablepub.outbox.sqlite.connections import absolute, check_file, looking, open_writer
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import check_side_files
 from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.transactions import transaction
 

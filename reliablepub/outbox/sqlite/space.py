@@ -1,13 +1,14 @@
-"""Disk space: retention of what is gone, and what is freed on a full disk.
+"""Disk space: the ballast, what is freed on a full disk, and a file that shrinks after an outage.
 
-Knows: confirmed rows, history, deduplication keys, free pages, the ballast, the order in which they
-are freed. Must never know: open or parked messages, the relay.
+Knows: free space, one file beside the outbox, free pages, the order in which things are freed. Must
+never know: open or parked messages, the relay.
 
-Old confirmed rows and keys are deleted a few at a time, within transactions that are made for other
-reasons. So no transaction takes noticeably longer. `Retention` deletes what these leave: old
-history, and confirmed rows of a relay that commits nothing. Free pages are removed from the file
-all at once, when few pages are in use after an outage. SQLite can also remove single pages, but
-searches its list of free pages each time: with a million pages, removing one takes 3 ms.
+On a full disk SQLite cannot even delete, because a delete first writes to the log. So the relay
+reserves space, the *ballast*, in the file ``<outbox>.ballast``. On a full disk it truncates that
+file, and uses the space for outcomes and for a checkpoint, after which the log reuses its own
+space. Before a new message is stored, `Ballast.check` requires room for it in addition to the
+ballast and to the pages that the log must still copy to the database. So released space, or space
+that an operator frees, is left to the relay until the ballast is complete again.
 
 While the disk is full:
 
@@ -21,12 +22,18 @@ While the disk is full:
 - Outcomes are recorded in `pieces` that fit into the ballast, however many messages a turn settles.
 - Space that an operator frees is first used for a checkpoint: nothing is written while less space
   is free than the log needs to copy its pages to the database.
+
+After an outage, when few pages are in use, all free pages are removed from the file at once. SQLite
+can also remove single pages, but searches its list of free pages each time: with a million pages,
+removing one takes 3 ms.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,143 +41,35 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFull, OutboxError
-from reliablepub.outbox import history
-from reliablepub.outbox.database import KEYS_KEPT_S, forget_keys
-from reliablepub.outbox.entry import Changes, Intervened
-from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
-from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast, free_bytes
-from reliablepub.outbox.sqlite.checkpoints import behind_next_commit, move_what_is_owed
-from reliablepub.outbox.sqlite.connections import PAGE_BYTES
-from reliablepub.outbox.sqlite.failures import reported
+from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.sqlite.checkpoints import (
+    behind_next_commit,
+    move_what_is_owed,
+    owed_bytes,
+)
+from reliablepub.outbox.sqlite.failures import may_take, reported
+from reliablepub.outbox.sqlite.location import open_side_file
+from reliablepub.outbox.sqlite.retention import prune_confirmed
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import transaction, waiting_at_most
-
-PRUNED_MIN: Final = 100
-"""Kept rows that one commit deletes; twice as many as it confirms if that is more, so that rows
-cannot accumulate."""
-DELETING_S: Final = 0.02
-"""About the most seconds for which `Retention` waits for the write lock, and then holds it."""
-KEYS_LOOKED_AT: Final = 4
-"""Overdue keys that are checked whenever a key is stored."""
-FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
-"""Minimum number of free pages for a rewrite of the file; fewer are kept for the next burst."""
-LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
-"""Maximum number of used pages for a rewrite of the file: copying them takes 0.1 s."""
-REWRITE_RETRY_S: Final = 60.0
-"""Seconds after a rewrite that failed: on a disk that is almost full, each one fills it."""
-
-
-def prune_confirmed(
-    connection: sqlite3.Connection, confirmed_before: float, just_confirmed: int
-) -> int:
-    """Delete the oldest confirmed rows before a time; return how many."""
-    values = {"before": confirmed_before, "limit": max(PRUNED_MIN, 2 * just_confirmed)}
-    return connection.execute(QUERIES["prune_confirmed"], values).rowcount
-
-
-def has_space_to_give(connection: sqlite3.Connection) -> bool:
-    """Whether much of the file is free, little is in use, and no table is the application's."""
-    free = free_pages(connection)
-    if free < FREE_PAGES_MIN or pages(connection) - free > LEFT_PAGES_MAX:
-        return False
-    return connection.execute(QUERIES["tables_of_others"]).fetchone() is None
-
-
-def give_space_back(connection: sqlite3.Connection) -> bool:
-    """Rewrite the file without its free pages (``VACUUM``), outside a transaction.
-
-    Returns:
-        False if that failed (the disk is full, or another process writes): the file is not changed.
-    """
-    try:
-        connection.execute("VACUUM")
-    except sqlite3.OperationalError:
-        return False
-    return True
-
-
-def pages(connection: sqlite3.Connection) -> int:
-    """Return the number of pages of the file."""
-    (count,) = connection.execute("PRAGMA page_count").fetchone()
-    return int(count)
-
-
-def free_pages(connection: sqlite3.Connection) -> int:
-    """Return the number of pages that hold nothing."""
-    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    return int(free)
-
-
-def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
-    """Return the ``message_id`` that was enqueued under a key before, or None."""
-    (first,) = cursor.execute(QUERIES["key"], {"key": key, "now": now}).fetchone() or (None,)
-    return None if first is None else str(first)
-
-
-def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:
-    """Store a key, and forget a few overdue ones."""
-    forget_keys(lambda name, values: cursor.execute(QUERIES[name], values), now, KEYS_LOOKED_AT)
-    cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
-
-
-class Retention:
-    """Deletes what was kept for long enough, a little at a time.
-
-    Args:
-        path: path of the outbox.
-        keep_confirmed_s: how long confirmed messages are kept.
-    """
-
-    def __init__(self, path: Path, keep_confirmed_s: float) -> None:
-        self._path = path
-        self._keep_confirmed_s = keep_confirmed_s
-        self._next_look_at = 0.0
-        self._passes = history.Passes()
-
-    def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> bool:
-        """Delete a part of what is old, at most every `LOOK_S`.
-
-        Args:
-            connection: the relay's connection.
-            now: wall clock, seconds since 1970.
-            check: called in the transaction; raises if another relay owns the outbox, or if this
-                one has not read every intervention, which may be old by a clock that was set.
-
-        Returns:
-            whether anything was deleted.
-        """
-        begun = time.monotonic()
-        if begun < self._next_look_at:
-            return False
-        self._next_look_at = begun + LOOK_S
-        kept_before = now - self._keep_confirmed_s if self._keep_confirmed_s > 0 else math.inf
-        # No error ends the relay: what is kept for inspection may be damaged.
-        with suppress(OutboxError, Intervened), reported(self._path):
-            old = connection.execute(QUERIES["has_confirmed"], {"before": kept_before}).fetchone()
-            found = self._passes.old(
-                lambda name, page: connection.execute(QUERIES[name], page).fetchone(),
-                now - ATTEMPTS_RETENTION_S,
-                begun,
-            )
-            if old is None and not found:
-                return False
-            with (
-                waiting_at_most(connection, DELETING_S),
-                transaction(connection, self._path),
-            ):
-                check()
-                for kind, values in found.items():
-                    connection.execute(QUERIES[f"forget_{kind}_between"], values)
-                while prune_confirmed(connection, kept_before, 0) == PRUNED_MIN:
-                    if time.monotonic() > begun + DELETING_S:
-                        break
-            self._passes.deleted(found)
-            return True
-        return False
-
+from reliablepub.outbox.sqlite.transactions import transaction
 
 T = TypeVar("T")
 
+BALLAST_BYTES: Final = 5 * 1024 * 1024
+"""One checkpoint (4 MiB) and the outcomes of a few turns."""
+LENT_BYTES: Final = 128 * 1024
+"""Released for one read-only open: SQLite creates the index of the log (``-shm``) if no other
+process has the outbox open."""
+MARGIN_BYTES: Final = 256 * 1024
+"""Bytes that a transaction may write besides its messages, in the log and the database together."""
+PLENTY_BYTES: Final = 64 * 1024 * 1024
+"""With more spare bytes, free space is not measured again for `PLENTY_S`, unless the ballast has
+changed: a relay that releases it has found the disk full."""
+PLENTY_S: Final = 0.1
+_KEPT_BLOCKS: Final = 4_096
+"""Maximum number of blocks that ext4 reserves for itself, and reports as free."""
+_BLOCK_BYTES: Final = 512
+"""Unit of ``st_blocks`` on every file system."""
 LOW_BYTES: Final = 1024 * 1024
 """With fewer spare bytes, the disk counts as full; `Ballast.check` requires less."""
 LOOK_S: Final = 1.0
@@ -186,6 +85,171 @@ PIECE_BYTES: Final = 1024 * 1024
 """Bytes of the messages that one transaction settles on a full disk. Parking writes a message to
 the log and, if no page is free, to the end of the database."""
 DISK_FULL: Final = "disk full: no new message is stored until space is freed"
+PAGE_BYTES: Final = 8_192
+"""Page size of a new file. A commit of many messages writes fewer bytes than with pages of 4 KiB,
+in half as many writes. A commit of one message writes twice as many, and takes hardly longer."""
+FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
+"""Minimum number of free pages for a rewrite of the file; fewer are kept for the next burst."""
+LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
+"""Maximum number of used pages for a rewrite of the file: copying them takes 0.1 s."""
+REWRITE_RETRY_S: Final = 60.0
+"""Seconds after a rewrite that failed: on a disk that is almost full, each one fills it."""
+
+
+class Ballast:
+    """The file ``<outbox>.ballast``. The constructor does not create it; `restore` does.
+
+    Args:
+        outbox: path of the outbox.
+        size: bytes of the whole ballast.
+    """
+
+    def __init__(self, outbox: Path, *, size: int = BALLAST_BYTES) -> None:
+        self._outbox = outbox
+        self._path = os.fspath(outbox) + ".ballast"
+        self._size = size
+        self._least = size - size // 8
+        self._plenty_lacking, self._plenty_until = 0, 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether at least 7/8 of the space is reserved; read-only opens may have released a part.
+
+        A byte is reserved if the file system has allocated it.
+        """
+        return self._lacking() <= self._size - self._least
+
+    def release(self) -> bool:
+        """Release all space by truncating the file; return False if there was none.
+
+        Only the relay calls this.
+        """
+        return self._cut(0) > 0
+
+    def lend(self) -> bool:
+        """Release `LENT_BYTES` for a read-only open; return False if no more may be released."""
+        with suppress(OSError):
+            size = os.lstat(self._path).st_size
+            if self.is_whole and size - LENT_BYTES >= self._least:
+                return self._cut(size - LENT_BYTES) > 0
+        return False
+
+    def restore(self) -> bool:
+        """Reserve the whole space; return whether it is reserved.
+
+        The relay calls this, and the process that creates the outbox. If the file cannot be
+        created, there is no ballast, and only `check` keeps space free.
+        """
+        return self._is_complete() or self._keep(self._size)
+
+    def restore_within(self, spare: float) -> None:
+        """Reserve the space if ``spare`` bytes allow it; 7/8 of it if they almost do."""
+        if spare >= 0:
+            self.restore()
+        elif not self.is_whole and spare >= self._least - self._size:
+            self._keep(self._least)
+
+    def _keep(self, size: int) -> bool:
+        try:
+            fd = open_side_file(self._outbox, ".ballast", os.O_WRONLY | os.O_CREAT)
+        except (OutboxError, OSError):
+            return False
+        try:
+            before = os.fstat(fd).st_size
+            os.posix_fallocate(fd, 0, size)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(fd, before)  # free what was allocated before the disk was full
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def spare_bytes(self, connection: sqlite3.Connection | sqlite3.Cursor) -> float:
+        """Return free bytes minus what the ballast lacks and the log owes; negative if short.
+
+        Raises:
+            sqlite3.Error: the database cannot be read.
+        """
+        # Lent bytes are lacking too: they are for readers, not for new messages.
+        lacking = self._lacking()
+        folder = self._outbox.parent
+        spare = free_bytes(folder) - owed_bytes(connection, self._outbox) - lacking
+        if lacking and spare >= 0 and not may_take(folder, lacking):
+            return -lacking  # the disk has room, the user's quota does not
+        return spare
+
+    def check(self, connection: sqlite3.Connection | sqlite3.Cursor, size: int) -> None:
+        """Check that the disk has room for new messages. The caller holds the write lock.
+
+        Args:
+            connection: connection to the database.
+            size: bytes of the messages.
+
+        Raises:
+            OutboxDiskFull: there is no room.
+        """
+        lacking, now = self._lacking(), time.monotonic()
+        if lacking == self._plenty_lacking and now < self._plenty_until:
+            return
+        spare = self.spare_bytes(connection)
+        if spare > PLENTY_BYTES:
+            self._plenty_lacking, self._plenty_until = lacking, now + PLENTY_S
+        needed = 2 * size + MARGIN_BYTES  # once in the log, and once in the database
+        if spare >= needed:
+            return
+        raise OutboxDiskFull(
+            f"outbox {self._outbox} accepts no new messages, because the disk is full: nothing was "
+            "stored, and messages accepted before are safe and still published; free some space, "
+            f"at least {needed - spare:.0f} bytes, and try again"
+        )
+
+    def _lacking(self) -> int:
+        """Return how many bytes are not reserved."""
+        try:
+            found = os.lstat(self._path)
+        except OSError:
+            return self._size
+        if not stat.S_ISREG(found.st_mode):
+            return self._size
+        return max(0, self._size - min(found.st_size, found.st_blocks * _BLOCK_BYTES))
+
+    def _is_complete(self) -> bool:
+        try:
+            return os.lstat(self._path).st_size >= self._size
+        except OSError:
+            return False
+
+    def _cut(self, size: int) -> int:
+        """Truncate the file to a size; return by how many bytes it has become shorter."""
+        try:
+            fd = open_side_file(self._outbox, ".ballast", os.O_WRONLY)
+        except (OutboxError, OSError):
+            return 0
+        try:
+            before = os.fstat(fd).st_size
+            if before <= size:
+                return 0
+            os.ftruncate(fd, size)
+        except OSError:
+            return 0
+        finally:
+            os.close(fd)
+        return before - size
+
+
+def free_bytes(folder: Path) -> float:
+    """Return the bytes that this user may still write in a folder; infinite if unknown."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return float("inf")  # the folder is gone: the commit reports that
+    if not disk.f_blocks:
+        return float("inf")
+    free = disk.f_bavail
+    if os.geteuid() == 0:  # root may use blocks that are reserved for it, but not ext4's own
+        free = max(free, disk.f_bfree - _KEPT_BLOCKS)
+    return float(free * disk.f_frsize)
 
 
 def pieces(changes: Changes) -> Iterator[Changes]:
@@ -307,3 +371,36 @@ def _cut_off(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA incremental_vacuum(1)")
         if time.monotonic() > until:
             break
+
+
+def has_space_to_give(connection: sqlite3.Connection) -> bool:
+    """Whether much of the file is free, little is in use, and no table is the application's."""
+    free = free_pages(connection)
+    if free < FREE_PAGES_MIN or pages(connection) - free > LEFT_PAGES_MAX:
+        return False
+    return connection.execute(QUERIES["tables_of_others"]).fetchone() is None
+
+
+def give_space_back(connection: sqlite3.Connection) -> bool:
+    """Rewrite the file without its free pages (``VACUUM``), outside a transaction.
+
+    Returns:
+        False if that failed (the disk is full, or another process writes): the file is not changed.
+    """
+    try:
+        connection.execute("VACUUM")
+    except sqlite3.OperationalError:
+        return False
+    return True
+
+
+def pages(connection: sqlite3.Connection) -> int:
+    """Return the number of pages of the file."""
+    (count,) = connection.execute("PRAGMA page_count").fetchone()
+    return int(count)
+
+
+def free_pages(connection: sqlite3.Connection) -> int:
+    """Return the number of pages that hold nothing."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    return int(free)

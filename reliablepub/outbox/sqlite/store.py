@@ -69,21 +69,20 @@ from reliablepub.outbox.rows import (
     schedule_of,
     tags_of,
 )
-from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit
 from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.retention import Retention, prune_confirmed
 from reliablepub.outbox.sqlite.space import (
     REWRITE_RETRY_S,
-    Retention,
+    Ballast,
     Shortage,
     give_space_back,
     has_space_to_give,
     pieces,
-    prune_confirmed,
 )
 from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.status_file import remove_status_file, write_status_file
