@@ -103,7 +103,7 @@ def broker(
     With --control-port the second line is the URL of the control port.
     """
     with ExitStack() as stack:
-        stopped = stack.enter_context(_signalled())
+        stopped = stack.enter_context(_stop_signals())
         try:
             faults = load_faults(fault_file) if fault_file is not None else ()
             fake = FakeBroker(
@@ -138,7 +138,7 @@ def broker(
 
 
 @contextmanager
-def _signalled() -> Iterator[SimpleQueue[None]]:
+def _stop_signals() -> Iterator[SimpleQueue[None]]:
     """A queue that SIGTERM and SIGINT fill; the former handlers are restored at the end."""
     # A handler interrupts this thread: `Event.set` would block on the lock that `Event.wait` holds.
     stopped: SimpleQueue[None] = SimpleQueue()
