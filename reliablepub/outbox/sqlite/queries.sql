@@ -189,8 +189,8 @@ RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 
 -- Takes the write lock by a write.
 -- name: lock_and_version
-UPDATE reliablepub_ledger SET stored = stored
-RETURNING (SELECT coalesce(max(version), 0) FROM reliablepub_schema);
+UPDATE main.reliablepub_ledger SET stored = stored
+RETURNING (SELECT coalesce(max(version), 0) FROM main.reliablepub_schema);
 
 -- Counts one new message, and returns the highest id before it.
 -- name: count_stored
