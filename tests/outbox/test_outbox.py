@@ -26,8 +26,10 @@ from reliablepub.errors import (
 )
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import OutboxStatus
+from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import enqueue
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored

@@ -13,8 +13,11 @@ INSERT INTO reliablepub_schema (version, applied_at) VALUES (?, ?);
 SELECT id, pid, (SELECT coalesce(max(intervention), 0) FROM reliablepub_interventions)
 FROM reliablepub_runs ORDER BY id DESC LIMIT 1;
 
+-- The highest id ever assigned. Each id is counted as stored, so an application that empties
+-- sqlite_sequence, to number its own rows anew, causes no id to be assigned twice.
 -- name: last_id
-SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_messages';
+SELECT max(coalesce(max(seq), 0), coalesce((SELECT stored FROM reliablepub_ledger), 0))
+FROM sqlite_sequence WHERE name = 'reliablepub_messages';
 
 -- name: insert_message
 INSERT INTO reliablepub_messages (
@@ -187,7 +190,8 @@ UPDATE reliablepub_ledger SET
     open_bytes = CAST(max(0, open_bytes + :open_bytes) AS INTEGER)
 RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 
--- Takes the write lock by a write.
+-- Takes the write lock by a write. `main`, because an application may have attached the database of
+-- another outbox: SQLite would look for tables there that this one does not have yet.
 -- name: lock_and_version
 UPDATE main.reliablepub_ledger SET stored = stored
 RETURNING (SELECT coalesce(max(version), 0) FROM main.reliablepub_schema);
@@ -197,15 +201,17 @@ RETURNING (SELECT coalesce(max(version), 0) FROM main.reliablepub_schema);
 UPDATE reliablepub_ledger SET
     stored = stored + 1,
     open_bytes = CAST(max(0, open_bytes + :size) AS INTEGER)
-RETURNING (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_messages');
+RETURNING max(stored - 1, coalesce(
+    (SELECT max(seq) FROM sqlite_sequence WHERE name = 'reliablepub_messages'), 0
+));
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.
 --
 -- A flipped bit in the head of a row also changes the type of a value. Such a row can be read, but no
 -- statement can change or copy it, because the tables are STRICT. So the body is read as NULL, which
--- makes the row a damaged one, unless the texts are text and the body is a blob. Values of different
--- types are in order: numbers, then texts, then blobs; and `max` is NULL if one of them is.
+-- makes the row a damaged one, unless the texts are text and the body is a blob: HAS_CONTENT, which
+-- sql.py fills in, as HAS_NUMBERS.
 
 -- name: next_id_stored
 SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
@@ -475,7 +481,8 @@ DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 100000
 -- Export and import.
 
 -- name: next_id
-SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages';
+SELECT 1 + max(coalesce(max(seq), 0), coalesce((SELECT stored FROM reliablepub_ledger), 0))
+FROM sqlite_sequence WHERE name = 'reliablepub_messages';
 
 -- The state of a message, and its shard: a file has one.
 -- name: state
