@@ -222,8 +222,7 @@ SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    iif(is_first AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-        AND typeof(body) = 'blob', body, NULL),
+    iif(is_first AND HAS_CONTENT, body, NULL),
     expires_at, CAST(ordering_key AS BLOB),
     refused_at, size, is_first
 FROM (
@@ -253,8 +252,7 @@ SELECT 1 FROM reliablepub_messages AS m WHERE m.id = ? AND NOT EXISTS (
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    iif(max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-        AND typeof(body) = 'blob', body, NULL),
+    iif(HAS_CONTENT, body, NULL),
     expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages AS m
 WHERE m.id = (SELECT min(id) FROM reliablepub_messages WHERE ordering_key = :key)
@@ -283,21 +281,13 @@ UNION SELECT id FROM reliablepub_messages WHERE expires_at > :time_max;
 
 -- Rows that no statement can change or copy. Reads the whole table.
 -- name: mistyped
-SELECT id FROM reliablepub_messages WHERE coalesce(
-    max(
-        stored_at, nacked, returned, refused, uncertain, size, checksum,
-        coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
-    ) < ''
-    AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-    AND typeof(body) = 'blob', 0
-) = 0;
+SELECT id FROM reliablepub_messages WHERE coalesce(HAS_NUMBERS AND HAS_CONTENT, 0) = 0;
 
 -- name: message
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    iif(max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-        AND typeof(body) = 'blob', body, NULL),
+    iif(HAS_CONTENT, body, NULL),
     expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages WHERE id = ?;
 
@@ -368,12 +358,7 @@ DELETE FROM reliablepub_in_flight WHERE CASE WHEN json_valid(ids)
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
 WHERE id IN (SELECT id FROM reliablepub_in_flight_tags)
-AND max(
-    stored_at, nacked, returned, refused, uncertain, size, checksum,
-    coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
-) < ''
-AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-AND typeof(body) = 'blob';
+AND HAS_NUMBERS AND HAS_CONTENT;
 
 -- name: remember_left_in_flight
 INSERT INTO reliablepub_attempts (
