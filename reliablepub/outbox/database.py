@@ -230,6 +230,7 @@ class Database(Protocol):
         Raises:
             ConfigurationError: the connection is to another database, or its transaction cannot be
                 joined.
+            NotAnOutbox: there is no outbox.
             OutboxError: nothing was changed.
         """
 

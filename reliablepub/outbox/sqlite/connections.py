@@ -137,6 +137,11 @@ _ADDED: Final = (
 )
 
 
+def lacks_outbox(path: Path) -> NotAnOutbox:
+    """Make the error for a database without an outbox."""
+    return NotAnOutbox(f"the database {path} holds no outbox; {_ADDED}")
+
+
 def absolute(path: str | os.PathLike[str]) -> Path:
     """Return the path as an absolute one, whose links are not resolved.
 
@@ -264,7 +269,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """
     with looking(path) as (connection, has_outbox):
         if not has_outbox:
-            raise NotAnOutbox(f"the database {path} holds no outbox; {_ADDED}")
+            raise lacks_outbox(path)
         yield connection
 
 

@@ -212,7 +212,9 @@ class SqliteDatabase:
     def within(self, connection: sqlite3.Connection, work: Callable[[Session], T]) -> T:
         """Run ``work`` through the application's connection, under the write lock."""
         return self._enqueuing.within(
-            connection, lambda cursor: work(self._session(cursor.connection))
+            connection,
+            lambda cursor: work(self._session(cursor.connection)),
+            adds_outbox=False,
         )
 
     def exposure(self) -> str:
