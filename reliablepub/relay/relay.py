@@ -355,6 +355,7 @@ class Relay:
         self._back_off(now, error, has_new=False)
         self._intake.refuse(error, now + COMMIT_RETRY_S)
         self._intake.reject_new(now)
+        tell_damaged(self._store, self._loaded, self._notices)  # also those that a commit has met
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
         """Give up late entries; submit entries of the store and of new chunks."""

@@ -248,6 +248,7 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
             check_same_thread=False,
             factory=WritingConnection,
         )
+    connection.text_factory = _lenient
     try:
         with reported(path):
             _prepare(connection, path, is_relay=is_relay)
@@ -258,6 +259,11 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
         connection.close()
         raise
     return connection
+
+
+def _lenient(text: bytes) -> str:
+    """Decode a text of the database: damaged rows, which may not be UTF-8, must be listed too."""
+    return text.decode(errors="replace")
 
 
 @contextmanager
@@ -302,8 +308,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
             f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )
         try:
-            # Damaged rows, which may not be UTF-8, must be listed too.
-            connection.text_factory = lambda text: text.decode(errors="replace")
+            connection.text_factory = _lenient
             has_outbox = _begin_looking(connection, path)
             check_side_files(real)
             yield connection, has_outbox
