@@ -442,6 +442,9 @@ INSERT OR IGNORE INTO reliablepub_parked (
 -- name: sources
 SELECT name, position AS count FROM reliablepub_sources;
 
+-- name: keys
+SELECT key, id, message_id, kept_until FROM reliablepub_keys WHERE key > ? ORDER BY key LIMIT ?;
+
 -- name: tables_of_others
 SELECT 1 FROM sqlite_schema
 WHERE tbl_name NOT GLOB 'reliablepub_*' AND tbl_name NOT GLOB 'sqlite_*' LIMIT 1;
