@@ -677,3 +677,37 @@ def test_a_connection_whose_journal_is_lost_with_its_process_is_warned_of(
         Outbox(path).enqueue(Message(b"body"), connection=app)
     assert len(said) == (mode != "DELETE")
     assert all(f"journal_mode = {mode}: a process that is killed" in words for words in said)
+
+
+def test_temporary_tables_of_the_application_change_nothing(path: Path, entry: Make) -> None:
+    """SQLite looks for a table among them first, and for that of AUTOINCREMENT, too."""
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=(new := [entry() for _ in range(3)])))
+        store.commit(Changes(confirmed=new))
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("CREATE TEMP TABLE notes (id INTEGER PRIMARY KEY AUTOINCREMENT)")
+            db.execute("INSERT INTO notes DEFAULT VALUES")
+            for name in ("messages", "keys", "ledger"):
+                ours = f"reliablepub_{name}"
+                db.execute(f"CREATE TEMP TABLE {ours} AS SELECT * FROM main.{ours}")
+            db.commit()
+            for key in ("a", "b", "a"):
+                with db:
+                    Outbox(path).enqueue(b"x", key=key, connection=db)
+        found, _ = store.read_ready(1, 99, limit=9, bytes_max=10**9)
+        assert [one.id for one in found] == [4, 5]
+        assert store.snapshot().last_id == 5
+
+
+def test_a_row_factory_of_its_cursors_does_not_matter(path: Path) -> None:
+    class Cursor(sqlite3.Cursor):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.row_factory = lambda cursor, row: {"only": "dicts"}
+
+    class Connection(sqlite3.Connection):
+        def cursor(self, factory: Any = Cursor) -> Any:
+            return super().cursor(factory)
+
+    with closing(sqlite3.connect(path, factory=Connection)) as db, db:
+        assert Outbox(path).enqueue(Message(b"x", message_id="m"), connection=db) == "m"

@@ -13,14 +13,19 @@ INSERT INTO reliablepub_schema (version, applied_at) VALUES (?, ?);
 SELECT id, pid, (SELECT coalesce(max(intervention), 0) FROM reliablepub_interventions)
 FROM reliablepub_runs ORDER BY id DESC LIMIT 1;
 
+-- Statements that run on the connection of an application name the database, `main`. Otherwise SQLite
+-- would look first among its temporary tables: with AUTOINCREMENT they have a sqlite_sequence of
+-- their own. It would look last in the databases that the application has attached, where the tables
+-- of another outbox may be.
+
 -- The highest id ever assigned. Each id is counted as stored, so an application that empties
 -- sqlite_sequence, to number its own rows anew, causes no id to be assigned twice.
 -- name: last_id
-SELECT max(coalesce(max(seq), 0), coalesce((SELECT stored FROM reliablepub_ledger), 0))
-FROM sqlite_sequence WHERE name = 'reliablepub_messages';
+SELECT max(coalesce(max(seq), 0), coalesce((SELECT stored FROM main.reliablepub_ledger), 0))
+FROM main.sqlite_sequence WHERE name = 'reliablepub_messages';
 
 -- name: insert_message
-INSERT INTO reliablepub_messages (
+INSERT INTO main.reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
     due_at, nacked, returned, refused, uncertain, expires_at, ordering_key, refused_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
@@ -56,14 +61,14 @@ SELECT 1 FROM reliablepub_confirmed WHERE confirmed_at <= :before LIMIT 1;
 
 -- A key is known until `kept_until`, and as long as its message is open or parked.
 -- name: key
-SELECT message_id FROM reliablepub_keys AS k WHERE key = :key AND (
+SELECT message_id FROM main.reliablepub_keys AS k WHERE key = :key AND (
     kept_until >= :now
-    OR EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
-    OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
+    OR EXISTS (SELECT 1 FROM main.reliablepub_messages AS m WHERE m.id = k.id)
+    OR EXISTS (SELECT 1 FROM main.reliablepub_parked AS p WHERE p.id = k.id)
 );
 
 -- name: remember_key
-INSERT OR REPLACE INTO reliablepub_keys (key, id, message_id, kept_until) VALUES (?, ?, ?, ?);
+INSERT OR REPLACE INTO main.reliablepub_keys (key, id, message_id, kept_until) VALUES (?, ?, ?, ?);
 
 -- name: reschedule
 UPDATE reliablepub_messages
@@ -190,19 +195,18 @@ UPDATE reliablepub_ledger SET
     open_bytes = CAST(max(0, open_bytes + :open_bytes) AS INTEGER)
 RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 
--- Takes the write lock by a write. `main`, because an application may have attached the database of
--- another outbox: SQLite would look for tables there that this one does not have yet.
+-- Takes the write lock by a write.
 -- name: lock_and_version
 UPDATE main.reliablepub_ledger SET stored = stored
 RETURNING (SELECT coalesce(max(version), 0) FROM main.reliablepub_schema);
 
 -- Counts one new message, and returns the highest id before it.
 -- name: count_stored
-UPDATE reliablepub_ledger SET
+UPDATE main.reliablepub_ledger SET
     stored = stored + 1,
     open_bytes = CAST(max(0, open_bytes + :size) AS INTEGER)
 RETURNING max(stored - 1, coalesce(
-    (SELECT max(seq) FROM sqlite_sequence WHERE name = 'reliablepub_messages'), 0
+    (SELECT max(seq) FROM main.sqlite_sequence WHERE name = 'reliablepub_messages'), 0
 ));
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
@@ -469,8 +473,8 @@ DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 100000
 -- Export and import.
 
 -- name: next_id
-SELECT 1 + max(coalesce(max(seq), 0), coalesce((SELECT stored FROM reliablepub_ledger), 0))
-FROM sqlite_sequence WHERE name = 'reliablepub_messages';
+SELECT 1 + max(coalesce(max(seq), 0), coalesce((SELECT stored FROM main.reliablepub_ledger), 0))
+FROM main.sqlite_sequence WHERE name = 'reliablepub_messages';
 
 -- The state of a message, and its shard: a file has one.
 -- name: state
