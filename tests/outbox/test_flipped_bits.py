@@ -19,6 +19,7 @@ from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange, Release, Step
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
@@ -337,3 +338,14 @@ def test_an_intervention_in_a_message_whose_id_is_no_text_ends_no_relay(path: Pa
         assert [one.id for one in read_all(store)] == OTHERS
         assert intervene(outbox_at(path), [3], Intervention(Action.DISCARD)).changed == 1
         assert [touched.message_id for touched in store.touched()] == ["\ufffd3"]
+
+
+def test_messages_are_imported_beside_a_damaged_row(path: Path) -> None:
+    other = path.with_name("other.db")
+    for outbox in (path, other):
+        with closing(SqliteStore(outbox, clock=lambda: NOW)) as store:
+            store.commit(Changes(new=entries("text")))
+    edit(path, f"stored_at = 'x' WHERE id = {FLIPPED}")
+    lines = export_lines(outbox_at(other), [*OTHERS, FLIPPED])
+    *_, brought = import_lines(outbox_at(path), lines, "other")
+    assert (brought.stored, brought.known) == (1, 4)
