@@ -211,7 +211,7 @@ def current_mark(keys: OutboxKeys) -> str:
     return _mark(keys._current)  # noqa: SLF001 - same module
 
 
-def told(keys: OutboxKeys | None) -> dict[str, str]:
+def fingerprints(keys: OutboxKeys | None) -> dict[str, str]:
     """Return the fingerprint of each key by its name, in hexadecimal, for other processes."""
     found = {} if keys is None else keys._fingerprints  # noqa: SLF001 - same module
     return {name: fingerprint.hex() for name, fingerprint in found.items()}

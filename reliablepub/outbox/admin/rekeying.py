@@ -19,7 +19,7 @@ from typing import Final
 from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
 from reliablepub.outbox.database import Database, Session
-from reliablepub.outbox.encryption import OutboxKeys, current_mark, told
+from reliablepub.outbox.encryption import OutboxKeys, current_mark, fingerprints
 from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
 
 STEP_BYTES: Final = 4 << 20
@@ -111,7 +111,7 @@ def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys, n
 
 def _check_relays(session: Session, name: str, keys: OutboxKeys) -> None:
     """Refuse to encrypt under a key that a running relay does not have."""
-    key, fingerprint = next(iter(told(keys).items()))
+    key, fingerprint = next(iter(fingerprints(keys).items()))
     for relay in session.relays():
         theirs = relay.status.get("keys")  # none of a relay that has not told its status yet
         if relay.pid is None or not isinstance(theirs, dict) or theirs.get(key) == fingerprint:

@@ -31,7 +31,7 @@ from reliablepub.errors import (
     PublisherForked,
 )
 from reliablepub.outbox.database import NO_CHANGE
-from reliablepub.outbox.encryption import OutboxKeys, told
+from reliablepub.outbox.encryption import OutboxKeys, fingerprints
 from reliablepub.outbox.entry import (
     Attempt,
     Changes,
@@ -647,7 +647,7 @@ class SqliteStore:
 
     def show(self, status: Mapping[str, object]) -> None:
         """Write the relay's status file. No decision depends on it."""
-        write_status_file(self.path, {**status, "keys": told(self._keys)})
+        write_status_file(self.path, {**status, "keys": fingerprints(self._keys)})
 
     def damaged(self) -> list[DamagedRow]:
         """Return the rows that were found damaged and parked since the last call."""
