@@ -603,7 +603,7 @@ class Relay:
         if next_due is not None and takes_in:
             deadlines.append(now + next_due - wall)
         if next_late is not None and not is_held_up:
-            deadlines.append(now + next_late - wall)
+            deadlines.append(max(now + next_late - wall, self._gather_until))
         due_at = min([at for at in deadlines if at is not None], default=inf)
         is_settled = not (is_stepping or self.status.paused_destinations or self._no_room)
         if is_settled and not self._is_draining:

@@ -711,3 +711,14 @@ def test_a_row_factory_of_its_cursors_does_not_matter(path: Path) -> None:
 
     with closing(sqlite3.connect(path, factory=Connection)) as db, db:
         assert Outbox(path).enqueue(Message(b"x", message_id="m"), connection=db) == "m"
+
+
+def test_a_converter_of_the_application_does_not_matter(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sqlite3.converters, "TEXT", lambda text: f"converted {text!r}")
+    with closing(sqlite3.connect(path, detect_types=sqlite3.PARSE_DECLTYPES)) as db:
+        for _ in range(2):
+            stored = Outbox(path).enqueue(Message(b"x", message_id="m"), key="k", connection=db)
+            db.commit()
+            assert stored == "m"

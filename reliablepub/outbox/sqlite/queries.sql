@@ -59,9 +59,10 @@ FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 -- name: has_confirmed
 SELECT 1 FROM reliablepub_confirmed WHERE confirmed_at <= :before LIMIT 1;
 
--- A key is known until `kept_until`, and as long as its message is open or parked.
+-- A key is known until `kept_until`, and as long as its message is open or parked. The cast keeps the
+-- application's converters away (`sqlite3.register_converter`).
 -- name: key
-SELECT message_id FROM main.reliablepub_keys AS k WHERE key = :key AND (
+SELECT CAST(message_id AS TEXT) FROM main.reliablepub_keys AS k WHERE key = :key AND (
     kept_until >= :now
     OR EXISTS (SELECT 1 FROM main.reliablepub_messages AS m WHERE m.id = k.id)
     OR EXISTS (SELECT 1 FROM main.reliablepub_parked AS p WHERE p.id = k.id)
