@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from math import isfinite
-from typing import Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from reliablepub.errors import InvalidMessage
 
@@ -44,6 +44,27 @@ _ROUTING_HEADERS = ("CC", "BCC")
 """RabbitMQ routes by these too, and closes the channel if one of them is not a list."""
 
 
+class _Table(dict[str, FieldValue]):
+    """A table of a message, which is immutable.
+
+    A value that AMQP cannot hold, set in place after the checks, would fail the commit of the
+    relay, and with it every message of its turn.
+    """
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "the headers of a Message cannot be changed; make another Message, for example with "
+            "dataclasses.replace(message, headers={**message.headers, ...})"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the content: by default it would be set item by item."""
+        return _Table, (dict(self),)
+
+
 def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], int]:
     """Validate headers.
 
@@ -52,7 +73,7 @@ def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], 
         room: most bytes that the encoded table may take.
 
     Returns:
-        A copy of the headers, and their encoded size in bytes.
+        A copy of the headers that cannot be changed, and their encoded size in bytes.
 
     Raises:
         InvalidMessage: AMQP cannot hold a name or value, a name is reserved, or there are too many
@@ -120,7 +141,7 @@ def _checked_table(
             raise InvalidMessage(path, problem)
         copy[name], value_size = _checked_value(inner, value, depth)
         size += 1 + length + value_size
-    return copy, size
+    return _Table(copy), size
 
 
 def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, int]:

@@ -79,7 +79,8 @@ class Message:
         body: payload. Encode text to bytes, and name the format in ``content_type``.
         exchange: exchange name, at most 255 bytes of UTF-8; empty for the default exchange.
         routing_key: routing key, at most 255 bytes of UTF-8.
-        headers: AMQP field table. The name ``rp-attempt`` is reserved.
+        headers: AMQP field table; a copy that cannot be changed. The name ``rp-attempt`` is
+            reserved.
         message_id: message identifier (AMQP ``message_id``), identical on every attempt, so that
             consumers can deduplicate. Generated on publish if it is None.
         persistent: delivery mode 2. A transient message is lost when the broker restarts, even if

@@ -33,9 +33,16 @@ _SHORT_STRING_MAX = 255
 
 def _check_names(kind: str, **names: str) -> None:
     for name, value in names.items():
-        if not isinstance(value, str) or len(value.encode()) > _SHORT_STRING_MAX:
+        if not isinstance(value, str) or not _is_short(value):
             msg = f"{kind}: {name} is {value!r:.80}; it must be a string of at most 255 bytes"
             raise ConfigurationError(msg)
+
+
+def _is_short(text: str) -> bool:
+    try:
+        return len(text.encode()) <= _SHORT_STRING_MAX
+    except UnicodeEncodeError:  # an argument of a command that is not UTF-8 has such characters
+        return False
 
 
 def _check_kinds(of: Exchange | Queue | Binding) -> None:

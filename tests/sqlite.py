@@ -19,6 +19,21 @@ def sql(path: Path, *statements: str, values: Sequence[Any] = ()) -> list[tuple[
         return connection.execute(statements[-1], values).fetchall()
 
 
+def edit_lax(path: Path, change: str, name: str = "reliablepub_messages") -> None:
+    """Change a row as if its table took any value, as a flipped bit does."""
+    define = f"UPDATE sqlite_schema SET sql = ? WHERE name = '{name}'"
+    [(strict,)] = sql(path, f"SELECT sql FROM sqlite_schema WHERE name = '{name}'")
+    lax = strict.replace(" NOT NULL", "").removesuffix(" STRICT")
+    for definition in (lax, strict):
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            if definition is strict:
+                connection.execute(f"UPDATE {name} SET {change}")
+            connection.execute("PRAGMA writable_schema = ON")
+            connection.execute(define, (definition,))
+            (version,) = connection.execute("PRAGMA schema_version").fetchone()
+            connection.execute(f"PRAGMA schema_version = {version + 1}")
+
+
 def count(path: Path, table: str) -> int:
     """How many rows one of our tables has."""
     [(rows,)] = sql(path, f"SELECT count(*) FROM reliablepub_{table}")

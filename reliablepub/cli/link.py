@@ -21,8 +21,8 @@ def describe(status: Status) -> str:
     """The state of the connection, and the reason for it."""
     match status.link:
         case Link.CONNECTED:
-            trouble = f"; {status.trouble}" if status.trouble else ""
-            return f"connected to the broker{trouble}"
+            trouble = status.trouble or status.reason
+            return f"connected to the broker{'; ' if trouble else ''}{trouble}"
         case Link.BLOCKED:
             return f"blocked by the broker: {status.reason or 'no reason given'}"
         case Link.FAILED:

@@ -152,6 +152,13 @@ class Session(Protocol):
         In an outbox whose ledger counts each message at once, it is always False.
         """
 
+    def attempt(self) -> AbstractContextManager[None]:
+        """Make changes to one row that are undone together, if the row cannot be changed.
+
+        Raises:
+            Unreadable: the database refuses to change the row, because it is damaged.
+        """
+
     def check_room(self, size: int) -> None:
         """Raise `OutboxDiskFull` if messages of this size cannot be stored."""
 
@@ -223,6 +230,7 @@ class Database(Protocol):
         Raises:
             ConfigurationError: the connection is to another database, or its transaction cannot be
                 joined.
+            NotAnOutbox: there is no outbox.
             OutboxError: nothing was changed.
         """
 

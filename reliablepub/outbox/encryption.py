@@ -131,6 +131,7 @@ class OutboxKeys:
             ConfigurationError: the file cannot be used. The error shows nothing of its content.
         """
         keys: dict[str, bytes] = {}
+        is_repeated = False
         if words := exposure(path):
             LOGGER.warning("%s", words)
         try:
@@ -138,12 +139,15 @@ class OutboxKeys:
             for line in lines:
                 if line.strip() and not line.startswith("#"):
                     name, text = line.split()
+                    is_repeated = is_repeated or name in keys
                     keys[name] = bytes.fromhex(text)
         except OSError as error:
             raise ConfigurationError(f"key file {path} cannot be read: {error.strerror}") from None
         except ValueError:
             msg = f"each line of key file {path} is a name, a space and 64 hexadecimal digits"
             raise ConfigurationError(msg) from None
+        if is_repeated:  # the messages of the first one could not be decrypted
+            raise ConfigurationError(f"key file {path} has two keys of one name; rename one")
         return cls(keys, accept_plaintext=accept_plaintext)
 
     def __repr__(self) -> str:
@@ -205,6 +209,12 @@ def is_sealed(properties: str) -> bool:
 def current_mark(keys: OutboxKeys) -> str:
     """Return the properties column of a row that is encrypted under the first key."""
     return _mark(keys._current)  # noqa: SLF001 - same module
+
+
+def fingerprints(keys: OutboxKeys | None) -> dict[str, str]:
+    """Return the fingerprint of each key by its name, in hexadecimal, for other processes."""
+    found = {} if keys is None else keys._fingerprints  # noqa: SLF001 - same module
+    return {name: fingerprint.hex() for name, fingerprint in found.items()}
 
 
 def opened(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from reliablepub.errors import ConfigurationError, InvalidMessage, ReliablePubError
 from reliablepub.headers import utf8
@@ -470,8 +470,12 @@ class Outbox:
         return f"Outbox({str(self._database.file or self._database.name)!r})"
 
 
+_ID_BITS: Final = 63
+"""Bits of a row's number in SQLite and PostgreSQL, besides the sign."""
+
+
 def _row_ids(ids: Iterable[int]) -> list[int]:
-    """The ids, each once.
+    """The ids, each once, without numbers that no row can have.
 
     Raises:
         ConfigurationError: one is not a number.
@@ -485,7 +489,7 @@ def _row_ids(ids: Iterable[int]) -> list[int]:
                 f"id {id_!r:.80} is not a number; it takes ids of rows, such as ParkedMessage.id "
                 "(`reliablepub outbox retry` takes message ids and keys too)"
             )
-    return wanted
+    return [id_ for id_ in wanted if id_.bit_length() <= _ID_BITS]
 
 
 def _methods_of(

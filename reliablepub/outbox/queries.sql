@@ -78,15 +78,19 @@ SELECT
         AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
     );
 
+-- The casts let a damaged row be discarded, in which a flipped bit has changed the type of a text.
 -- name: insert_intervention
 INSERT INTO reliablepub_interventions (
     id, message_id, exchange, routing_key, at, action, person, note
 )
-SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
-FROM reliablepub_parked WHERE id = :id;
+SELECT
+    id, coalesce(CAST(message_id AS TEXT), ''), coalesce(CAST(exchange AS TEXT), ''),
+    coalesce(CAST(routing_key AS TEXT), ''), :at, :action, :person, :note
+FROM (
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_messages WHERE id = :id
+    UNION ALL
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_parked WHERE id = :id
+) AS found;
 
 -- The columns of `MessageRow`. Texts are read as bytes: the checksum covers them.
 -- name: any_message
@@ -340,7 +344,8 @@ SELECT nacked + uncertain > 0 FROM reliablepub_parked WHERE id = :id;
 INSERT INTO reliablepub_attempts (
     id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
 )
-SELECT id, message_id, :at, '0-0', 0, 'uncertain', 0, :reply_text, 'possibly persisted'
+SELECT
+    id, coalesce(CAST(message_id AS TEXT), ''), :at, '0-0', 0, 'uncertain', 0, :reply_text, 'possibly persisted'
 FROM (
     SELECT id, message_id FROM reliablepub_messages WHERE id = :id
     UNION ALL

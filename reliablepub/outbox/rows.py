@@ -33,6 +33,7 @@ from reliablepub.message import BODY_BYTES_MAX, HEADER_BYTES_MAX, Message
 from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
 from reliablepub.outbox.entry import Attempt, Entry, Sent, epoch_name, id_of, is_plain
 from reliablepub.outcome import OutcomeKind
+from reliablepub.printable import printable
 
 TIME_MAX: Final = 3e11
 """Highest time, in seconds since 1970: later than the year 9999, in which `datetime` ends."""
@@ -40,6 +41,7 @@ COUNT_MAX: Final = 2**31 - 1
 ID_MAX: Final = 2**62
 SIZE_MAX: Final = BODY_BYTES_MAX + HEADER_BYTES_MAX + 4_096
 REPLY_TEXT_MAX: Final = 10_000
+_WHY_MAX: Final = 1_000
 _REPLY_CODE_MAX: Final = 65_535
 _CHECKSUM_MAX: Final = 2**32 - 1
 UNCHECKED: Final = -1
@@ -425,7 +427,9 @@ def entry_of(row: MessageRow, keys: OutboxKeys | None = None) -> Entry:
     except Forged as error:
         raise Unreadable(str(error)) from error
     except _DAMAGE as error:  # InvalidMessage among them
-        raise Unreadable(f"the message cannot be rebuilt from its row: {error}") from error
+        # The text may quote the row, with characters that no database can store as the reason.
+        why = printable(str(error))[:_WHY_MAX]
+        raise Unreadable(f"the message cannot be rebuilt from its row: {why}") from error
     counts = (nacked, returned, refused, uncertain)
     return Entry(
         message, stored_at, id_, due_at, *counts, expires_at=expires_at, refused_at=refused_at

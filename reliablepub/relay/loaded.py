@@ -277,6 +277,12 @@ class Loaded:
         return bool(self._backlog)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no entry is in memory, and none is known that is to be read, now or later."""
+        is_unread = self._backlog or self._order.wanted or self._next_due is not None
+        return not (self._messages or is_unread)
+
+    @property
     def next_due(self) -> float | None:
         """When the next postponed entry is due (wall clock); None also while memory is full."""
         return self._next_due if self._next_due is not None and self._is_low else None

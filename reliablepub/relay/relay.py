@@ -70,11 +70,15 @@ from reliablepub.relay.wire import Wire
 from reliablepub.transport.base import CannotEncode, Transport
 
 LAZY_COMMIT_S: Final = 0.02
-"""How long confirms may wait for a commit that something else needs."""
+"""How long confirms and expired messages may wait for a commit that something else needs."""
+GATHERED_MAX: Final = 50
+"""Expired messages that are committed at once, however soon after the last."""
 LOOK_S: Final = 1.0
 """Interval at which an idle relay takes a turn, to look at its files, the disk and the clocks."""
 STEP_S: Final = 0.5
 """The wall clock counts as set when it has moved this far against the monotonic clock."""
+STRANDED_S: Final = 60.0
+"""Interval at which a relay without work looks for messages that no read has found."""
 COMMIT_RETRY_S: Final = 0.25
 """Pause after a commit failed: the disk is full or failing, or another process locks the file."""
 _TROUBLE: Final = {
@@ -86,6 +90,11 @@ _TROUBLE: Final = {
 }
 """Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
 _TRANSIENT: Final = tuple(_TROUBLE)
+STRANDED: Final = (
+    "message {} is open and due, and no read finds it: the outbox is damaged; see "
+    "`reliablepub outbox check`"
+)
+"""Text of `Status.reason`."""
 UNREADABLE: Final = (OutboxUnreachable, OutboxLocked)
 """Errors of a store that cannot be read for now."""
 
@@ -155,9 +164,12 @@ class Relay:
         self._looked_at = self._look_at + clock.suspended()
         self._wall_ahead = clock.wall() - self._looked_at
         self._commit_by: float | None = None
+        self._gather_until = -inf
         self._no_commit_until: float | None = None
         self._no_room = store.relieve()
         self._trouble = ""
+        self._stranded, self._stranded_from = "", 0
+        self._look_for_stranded_at = self._look_at + STRANDED_S
         self._is_draining = False
         self._idle_until = -inf
         self.turns = 0
@@ -197,6 +209,9 @@ class Relay:
                 self._cannot_read(now, error)
             else:
                 self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+        if now >= self._look_for_stranded_at:
+            self._look_for_stranded_at = now + STRANDED_S
+            self._look_for_stranded(wall)
         self.status = self._new_status()
         self._notices.deliver(self.status)
         return self._wait_s()
@@ -340,6 +355,7 @@ class Relay:
             self._trouble = ""
         with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
+        tell_damaged(self._store, self._loaded, self._notices)  # also those that a commit has met
 
     def _has_news(self, now: float) -> bool:
         """Whether it is time to look, and another process may have written."""
@@ -390,6 +406,21 @@ class Relay:
             else:
                 tell_damaged(self._store, self._loaded, self._notices)
                 return entries
+
+    def _look_for_stranded(self, wall: float) -> None:
+        """Look for a message that was due before the last look, and that no read has found.
+
+        A damaged index or tree of a file can hide a message from one read and not from another.
+        """
+        lowest = None
+        is_idle = self._loaded.is_empty and self._pauses.is_idle
+        if self._snapshot.counters.open and is_idle and not self._is_stepping:
+            with suppress(*UNREADABLE):
+                lowest = self._store.lowest_awaited(self._stranded_from, wall - STRANDED_S)
+        # It may be only the id to go on from. A message is found again at the next look.
+        is_found = lowest is not None and lowest == self._stranded_from
+        self._stranded = STRANDED.format(lowest) if is_found else ""
+        self._stranded_from = lowest or 0
 
     # ------------------------------------------------------------------ commit, send
 
@@ -455,24 +486,29 @@ class Relay:
         """Whether to commit in this turn what was collected.
 
         A commit that holds only confirms may be delayed: losing one costs a duplicate, waiting
-        costs nothing.
+        costs nothing. Messages that expire one by one are gathered, too.
         """
-        if (
-            changes.new
-            or changes.sent
-            or changes.parked
-            or changes.discarded
-            or changes.rescheduled
-        ):
+        if changes.new or changes.sent or changes.discarded or changes.rescheduled:
             return True
         if changes.released or self._settling.frees_a_key:
             return True
-        if not (changes.confirmed or changes.finished):
+        if changes.parked and not self._gathers(changes, now):
+            return True
+        if not (changes.confirmed or changes.finished or changes.parked):
             self._commit_by = None
             return False
         if self._commit_by is None:
             self._commit_by = now + LAZY_COMMIT_S
         return is_flushing or now >= self._commit_by
+
+    def _gathers(self, changes: Changes, now: float) -> bool:
+        """Whether given up messages may wait for others: a few expired, soon after the last."""
+        if any(attempt.outcome.kind is not OutcomeKind.EXPIRED for attempt in changes.parked):
+            return False
+        if now < self._gather_until and len(changes.parked) < GATHERED_MAX:
+            return True
+        self._gather_until = now + LAZY_COMMIT_S
+        return False
 
     def _committed(self, taken_in: Sequence[Chunk[Any]], wall: float) -> None:
         """After a commit: update what is kept in memory, then wake callers and settle receipts."""
@@ -523,7 +559,7 @@ class Relay:
         paused = self._pauses.count
         return Status(
             link=link,
-            reason=reason or (trouble if link is Link.CONNECTED else ""),
+            reason=reason or (trouble or self._stranded if link is Link.CONNECTED else ""),
             trouble=trouble,
             is_refused=self._wire.is_refused,
             counters=self._snapshot.counters,
@@ -567,7 +603,7 @@ class Relay:
         if next_due is not None and takes_in:
             deadlines.append(now + next_due - wall)
         if next_late is not None and not is_held_up:
-            deadlines.append(now + next_late - wall)
+            deadlines.append(max(now + next_late - wall, self._gather_until))
         due_at = min([at for at in deadlines if at is not None], default=inf)
         is_settled = not (is_stepping or self.status.paused_destinations or self._no_room)
         if is_settled and not self._is_draining:

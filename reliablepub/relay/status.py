@@ -160,7 +160,8 @@ class Status:
     Attributes:
         link: state of the connection.
         reason: why the connection is blocked, was last lost, or has failed; while connected, the
-            same text as ``trouble``; empty if there is nothing to report.
+            same text as ``trouble``, or which message the damaged file of the outbox hides from the
+            relay; empty if there is nothing to report.
         counters: the ledger of the outbox, of all processes that use it.
         in_flight: messages written and not settled.
         window: most messages in flight at present.
@@ -233,8 +234,8 @@ def waits_for(status: Status) -> list[str]:
     told = []
     if status.link is not Link.CONNECTED:
         told.append(f"the publisher is {status.link}" + (status.reason and f": {status.reason}"))
-    elif status.trouble:
-        told.append(status.trouble)
+    elif said := status.trouble or status.reason:
+        told.append(said)
     for one in status.paused[:_PAUSES_TOLD]:
         where = f"exchange {one.exchange!r}"
         if one.routing_key is not None:

@@ -11,8 +11,15 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from reliablepub import Publisher
-from reliablepub.errors import ConfigurationError, OutboxSealed, PublisherClosed
+from reliablepub.errors import (
+    ConfigurationError,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxSealed,
+    PublisherClosed,
+)
 from reliablepub.message import Message
+from reliablepub.outbox.admin import rekeying
 from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
@@ -20,14 +27,15 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.rows import checksum_of, to_text
+from reliablepub.outbox.rows import MISTYPED, checksum_of, to_text
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
 from tests.outcomes import REFUSED
-from tests.sqlite import sql
+from tests.sqlite import edit_lax, sql
 
 OLD = bytes(range(32))
 NEW = bytes(range(32, 64))
+MARKS = "SELECT properties FROM reliablepub_messages"
 SECRET: dict[str, Any] = {"body": b"card 4111", "headers": {"who": "Ms Secret"}, "app_id": "hush"}
 
 
@@ -495,3 +503,114 @@ def test_each_message_has_a_nonce_of_its_own(path: Path, keys: OutboxKeys) -> No
             outbox.enqueue(message())
     query = "SELECT count(DISTINCT substr(body, 9, 12)) FROM reliablepub_messages"
     assert sql(path, query) == [(50,)]
+
+
+def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
+    """The second would take the place of the first, whose messages need it."""
+    file = tmp_path / "keys"
+    file.touch(0o600)
+    file.write_text(f"2026 {OLD.hex()}\n2026 {NEW.hex()}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        OutboxKeys.read(file)
+    assert str(caught.value) == f"key file {file} has two keys of one name; rename one"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (None, "has no key 'new'"),
+        (OutboxKeys({"old": OLD}), "has no key 'new'"),
+        (OutboxKeys({"old": OLD, "new": bytes(32)}), "has another key of the name 'new'"),
+    ],
+)
+def test_nothing_is_encrypted_under_a_key_that_the_relay_lacks(
+    path: Path, theirs: OutboxKeys | None, words: str
+) -> None:
+    with Outbox(path, keys=OutboxKeys({"old": OLD})) as outbox:
+        outbox.enqueue(message())
+    both = OutboxKeys({"new": NEW, "old": OLD})
+    with Outbox(path, keys=both) as outbox:
+        with closing(SqliteStore(path, keys=theirs)) as store:
+            store.show({})
+            with pytest.raises(OutboxError, match=f"{words}, and would end at the first message"):
+                outbox.rekey()
+            assert sql(path, MARKS) == [('{"$key":"old","v":2}',)]
+        with closing(SqliteStore(path, keys=both)) as store:
+            store.show({})
+            assert outbox.rekey().changed == 1
+
+
+def test_one_that_starts_meanwhile_ends_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = OutboxKeys({"old": OLD})
+    with Outbox(path, keys=old) as outbox:
+        for number in range(3):
+            outbox.enqueue(message(number))
+    monkeypatch.setattr(rekeying, "CHUNK", 1)
+    stores: list[SqliteStore] = []
+
+    def start(_seconds: float) -> None:
+        if not stores:
+            stores.append(SqliteStore(path, keys=old))
+            stores[0].show({})
+
+    monkeypatch.setattr("reliablepub.outbox.admin.interventions.time.sleep", start)
+    with (
+        Outbox(path, keys=OutboxKeys({"new": NEW, "old": OLD})) as outbox,
+        pytest.raises(OutboxError, match="has no key 'new'"),
+    ):
+        outbox.rekey()
+    stores[0].close()
+    assert len(sql(path, MARKS + " WHERE properties GLOB '*old*'")) == 3
+
+
+def test_large_messages_are_encrypted_anew_in_small_transactions(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Outbox(path, keys=OutboxKeys({"old": OLD})) as outbox:
+        for number in range(5):
+            outbox.enqueue(Message(bytes(2 << 20), message_id=f"m-{number}"))
+    both = OutboxKeys({"new": NEW, "old": OLD})
+    with Outbox(path, keys=both) as outbox:
+        before = sql(path, "SELECT count(*) FROM reliablepub_messages")
+        pauses: list[float] = []
+        monkeypatch.setattr("reliablepub.outbox.admin.interventions.time.sleep", pauses.append)
+        assert outbox.rekey().changed == 5
+        assert len(pauses) == 3, "two messages of 2 MiB in each transaction"
+        assert sql(path, "SELECT count(*) FROM reliablepub_messages") == before
+        assert outbox.audit().is_right
+
+
+@pytest.mark.parametrize("table", ["messages", "parked"])
+@pytest.mark.parametrize(
+    "change", ["nacked = x'31'", "stored_at = 'x'", "exchange = CAST(exchange AS BLOB)"]
+)
+def test_a_row_that_cannot_be_changed_does_not_stop_the_others(
+    path: Path, table: str, change: str
+) -> None:
+    old, both = OutboxKeys({"old": OLD}), OutboxKeys({"new": NEW, "old": OLD})
+    with Outbox(path, keys=old) as outbox:
+        for number in range(1, 4):
+            outbox.enqueue(message(number))
+    with closing(SqliteStore(path, keys=old)) as store:
+        if table == "parked":
+            found = store.read_ready(1, 3, limit=3, bytes_max=10**9)[0]
+            attempts = [Attempt(one, "1-1", 1, REFUSED, 2.0) for one in found]
+            store.commit(Changes(parked=attempts, attempts=attempts))
+    edit_lax(path, f"{change} WHERE id = 2", f"reliablepub_{table}")
+    with Outbox(path, keys=both) as outbox:
+        result = outbox.rekey()
+        assert result.changed == 2
+        assert list(result.left) == [2]
+        assert MISTYPED in result.left[2]
+
+
+def test_a_full_disk_is_left_to_the_relay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Outbox(path, keys=OutboxKeys({"old": OLD})) as outbox:
+        outbox.enqueue(message())
+    monkeypatch.setattr("reliablepub.outbox.sqlite.space.free_bytes", lambda _: 0.0)
+    with (
+        Outbox(path, keys=OutboxKeys({"new": NEW, "old": OLD})) as outbox,
+        pytest.raises(OutboxDiskFull),
+    ):
+        outbox.rekey()
+    assert sql(path, MARKS) == [('{"$key":"old","v":2}',)]

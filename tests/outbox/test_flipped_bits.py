@@ -18,12 +18,16 @@ import pytest
 from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange, Release, Step
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MISTYPED
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED
 from tests.outbox.conftest import Make
+from tests.sqlite import edit_lax as edit
 from tests.sqlite import sql
 
 FLIPPED = 3
@@ -56,22 +60,6 @@ def head_of(data: bytes) -> range:
         for first in range(texts - COLUMNS - 1, 0, -1)
         if data[first] == texts - first
     )
-
-
-def edit(path: Path, change: str) -> None:
-    """Change a row as if its table took any value, as a flipped bit does."""
-    name = "reliablepub_messages"
-    define = f"UPDATE sqlite_schema SET sql = ? WHERE name = '{name}'"
-    [(strict,)] = sql(path, f"SELECT sql FROM sqlite_schema WHERE name = '{name}'")
-    lax = strict.replace(" NOT NULL", "").removesuffix(" STRICT")
-    for definition in (lax, strict):
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            if definition is strict:
-                connection.execute(f"UPDATE {name} SET {change}")
-            connection.execute("PRAGMA writable_schema = ON")
-            connection.execute(define, (definition,))
-            (version,) = connection.execute("PRAGMA schema_version").fetchone()
-            connection.execute(f"PRAGMA schema_version = {version + 1}")
 
 
 def read_all(store: SqliteStore) -> list[Entry]:
@@ -291,3 +279,73 @@ def test_a_relay_starts_beside_a_row_whose_wait_it_cannot_change(path: Path) -> 
         assert store.snapshot().counters.open == len(OTHERS)
         found, _ = store.read_due(NOW - 600 + 60, loaded=(), **ALL)
         assert [one.id for one in found] == OTHERS
+
+
+def test_what_is_wrong_with_a_row_can_always_be_stored(path: Path) -> None:
+    """An error may quote the row, with half of a surrogate pair or a U+0000 in it."""
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        store.commit(Changes(new=entries("text")))
+        for id_, name in ((2, "\\ud800"), (3, "\\u0000")):
+            change = f"properties = '{{\"{name}\": 1}}', checksum = -1 WHERE id = {id_}"
+            sql(path, f"UPDATE reliablepub_messages SET {change}")
+        assert {one.id for one in read_all(store)} == {1, 4, 5}
+        reasons = [row.reason for row in store.damaged()]
+    assert [row.reply_text for row in Outbox(path).parked()] == reasons
+    assert "\\ud800" in reasons[0]
+    assert "\\x00" in reasons[1]
+
+
+def test_a_damaged_row_is_parked_later_if_another_process_holds_the_lock(path: Path) -> None:
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        store.commit(Changes(new=entries("text")))
+        edit(path, f"body = NULL WHERE id = {FLIPPED}")
+        connection = store._writer.opened()
+        connection.execute("PRAGMA busy_timeout = 10")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert [one.id for one in read_all(store)] == OTHERS
+        assert store.damaged() == []
+        store.relieve()
+        assert [row.id for row in store.damaged()] == [FLIPPED]
+        store.relieve()
+        assert (store.damaged(), store.snapshot().counters.parked) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "change", ["nacked = x'31'", "stored_at = 'x'", "exchange = CAST(exchange AS BLOB)"]
+)
+@pytest.mark.parametrize("action", [Action.RETRY, Action.DISCARD])
+def test_a_parked_row_that_cannot_be_changed_keeps_no_other_from_being_retried(
+    path: Path, change: str, action: Action
+) -> None:
+    new = entries("text")
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        store.commit(Changes(new=new))
+        store.commit(Changes(parked=[Attempt(one, "1-1", 1, NACKED, NOW) for one in new]))
+    edit(path, f"{change} WHERE id = {FLIPPED}", "reliablepub_parked")
+    effect = intervene(outbox_at(path), [1, 2, 3, 4, 5], Intervention(action))
+    is_possible = action is Action.DISCARD or "nacked" in change  # refusals no longer count
+    assert (effect.changed, effect.damaged) == ((5, []) if is_possible else (4, [FLIPPED]))
+    audit = Outbox(path).audit()
+    assert audit.differences == {}
+    assert bool(audit.structure) is not is_possible
+
+
+def test_an_intervention_in_a_message_whose_id_is_no_text_ends_no_relay(path: Path) -> None:
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        store.commit(Changes(new=entries("text")))
+        sql(path, "UPDATE reliablepub_messages SET message_id = CAST(x'ed33' AS TEXT) WHERE id = 3")
+        assert [one.id for one in read_all(store)] == OTHERS
+        assert intervene(outbox_at(path), [3], Intervention(Action.DISCARD)).changed == 1
+        assert [touched.message_id for touched in store.touched()] == ["\ufffd3"]
+
+
+def test_messages_are_imported_beside_a_damaged_row(path: Path) -> None:
+    other = path.with_name("other.db")
+    for outbox in (path, other):
+        with closing(SqliteStore(outbox, clock=lambda: NOW)) as store:
+            store.commit(Changes(new=entries("text")))
+    edit(path, f"stored_at = 'x' WHERE id = {FLIPPED}")
+    lines = export_lines(outbox_at(other), [*OTHERS, FLIPPED])
+    *_, brought = import_lines(outbox_at(path), lines, "other")
+    assert (brought.stored, brought.known) == (1, 4)

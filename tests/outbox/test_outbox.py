@@ -26,8 +26,10 @@ from reliablepub.errors import (
 )
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import OutboxStatus
+from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import enqueue
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
@@ -615,3 +617,108 @@ def test_a_hook_that_would_never_be_told_anything_is_refused(path: Path) -> None
 
     with pytest.raises(ConfigurationError, match="Deaf has no method stamp"):
         Outbox(path, hooks=[Deaf()])  # type: ignore[list-item]
+
+
+def test_the_outbox_of_an_attached_database_gets_none_of_its_messages(path: Path) -> None:
+    """SQLite looks for a table in every attached database that the first one does not have."""
+    old = path.with_name("old.db")
+    Outbox(old).create()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE orders (id INTEGER)")
+        db.execute("ATTACH ? AS old", (str(old),))
+        with db:
+            Outbox(path).enqueue(b"x", connection=db)
+        with db:
+            Outbox(path).enqueue(b"y", connection=db)
+    assert (Outbox(path).status().open, Outbox(old).status().open) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM sqlite_sequence", "UPDATE sqlite_sequence SET seq = 0"]
+)
+def test_no_id_is_assigned_twice_although_an_application_numbers_its_rows_anew(
+    path: Path, entry: Make, change: str
+) -> None:
+    with closing(SqliteStore(path)) as store:
+        new = [entry() for _ in range(3)]
+        store.commit(Changes(new=new))
+        attempt = Attempt(new[2], "1-1", 1, RETURNED, 5.0)
+        store.commit(Changes(confirmed=new[:2], parked=[attempt], attempts=[attempt]))
+        sql(path, change)
+        assert store.snapshot().last_id == 3
+        with Outbox(path) as outbox:
+            outbox.enqueue(b"by another process")
+        assert store.snapshot().last_id == 4, "or the relay would not look for it"
+        sql(path, change)
+        last = entry()
+        assert store.commit(Changes(new=[last])).last_id == last.id == 5
+        sql(path, change)
+    other = path.with_name("other.db")
+    with Outbox(other) as outbox:
+        outbox.enqueue(b"from elsewhere")
+    list(import_lines(outbox_at(path), export_lines(outbox_at(other), [1]), "other"))
+    assert [row["id"] for row in Outbox(path).rows("open")] == [4, 5, 6]
+
+
+def test_a_number_that_no_row_can_have_is_ignored(path: Path) -> None:
+    with Outbox(path) as outbox:
+        outbox.create()
+        assert outbox.retry([2**63, -(2**63) - 1, 10**30]) == 0
+
+
+@pytest.mark.parametrize("mode", ["MEMORY", "OFF", "DELETE"])
+def test_a_connection_whose_journal_is_lost_with_its_process_is_warned_of(
+    path: Path, app: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(enqueue.LOGGER, "warning", lambda text, *words: said.append(text % words))
+    app.execute(f"PRAGMA journal_mode = {mode}")
+    with app:
+        Outbox(path).enqueue(Message(b"body"), connection=app)
+    assert len(said) == (mode != "DELETE")
+    assert all(f"journal_mode = {mode}: a process that is killed" in words for words in said)
+
+
+def test_temporary_tables_of_the_application_change_nothing(path: Path, entry: Make) -> None:
+    """SQLite looks for a table among them first, and for that of AUTOINCREMENT, too."""
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=(new := [entry() for _ in range(3)])))
+        store.commit(Changes(confirmed=new))
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("CREATE TEMP TABLE notes (id INTEGER PRIMARY KEY AUTOINCREMENT)")
+            db.execute("INSERT INTO notes DEFAULT VALUES")
+            for name in ("messages", "keys", "ledger"):
+                ours = f"reliablepub_{name}"
+                db.execute(f"CREATE TEMP TABLE {ours} AS SELECT * FROM main.{ours}")
+            db.commit()
+            for key in ("a", "b", "a"):
+                with db:
+                    Outbox(path).enqueue(b"x", key=key, connection=db)
+        found, _ = store.read_ready(1, 99, limit=9, bytes_max=10**9)
+        assert [one.id for one in found] == [4, 5]
+        assert store.snapshot().last_id == 5
+
+
+def test_a_row_factory_of_its_cursors_does_not_matter(path: Path) -> None:
+    class Cursor(sqlite3.Cursor):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.row_factory = lambda cursor, row: {"only": "dicts"}
+
+    class Connection(sqlite3.Connection):
+        def cursor(self, factory: Any = Cursor) -> Any:
+            return super().cursor(factory)
+
+    with closing(sqlite3.connect(path, factory=Connection)) as db, db:
+        assert Outbox(path).enqueue(Message(b"x", message_id="m"), connection=db) == "m"
+
+
+def test_a_converter_of_the_application_does_not_matter(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sqlite3.converters, "TEXT", lambda text: f"converted {text!r}")
+    with closing(sqlite3.connect(path, detect_types=sqlite3.PARSE_DECLTYPES)) as db:
+        for _ in range(2):
+            stored = Outbox(path).enqueue(Message(b"x", message_id="m"), key="k", connection=db)
+            db.commit()
+            assert stored == "m"

@@ -439,3 +439,33 @@ def test_a_schema_that_is_no_text_any_more_is_damage(three: Path) -> None:
             look()
     found = Outbox(three.with_name("new.db")).salvage(three)
     assert (found.open, found.broken, found.has_sources) == (3, (), False)
+
+
+def test_a_request_that_is_repeated_is_known_in_the_new_one(path: Path) -> None:
+    with Outbox(path) as outbox:
+        ids = {key: outbox.enqueue(b"x", key=key) for key in ("gone", "open")}
+    with closing(SqliteStore(path)) as store:
+        first, *_ = store.read_ready(1, 9, limit=1, bytes_max=10**9)[0]
+        store.commit(Changes(confirmed=[first]))
+    sql(path, "UPDATE reliablepub_keys SET id = 9 WHERE key = 'gone'")
+    new = path.with_name("new.db")
+    assert Outbox(new).salvage(path).has_sources
+    with Outbox(new) as outbox:
+        for key, id_ in ids.items():
+            assert outbox.enqueue(b"again", key=key) == id_
+        assert outbox.status().stored == 1
+        while outbox.status().stored < 9:
+            outbox.enqueue(b"another")
+    query = "SELECT id FROM reliablepub_keys ORDER BY key"
+    assert sql(new, query) == [(0,), (2,)], "the other number is that of another message by now"
+
+
+def test_keys_are_copied_page_by_page(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(salvage_module, "_BATCH", 3)
+    with Outbox(path) as outbox:
+        for number in range(10):
+            outbox.enqueue(b"x", key=f"k{number}")
+    new = path.with_name("new.db")
+    assert Outbox(new).salvage(path).has_sources
+    query = "SELECT key, id FROM reliablepub_keys ORDER BY key"
+    assert sql(new, query) == sql(path, query)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 import pytest
@@ -119,6 +119,24 @@ def test_there_must_be_an_outbox(tmp_path: Path) -> None:
     with Outbox(tmp_path / "none.db") as outbox, pytest.raises(NotAnOutbox):
         outbox.cancel("a")
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize("isolation_level", ["", None])
+def test_none_is_added_to_the_database_of_the_application(
+    tmp_path: Path, isolation_level: Any
+) -> None:
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path, isolation_level=isolation_level)) as app:
+        app.execute("CREATE TABLE orders (id INTEGER)")
+        for _ in range(2):
+            with pytest.raises(NotAnOutbox, match="holds no outbox"):
+                Outbox(path).cancel("a", connection=app)
+            with pytest.raises(NotAnOutbox):
+                Outbox(path).reschedule("a", in_s(1), connection=app)
+            assert not app.in_transaction
+            assert app.execute("SELECT name FROM sqlite_schema").fetchall() == [("orders",)]
+            app.execute("INSERT INTO orders VALUES (1)")  # in a transaction, it stays open
+            app.commit()
 
 
 def test_beside_a_relay(outbox: Outbox, where: Where, broker: FakeBroker) -> None:

@@ -107,7 +107,7 @@ def test_a_publisher_is_made_from_the_environment(
 def test_headers_that_are_changed_while_a_message_waits_harm_no_other(
     publisher: Publisher, broker: FakeBroker
 ) -> None:
-    """They are a mapping, yet a hook or an application may find out that it is a dict."""
+    """They refuse changes, yet an application may find a way around that."""
     publisher.publish(b"x", routing_key="q").result(60)
     broker.block()
     publisher.publish(b"x", routing_key="q")  # RabbitMQ tells only those who publish
@@ -115,7 +115,7 @@ def test_headers_that_are_changed_while_a_message_waits_harm_no_other(
     changed = Message(b"z", routing_key="q", headers={"n": 1}, message_id="changed")
     first, second = publisher.publish(changed), publisher.publish(b"y", routing_key="q")
     headers: Any = changed.headers
-    headers["n"] = object()
+    dict.__setitem__(headers, "n", object())
     broker.unblock()
     with pytest.raises(Refused, match="cannot be encoded: TypeError"):
         first.result(60)

@@ -14,6 +14,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.elsewhere import POLL_S
+from reliablepub.relay.relay import LAZY_COMMIT_S
 from tests.relay.conftest import Build
 from tests.relay.scripted import Time, Told, World, disk_full, patient
 
@@ -216,6 +217,39 @@ def test_what_expires_together_is_given_up_a_page_at_a_time(sqlite: SqliteStore)
         counts.append(again.relay.status.counters.expired)
     assert max(b - a for a, b in zip([0, *counts], counts, strict=False)) <= 1_000
     assert again.in_memory == (0, 0)
+
+
+def test_messages_that_expire_one_by_one_are_gathered(world: Build) -> None:
+    """Each commit takes as long as a commit of many."""
+    w = world(window_max=1)
+    w.hand_over("first")
+    tolds = [w.hand_over(f"m{n}", expires_in_s=1.0 + n / 500) for n in range(100)]
+    w.turn()
+    commits = w.log.count("commit")
+    w.time.now += 1.0
+    wait_s = w.turn()
+    turns = 0
+    while any(not told.outcomes for told in tolds):
+        assert wait_s is not None
+        assert wait_s <= LAZY_COMMIT_S + 1e-6
+        wait_s = w.turn(after_s=max(wait_s, 1e-6))
+        turns += 1
+    assert turns <= 24
+    assert w.log.count("commit") - commits <= 12
+    assert w.time.now - 51.0 < 0.2 + LAZY_COMMIT_S
+    assert w.in_memory[0] == 1
+
+
+def test_many_that_expire_soon_after_others_are_not(world: Build) -> None:
+    w = world(window_max=1)
+    w.hand_over("first")
+    one = w.hand_over("one", expires_in_s=1.0)
+    many = w.hand_over(*MANY, expires_in_s=1.001)
+    w.turn()
+    w.turn(after_s=1.0)
+    assert one.outcomes
+    w.turn(after_s=0.001)
+    assert many.outcomes == dict.fromkeys(MANY, NOT_SENT)
 
 
 def test_a_deadline_survives_the_process(path: Path) -> None:

@@ -1,5 +1,7 @@
 """What is on disk only: more than memory holds, what others enqueue, and what falls due."""
 
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,8 +14,10 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
+from reliablepub.relay.relay import STRANDED_S
 from tests.relay.conftest import Build
-from tests.relay.scripted import World, patient
+from tests.relay.scripted import PARK_AT_ONCE, World, patient
+from tests.sqlite import sql
 
 LATER = datetime.now(UTC) + timedelta(days=1)
 MANY = [f"m{n}" for n in range(100)]
@@ -313,3 +317,57 @@ def test_a_backlog_of_an_earlier_run_is_sent_before_what_is_new(store: Store) ->
     again.turn()
     drain(again)
     assert again.sent == [*MANY, "new"]
+
+
+# -------------------------------------------------------------------- what no read finds
+
+
+def hide(path: Path, id_: int) -> None:
+    """Make a message due, without its entry in the index of due times, as damage does."""
+    name = "reliablepub_messages_waiting"
+    [(whole,)] = sql(path, f"SELECT sql FROM sqlite_schema WHERE name = '{name}'")
+    for definition in (f"{whole} AND due_at > 9e9", whole):
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            if definition is whole:
+                change = "UPDATE reliablepub_messages SET due_at = 5 WHERE id = ?"
+                connection.execute(change, (id_,))
+            connection.execute("PRAGMA writable_schema = ON")
+            define = "UPDATE sqlite_schema SET sql = ? WHERE name = ?"
+            connection.execute(define, (definition, name))
+            (version,) = connection.execute("PRAGMA schema_version").fetchone()
+            connection.execute(f"PRAGMA schema_version = {version + 1}")
+
+
+def test_a_message_that_a_damaged_index_hides_is_named(path: Path) -> None:
+    with Outbox(path) as outbox:
+        for name in "abc":
+            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    hide(path, 2)
+    with closing(SqliteStore(path)) as store:
+        w = World(store)
+        w.connect()
+        w.turn()
+        assert w.sent == ["a", "c"]
+        w.ack_all()
+        w.turn(is_flushing=True)
+        w.turn(after_s=STRANDED_S)
+        assert w.relay.status.reason == "", "it may have been stored just now"
+        w.turn(after_s=STRANDED_S)
+        assert w.relay.status.reason.startswith("message 2 is open and due, and no read finds it")
+        assert w.relay.status.trouble == "", "others are accepted and published"
+        sql(path, "REINDEX reliablepub_messages_waiting")
+        w.turn(after_s=STRANDED_S)
+        assert w.relay.status.reason == ""
+        assert w.sent == ["a", "c", "b"]
+
+
+def test_messages_that_wait_for_something_are_not_called_hidden(store: Store) -> None:
+    w = World(store, policy=PARK_AT_ONCE)
+    w.connect()
+    w.hand_over("a", "b", ordering_key="k")
+    w.hand_over("later", not_before=datetime.fromtimestamp(w.time.wall + 500.0, tz=UTC))
+    w.turn()
+    w.nack(1)
+    for _ in range(4):
+        w.turn(after_s=STRANDED_S)
+        assert w.relay.status.reason == ""

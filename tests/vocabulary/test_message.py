@@ -1,10 +1,11 @@
 """A message is checked at birth: every limit, at it and one beyond."""
 
 import copy
+import dataclasses
 import enum
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal, Inexact, localcontext
 from typing import Any
@@ -480,3 +481,32 @@ def test_errors_do_not_show_the_values_of_headers(value: object) -> None:
     problem = problem_with(headers={"h": value})
     assert "secret" not in problem
     assert str(value) not in problem
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.__setitem__("n", object()),
+        lambda table: table.update(n=1),
+        lambda table: table.pop("a"),
+        lambda table: table.setdefault("n", 1),
+        lambda table: table.clear(),
+        lambda table: table.popitem(),
+        lambda table: table.__delitem__("a"),
+        lambda table: table.__ior__({"n": 1}),
+    ],
+)
+def test_headers_cannot_be_changed(change: Callable[[Any], object]) -> None:
+    """A value that AMQP cannot hold would be found by the relay, in a turn with other messages."""
+    headers = {"a": {"b": 1}}
+    message = Message(b"x", headers=headers)
+    for table in (message.headers, (message.headers or {})["a"]):
+        with pytest.raises(TypeError, match="headers of a Message cannot be changed; make another"):
+            change(table)
+    assert message.headers == headers
+    for twin in (pickle.loads(pickle.dumps(message)), copy.deepcopy(message)):
+        assert twin == message
+        with pytest.raises(TypeError):
+            change(twin.headers)
+    assert replace(message, headers={**headers, "n": 1}).headers == {**headers, "n": 1}
+    assert dataclasses.asdict(message)["headers"] == headers

@@ -75,6 +75,7 @@ def test_a_mistake_in_a_file_is_named(text: str, problem: str) -> None:
     [
         lambda: Exchange(""),
         lambda: Exchange("x" * 256),
+        lambda: Exchange("\udcff"),
         lambda: Queue(""),
         lambda: Queue("x", arguments={}) and Queue("é" * 128),
         lambda: Binding("", queue="q"),

@@ -85,8 +85,9 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:
         print_error(f"message {row.id} ({row.message_id}): {row.reason}")
     if not found.has_sources:
         print_error(
-            "the progress of `reliablepub publish` with its files could not be read; "
-            "its next run begins at the first record"
+            "the progress of `reliablepub publish` with its files, or the keys of Outbox.enqueue, "
+            "could not be read: its next run begins at the first record, and a message that is "
+            "enqueued again under its key is stored again"
         )
     print_result(
         f"{count_of(found.open, 'open message')} and "

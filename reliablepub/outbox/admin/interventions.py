@@ -30,7 +30,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
 from reliablepub.outbox.database import NO_CHANGE, Database, Relaying, Session
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, rewritten
+from reliablepub.outbox.rows import ID_MAX, REPLY_TEXT_MAX, MessageRow, Unreadable, rewritten
 from reliablepub.printable import printable
 
 T = TypeVar("T")
@@ -285,9 +285,13 @@ class _Step:
                 effect.in_flight.append(id_)
             else:
                 self._ledger = self._ledgers.setdefault(shard, dict(NO_CHANGE))
+                before, possible = dict(self._ledger), len(effect.possible)
                 try:
-                    self._apply(id_, state)
+                    with self._session.attempt():
+                        self._apply(id_, state)
                 except (Unreadable, InvalidMessage, UnicodeDecodeError):
+                    self._ledger.update(before)
+                    del effect.possible[possible:]
                     effect.damaged.append(id_)
                 else:
                     effect.changed += 1
@@ -296,7 +300,7 @@ class _Step:
         return effect
 
     def _apply(self, id_: int, state: str) -> None:
-        """Change one row. If this raises, nothing is changed."""
+        """Change one row, within an attempt."""
         action = self._intervention.action
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
             raise Unreadable("its number is not one that reliablepub assigns")
@@ -321,6 +325,7 @@ class _Step:
         words = f"parked by {self._intervention.person}"
         if self._intervention.note:
             words += f": {self._intervention.note}"
+        words = words[:REPLY_TEXT_MAX]  # the note is kept whole with the intervention
         row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
         self._session.run("park_as_it_is", row)
         self._ledger["parked"] += 1

@@ -1,23 +1,29 @@
 """Key rotation: re-encrypts every message of an outbox under the first key; a relay may run.
 
-Knows: which rows are not encrypted under that key, that each gets a new checksum. Must never know:
-ciphers.
+Knows: which rows are not encrypted under that key, that each gets a new checksum, which keys a
+relay has. Must never know: ciphers.
 
 An old key can be dropped once no row needs it. A relay that holds a message in memory is not
-affected: the stored bytes change, the message does not.
+affected: the stored bytes change, the message does not. A relay without the first key would end at
+the first message that it reads, so nothing is encrypted beside one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
-from reliablepub.outbox.admin.interventions import chunks, step_by_step
+from reliablepub.errors import OutboxError
+from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
 from reliablepub.outbox.database import Database, Session
-from reliablepub.outbox.encryption import OutboxKeys, current_mark
+from reliablepub.outbox.encryption import OutboxKeys, current_mark, fingerprints
 from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
+
+STEP_BYTES: Final = 4 << 20
+"""Bytes of the bodies that one transaction encrypts, unless it is one large body."""
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class Rekeyed:
 
 
 def rekey(database: Database, keys: OutboxKeys) -> Rekeyed:
-    """Encrypt each message that is not encrypted under the first key, up to 500 a transaction.
+    """Encrypt each message that is not encrypted under the first key, a few a transaction.
 
     Args:
         database: database of the outbox, which must exist.
@@ -45,32 +51,74 @@ def rekey(database: Database, keys: OutboxKeys) -> Rekeyed:
         NotAnOutbox: there is no outbox.
         OutboxSealed: a message is encrypted with a key that was not given. Transactions already
             committed remain.
-        OutboxError: the outbox cannot be written. Transactions already committed remain.
+        OutboxError: a relay runs that does not have the first key, or the outbox cannot be written.
+            Transactions already committed remain.
     """
     with database.reading() as session:
+        _check_relays(session, database.name, keys)
         rows = session.run("sealed_otherwise", {"mark": current_mark(keys)}).fetchall()
-    result = Rekeyed()
+    result, done = Rekeyed(), 0
+
+    def steps() -> Iterator[Callable[[Session], _Step]]:
+        while done < len(rows):
+            part = rows[done : done + CHUNK]
+            yield partial(_step, rows=part, keys=keys, name=database.name)
+
     with closing(database):
-        steps = (partial(_step, rows=part, keys=keys) for part in chunks(rows))
-        for step in step_by_step(database, steps):
-            result.changed += step.changed
-            result.left |= step.left
+        for step in step_by_step(database, steps()):
+            done += step.seen
+            result.changed += step.result.changed
+            result.left |= step.result.left
     return result
 
 
-def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys) -> Rekeyed:
-    step = Rekeyed()
+@dataclass(slots=True)
+class _Step:
+    """What one transaction has done.
+
+    Attributes:
+        result: the messages that it has changed and left.
+        seen: number of rows that it has looked at.
+    """
+
+    result: Rekeyed = field(default_factory=Rekeyed)
+    seen: int = 0
+
+
+def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys, name: str) -> _Step:
+    _check_relays(session, name, keys)  # one may have started since the last step
+    step, size = _Step(), 0
     for place, id_ in rows:
         query = "confirmed_message" if place == "confirmed" else "any_message"
         found = session.run(query, {"id": id_}).fetchone()
+        step.seen += 1
         if found is None:
             continue  # deleted since its id was read
         try:
             columns = rewritten(MessageRow._make(found), keys, seals=True)
+            size += len(columns["body"])
+            session.check_room(size)
+            # The message may have been parked or retried since its id was read: try both tables.
+            with session.attempt():
+                for table in ("confirmed",) if place == "confirmed" else ("open", "parked"):
+                    step.result.changed += session.run(f"rekey_{table}", columns).rowcount
         except Unreadable as error:
-            step.left[id_] = str(error)
-            continue
-        # The message may have been parked or retried since its id was read, so try both tables.
-        for table in ("confirmed",) if place == "confirmed" else ("open", "parked"):
-            step.changed += session.run(f"rekey_{table}", columns).rowcount
+            step.result.left[id_] = str(error)
+        if size >= STEP_BYTES:
+            break
     return step
+
+
+def _check_relays(session: Session, name: str, keys: OutboxKeys) -> None:
+    """Refuse to encrypt under a key that a running relay does not have."""
+    key, fingerprint = next(iter(fingerprints(keys).items()))
+    for relay in session.relays():
+        theirs = relay.status.get("keys")  # none of a relay that has not told its status yet
+        if relay.pid is None or not isinstance(theirs, dict) or theirs.get(key) == fingerprint:
+            continue
+        has = f"has another key of the name {key!r}" if key in theirs else f"has no key {key!r}"
+        raise OutboxError(
+            f"process {relay.pid}, which relays outbox {name}, {has}, and would end at the first "
+            "message that is encrypted with it: add the key at the end of its keys, restart it or "
+            "send it SIGHUP, and run rekey again"
+        )

@@ -25,7 +25,14 @@ from reliablepub.errors import OutboxError, OutboxSealed
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
 from reliablepub.outbox.database import NO_CHANGE, Database, Session
 from reliablepub.outbox.encryption import is_sealed
-from reliablepub.outbox.rows import MISTYPED, MessageRow, Unreadable, entry_of, misfits
+from reliablepub.outbox.rows import (
+    MISTYPED,
+    MessageRow,
+    Unreadable,
+    entry_of,
+    is_time,
+    misfits,
+)
 
 CHUNK: Final = 500
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties")
@@ -124,7 +131,8 @@ def import_lines(
     done = 0
     if database.exists():
         with database.reading() as session:
-            known = {_digest(*row) for row in session.run("known")}
+            # A damaged row is no message that was exported.
+            known = {_digest(*row) for row in session.run("known") if is_time(row[1])}
             (done,) = session.run("position", {"name": source}).fetchone() or (0,)
     with closing(database):
         for number, line in enumerate(lines, 1):

@@ -37,7 +37,7 @@ from reliablepub.errors import (
 )
 from reliablepub.message import Message
 from reliablepub.outbox.database import IS_LAST
-from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.encryption import OutboxKeys, fingerprints
 from reliablepub.outbox.entry import (
     Changes,
     Counters,
@@ -776,7 +776,7 @@ class PostgresStore:
 
     def show(self, status: Mapping[str, object]) -> None:
         """Write the relay's status. No decision depends on it."""
-        content = json.dumps({"pid": self._pid, **status})
+        content = json.dumps({"pid": self._pid, **status, "keys": fingerprints(self._keys)})
         values = {"shard": self._shard, "run": self._run, "content": content}
         with suppress(OutboxError):
             self._link.rows("show", values)

@@ -137,6 +137,11 @@ _ADDED: Final = (
 )
 
 
+def lacks_outbox(path: Path) -> NotAnOutbox:
+    """Make the error for a database without an outbox."""
+    return NotAnOutbox(f"the database {path} holds no outbox; {_ADDED}")
+
+
 def absolute(path: str | os.PathLike[str]) -> Path:
     """Return the path as an absolute one, whose links are not resolved.
 
@@ -243,6 +248,7 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
             check_same_thread=False,
             factory=WritingConnection,
         )
+    connection.text_factory = _lenient
     try:
         with reported(path):
             _prepare(connection, path, is_relay=is_relay)
@@ -255,6 +261,11 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
     return connection
 
 
+def _lenient(text: bytes) -> str:
+    """Decode a text of the database: damaged rows, which may not be UTF-8, must be listed too."""
+    return text.decode(errors="replace")
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open an outbox read-only, in one read transaction.
@@ -264,7 +275,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """
     with looking(path) as (connection, has_outbox):
         if not has_outbox:
-            raise NotAnOutbox(f"the database {path} holds no outbox; {_ADDED}")
+            raise lacks_outbox(path)
         yield connection
 
 
@@ -297,8 +308,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
             f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )
         try:
-            # Damaged rows, which may not be UTF-8, must be listed too.
-            connection.text_factory = lambda text: text.decode(errors="replace")
+            connection.text_factory = _lenient
             has_outbox = _begin_looking(connection, path)
             check_side_files(real)
             yield connection, has_outbox

@@ -19,6 +19,7 @@ from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space, Values
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
+from reliablepub.outbox.rows import MISTYPED, Unreadable
 from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
@@ -81,6 +82,24 @@ class SqliteSession:
     def is_own(self, _id: int) -> bool:
         """Return False: the ledger counts a message in the transaction that stores it."""
         return False
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Make changes to one row that are undone together, if the row cannot be changed.
+
+        A flipped bit can change the type of a value, and the tables are STRICT.
+        """
+        self._connection.execute("SAVEPOINT reliablepub_attempt")
+        try:
+            yield
+        except BaseException as error:
+            if self._connection.in_transaction:  # SQLite may have ended it on a full disk
+                self._connection.execute("ROLLBACK TO reliablepub_attempt")
+                self._connection.execute("RELEASE reliablepub_attempt")
+            if isinstance(error, sqlite3.IntegrityError):
+                raise Unreadable(f"{MISTYPED} (SQLite: {error})") from error
+            raise
+        self._connection.execute("RELEASE reliablepub_attempt")
 
     def check_room(self, size: int) -> None:
         """Check that the disk has room for messages of this size, and for the reserve."""
@@ -193,7 +212,9 @@ class SqliteDatabase:
     def within(self, connection: sqlite3.Connection, work: Callable[[Session], T]) -> T:
         """Run ``work`` through the application's connection, under the write lock."""
         return self._enqueuing.within(
-            connection, lambda cursor: work(self._session(cursor.connection))
+            connection,
+            lambda cursor: work(self._session(cursor.connection)),
+            adds_outbox=False,
         )
 
     def exposure(self) -> str:

@@ -20,7 +20,12 @@ from reliablepub.outbox.database import unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.rows import row_of
-from reliablepub.outbox.sqlite.connections import add_outbox, check_file, check_version
+from reliablepub.outbox.sqlite.connections import (
+    add_outbox,
+    check_file,
+    check_version,
+    lacks_outbox,
+)
 from reliablepub.outbox.sqlite.failures import raise_reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
@@ -31,6 +36,7 @@ from reliablepub.outbox.sqlite.transactions import begin_immediate, transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _SYNCHRONOUS_FULL: Final = 2
+_UNSAFE_JOURNALS: Final = ("off", "memory")
 T = TypeVar("T")
 
 
@@ -49,13 +55,23 @@ class Enqueuing:
     _checked: tuple[int, str] | None = field(default=None, init=False)
     """The process, and the name by which the connection knows the file: checked for `_place`."""
 
-    def within(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
+    def within(
+        self,
+        connection: sqlite3.Connection,
+        work: Callable[[sqlite3.Cursor], T],
+        *,
+        adds_outbox: bool = True,
+    ) -> T:
         """Run ``work`` through the caller's connection, in its open transaction if there is one.
 
-        If the database holds no outbox, one is added first.
+        Args:
+            connection: the caller's connection.
+            work: called with a cursor, under the write lock.
+            adds_outbox: whether to add an outbox first if the database holds none.
 
         Raises:
             ConfigurationError: the connection is to another file, or is not one of `sqlite3`.
+            NotAnOutbox: the database holds no outbox, and none is to be added.
             OutboxMoved: the file that the connection has open is no longer the one at the path.
             OutboxError: nothing was changed. A transaction that the caller had open is still open,
                 unless SQLite has ended it. No other one is left open.
@@ -70,7 +86,8 @@ class Enqueuing:
             connection.text_factory, connection.row_factory = str, None
             try:
                 with closing(connection.cursor()) as cursor:
-                    return self._within(cursor, work)
+                    cursor.row_factory = None  # a subclass may have set one
+                    return self._within(cursor, work, adds_outbox=adds_outbox)
             finally:
                 connection.text_factory, connection.row_factory = factories
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -79,13 +96,15 @@ class Enqueuing:
         finally:
             GATE.end_use(use)
 
-    def _within(self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T]) -> T:
+    def _within(
+        self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T], *, adds_outbox: bool
+    ) -> T:
         connection = cursor.connection
         self._check_same_file(cursor)
         is_theirs = connection.in_transaction
         if not is_theirs and _is_autocommit(connection):
             with transaction(connection, self.path):
-                self._have_tables(cursor, _version(cursor))
+                self._have_tables(cursor, _version(cursor), adds=adds_outbox)
                 done = work(cursor)
             self._check_place(cursor)
             return done
@@ -96,7 +115,7 @@ class Enqueuing:
             version = _version(cursor)
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:
-                self._have_tables(cursor, version)
+                self._have_tables(cursor, version, adds=adds_outbox)
                 done = work(cursor)
                 self._check_place(cursor)
             except BaseException:
@@ -152,8 +171,10 @@ class Enqueuing:
             remember_key(cursor, key, entry.id, message_id, entry.stored_at)
         return message_id
 
-    def _have_tables(self, cursor: sqlite3.Cursor, version: int | None) -> None:
-        """Check the version of the outbox; add it if the database has none."""
+    def _have_tables(self, cursor: sqlite3.Cursor, version: int | None, *, adds: bool) -> None:
+        """Check the version of the outbox. If the database has none, add it, or refuse that."""
+        if version is None and not adds:
+            raise lacks_outbox(self.path)
         if version is None:
             add_outbox(cursor, self.path)
         else:
@@ -210,7 +231,7 @@ class Enqueuing:
 
 
 def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Warn if commits of the caller's connection do not survive a power cut."""
+    """Warn if commits of the caller's connection do not survive a power cut, or a kill."""
     (synchronous,) = cursor.execute("PRAGMA synchronous").fetchone()
     if synchronous < _SYNCHRONOUS_FULL:
         LOGGER.warning(
@@ -218,6 +239,15 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
             "can undo its last commits, and with them messages; set it to FULL",
             path,
             ("OFF", "NORMAL")[synchronous],
+        )
+    (journal,) = cursor.execute("PRAGMA journal_mode").fetchone()
+    if journal in _UNSAFE_JOURNALS:
+        LOGGER.warning(
+            "the application's connection to outbox %s has PRAGMA journal_mode = %s: a process "
+            "that is killed during a commit damages the file, and messages can be lost; set it to "
+            "WAL",
+            path,
+            journal.upper(),
         )
 
 

@@ -13,11 +13,19 @@ INSERT INTO reliablepub_schema (version, applied_at) VALUES (?, ?);
 SELECT id, pid, (SELECT coalesce(max(intervention), 0) FROM reliablepub_interventions)
 FROM reliablepub_runs ORDER BY id DESC LIMIT 1;
 
+-- Statements that run on the connection of an application name the database, `main`. Otherwise SQLite
+-- would look first among its temporary tables: with AUTOINCREMENT they have a sqlite_sequence of
+-- their own. It would look last in the databases that the application has attached, where the tables
+-- of another outbox may be.
+
+-- The highest id ever assigned. Each id is counted as stored, so an application that empties
+-- sqlite_sequence, to number its own rows anew, causes no id to be assigned twice.
 -- name: last_id
-SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_messages';
+SELECT max(coalesce(max(seq), 0), coalesce((SELECT stored FROM main.reliablepub_ledger), 0))
+FROM main.sqlite_sequence WHERE name = 'reliablepub_messages';
 
 -- name: insert_message
-INSERT INTO reliablepub_messages (
+INSERT INTO main.reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
     due_at, nacked, returned, refused, uncertain, expires_at, ordering_key, refused_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
@@ -51,16 +59,17 @@ FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 -- name: has_confirmed
 SELECT 1 FROM reliablepub_confirmed WHERE confirmed_at <= :before LIMIT 1;
 
--- A key is known until `kept_until`, and as long as its message is open or parked.
+-- A key is known until `kept_until`, and as long as its message is open or parked. The cast keeps the
+-- application's converters away (`sqlite3.register_converter`).
 -- name: key
-SELECT message_id FROM reliablepub_keys AS k WHERE key = :key AND (
+SELECT CAST(message_id AS TEXT) FROM main.reliablepub_keys AS k WHERE key = :key AND (
     kept_until >= :now
-    OR EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
-    OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
+    OR EXISTS (SELECT 1 FROM main.reliablepub_messages AS m WHERE m.id = k.id)
+    OR EXISTS (SELECT 1 FROM main.reliablepub_parked AS p WHERE p.id = k.id)
 );
 
 -- name: remember_key
-INSERT OR REPLACE INTO reliablepub_keys (key, id, message_id, kept_until) VALUES (?, ?, ?, ?);
+INSERT OR REPLACE INTO main.reliablepub_keys (key, id, message_id, kept_until) VALUES (?, ?, ?, ?);
 
 -- name: reschedule
 UPDATE reliablepub_messages
@@ -189,23 +198,25 @@ RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 
 -- Takes the write lock by a write.
 -- name: lock_and_version
-UPDATE reliablepub_ledger SET stored = stored
-RETURNING (SELECT coalesce(max(version), 0) FROM reliablepub_schema);
+UPDATE main.reliablepub_ledger SET stored = stored
+RETURNING (SELECT coalesce(max(version), 0) FROM main.reliablepub_schema);
 
 -- Counts one new message, and returns the highest id before it.
 -- name: count_stored
-UPDATE reliablepub_ledger SET
+UPDATE main.reliablepub_ledger SET
     stored = stored + 1,
     open_bytes = CAST(max(0, open_bytes + :size) AS INTEGER)
-RETURNING (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_messages');
+RETURNING max(stored - 1, coalesce(
+    (SELECT max(seq) FROM main.sqlite_sequence WHERE name = 'reliablepub_messages'), 0
+));
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.
 --
 -- A flipped bit in the head of a row also changes the type of a value. Such a row can be read, but no
 -- statement can change or copy it, because the tables are STRICT. So the body is read as NULL, which
--- makes the row a damaged one, unless the texts are text and the body is a blob. Values of different
--- types are in order: numbers, then texts, then blobs; and `max` is NULL if one of them is.
+-- makes the row a damaged one, unless the texts are text and the body is a blob: HAS_CONTENT, which
+-- sql.py fills in, as HAS_NUMBERS.
 
 -- name: next_id_stored
 SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
@@ -216,8 +227,7 @@ SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    iif(is_first AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-        AND typeof(body) = 'blob', body, NULL),
+    iif(is_first AND HAS_CONTENT, body, NULL),
     expires_at, CAST(ordering_key AS BLOB),
     refused_at, size, is_first
 FROM (
@@ -247,8 +257,7 @@ SELECT 1 FROM reliablepub_messages AS m WHERE m.id = ? AND NOT EXISTS (
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    iif(max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-        AND typeof(body) = 'blob', body, NULL),
+    iif(HAS_CONTENT, body, NULL),
     expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages AS m
 WHERE m.id = (SELECT min(id) FROM reliablepub_messages WHERE ordering_key = :key)
@@ -277,21 +286,13 @@ UNION SELECT id FROM reliablepub_messages WHERE expires_at > :time_max;
 
 -- Rows that no statement can change or copy. Reads the whole table.
 -- name: mistyped
-SELECT id FROM reliablepub_messages WHERE coalesce(
-    max(
-        stored_at, nacked, returned, refused, uncertain, size, checksum,
-        coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
-    ) < ''
-    AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-    AND typeof(body) = 'blob', 0
-) = 0;
+SELECT id FROM reliablepub_messages WHERE coalesce(HAS_NUMBERS AND HAS_CONTENT, 0) = 0;
 
 -- name: message
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    iif(max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-        AND typeof(body) = 'blob', body, NULL),
+    iif(HAS_CONTENT, body, NULL),
     expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages WHERE id = ?;
 
@@ -362,12 +363,7 @@ DELETE FROM reliablepub_in_flight WHERE CASE WHEN json_valid(ids)
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
 WHERE id IN (SELECT id FROM reliablepub_in_flight_tags)
-AND max(
-    stored_at, nacked, returned, refused, uncertain, size, checksum,
-    coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
-) < ''
-AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
-AND typeof(body) = 'blob';
+AND HAS_NUMBERS AND HAS_CONTENT;
 
 -- name: remember_left_in_flight
 INSERT INTO reliablepub_attempts (
@@ -451,6 +447,9 @@ INSERT OR IGNORE INTO reliablepub_parked (
 -- name: sources
 SELECT name, position AS count FROM reliablepub_sources;
 
+-- name: keys
+SELECT key, id, message_id, kept_until FROM reliablepub_keys WHERE key > ? ORDER BY key LIMIT ?;
+
 -- name: tables_of_others
 SELECT 1 FROM sqlite_schema
 WHERE tbl_name NOT GLOB 'reliablepub_*' AND tbl_name NOT GLOB 'sqlite_*' LIMIT 1;
@@ -475,7 +474,8 @@ DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 100000
 -- Export and import.
 
 -- name: next_id
-SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages';
+SELECT 1 + max(coalesce(max(seq), 0), coalesce((SELECT stored FROM main.reliablepub_ledger), 0))
+FROM main.sqlite_sequence WHERE name = 'reliablepub_messages';
 
 -- The state of a message, and its shard: a file has one.
 -- name: state

@@ -25,11 +25,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import NO_CHANGE
-from reliablepub.outbox.rows import Unreadable, check, misfits
+from reliablepub.outbox.rows import Unreadable, check, is_time, misfits
 from reliablepub.outbox.sqlite.connections import absolute, check_file, looking, open_writer
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import check_side_files
@@ -316,7 +316,8 @@ class Salvaged:
         open: number of open messages copied; they are open in the new outbox.
         parked: number of parked and expired messages copied; they keep their state.
         broken: rows that were recognized as messages and are damaged.
-        has_sources: whether the positions of named sources could also be read and copied.
+        has_sources: whether the positions of named sources, and the deduplication keys, could also
+            be read and copied.
     """
 
     open: int
@@ -375,7 +376,8 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
         open=counts["salvage_open"],
         parked=counts["salvage_parked"],
         broken=tuple(broken[id_] for id_ in sorted(broken.keys() - intact)),
-        has_sources=_copy_sources(damaged, target, new),
+        has_sources=_copy_sources(damaged, target, new)
+        and _copy_keys(damaged, target, new, intact),
     )
 
 
@@ -476,3 +478,25 @@ def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
         with transaction(target, new):
             target.executemany(QUERIES["advance_source"], found)
     return found is not None
+
+
+def _copy_keys(damaged: Path, target: sqlite3.Connection, new: Path, copied: set[int]) -> bool:
+    """Copy deduplication keys as far as SQLite can read them; return whether it could read all.
+
+    Of a message that was not copied the id is left out: another message will get it.
+    """
+    page: list[tuple[Any, ...]] | None = [("",)]
+    while page:
+        after, page = page[-1][0], None
+        with suppress(OutboxError, sqlite3.Error), looking(damaged) as (connection, _):
+            page = connection.execute(QUERIES["keys"], (after, _BATCH)).fetchall()
+        keys = [
+            (key, id_ if id_ in copied else 0, message_id, kept_until)
+            for key, id_, message_id, kept_until in page or ()
+            if isinstance(key, str) and isinstance(message_id, str) and is_time(kept_until)
+        ]
+        with transaction(target, new):
+            target.executemany(QUERIES["remember_key"], keys)
+        if page and not (isinstance(page[-1][0], str) and page[-1][0] > after):
+            return False  # not in order: the next page could be this one again
+    return page is not None

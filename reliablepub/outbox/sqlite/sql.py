@@ -3,8 +3,8 @@
 Knows: how an insert of one row becomes one of many, and how rows become dictionaries. Must never
 know: what any statement means.
 
-SQL is put together from strings in three places, from constants only: `text_of_queries` fills in
-the expressions of a database, `of_rows` repeats the parameters of a row, and
+SQL is put together from strings in three places, from constants only: `text_of_queries` and
+`QUERIES` fill in expressions, `of_rows` repeats the parameters of a row, and
 ``outbox/admin/selection.py`` joins the conditions that an operator asks for. Values are always
 bound. Pragmas, ``BEGIN`` and ``COMMIT`` stand where they are used.
 """
@@ -41,6 +41,16 @@ def statements(text: str) -> Iterator[str]:
         raise ValueError(f"the script ends within a statement: {lines[0]!r}")
 
 
+# Whether the values of an open message have the types of their columns. SQLite orders numbers
+# before texts, and texts before blobs; `max` is NULL if one of its values is.
+_HAS_NUMBERS: Final = (
+    "max(stored_at, nacked, returned, refused, uncertain, size, checksum, "
+    "coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)) < ''"
+)
+_HAS_CONTENT: Final = (
+    "max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x'' "
+    "AND typeof(body) = 'blob'"
+)
 QUERIES: Final = named(
     text_of_queries(
         __package__,
@@ -48,6 +58,8 @@ QUERIES: Final = named(
         utc_of="datetime({}, 'unixepoch')",
         infinity="9e999",
     )
+    .replace("HAS_NUMBERS", _HAS_NUMBERS)
+    .replace("HAS_CONTENT", _HAS_CONTENT)
 )
 
 

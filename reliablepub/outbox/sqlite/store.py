@@ -31,7 +31,7 @@ from reliablepub.errors import (
     PublisherForked,
 )
 from reliablepub.outbox.database import NO_CHANGE
-from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.encryption import OutboxKeys, fingerprints
 from reliablepub.outbox.entry import (
     Attempt,
     Changes,
@@ -386,6 +386,7 @@ class SqliteStore:
         self._pid = os.getpid()
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
+        self._unparked: dict[int, str] = {}
         self._waited_before_s = 0.0
         self._steps = ClockSteps()
         self._next_rewrite_at = 0.0
@@ -490,6 +491,8 @@ class SqliteStore:
 
         If other processes have made the log long, restart it. Delete what was kept long enough.
         """
+        if self._unparked:
+            self._put_right()
         with self._reading as connection:
             trouble = self._shortage.look(connection)
             if not trouble:  # on a full disk, each commit moves the log
@@ -563,19 +566,25 @@ class SqliteStore:
         Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
         """
         if page.damaged or page.not_next:
-            damaged: list[DamagedRow] = []
-            with (
-                suppress(OutboxDiskFull, OutboxLocked),  # the rows stay as they are, unsent
-                self._writer as connection,
-                transaction(connection, self.path),
-            ):
-                self._check_owner(connection)
-                if page.damaged:
-                    damaged = park_damaged(connection, page.damaged, self._clock())
-                ids = ((id_,) for id_ in page.not_next)
-                connection.executemany(QUERIES["wait_for_key"], ids)
-            self._damaged += damaged
+            self._unparked |= page.damaged
+            self._put_right(page.not_next)
         return page.entries
+
+    def _put_right(self, not_next: Sequence[int] = ()) -> None:
+        """Park damaged rows, and clear the due times of rows that are not next of their key.
+
+        If that is not possible now, `relieve` tries again: nothing else would read a damaged row
+        of the backlog again.
+        """
+        damaged: list[DamagedRow] = []
+        with suppress(OutboxDiskFull, OutboxLocked), self._writer as connection:
+            with transaction(connection, self.path):
+                self._check_owner(connection)
+                if self._unparked:
+                    damaged = park_damaged(connection, self._unparked, self._clock())
+                connection.executemany(QUERIES["wait_for_key"], ((id_,) for id_ in not_next))
+            self._damaged += damaged
+            self._unparked = {}
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
@@ -638,7 +647,7 @@ class SqliteStore:
 
     def show(self, status: Mapping[str, object]) -> None:
         """Write the relay's status file. No decision depends on it."""
-        write_status_file(self.path, status)
+        write_status_file(self.path, {**status, "keys": fingerprints(self._keys)})
 
     def damaged(self) -> list[DamagedRow]:
         """Return the rows that were found damaged and parked since the last call."""
