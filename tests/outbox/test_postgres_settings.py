@@ -169,7 +169,7 @@ def test_a_relay_whose_turns_are_deleted_says_so(
 @pytest.mark.postgres
 def test_words_that_need_quotes_are_known(admin: psycopg.Connection) -> None:
     words = admin.execute("SELECT word FROM pg_get_keywords() WHERE catcode IN ('R', 'T')")
-    assert {word for (word,) in words} <= {*sql._RESERVED}
+    assert [word for (word,) in words if not sql._RESERVED.fullmatch(word)] == []
 
 
 @pytest.mark.postgres

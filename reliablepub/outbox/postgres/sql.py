@@ -24,17 +24,17 @@ VERSION: Final = 1
 """Version of the tables in schema.sql."""
 DEFAULT_SCHEMA: Final = "reliablepub"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_RESERVED: Final = """
-all analyse analyze and any array as asc asymmetric authorization binary both case cast check
-collate collation column concurrently constraint create cross current_catalog current_date
-current_role current_schema current_time current_timestamp current_user default deferrable
-desc distinct do else end except false fetch for foreign freeze from full grant group having
-ilike in initially inner intersect into is isnull join lateral leading left like limit
-localtime localtimestamp natural not notnull null offset on only or order outer overlaps
-placing primary references returning right select session_user similar some symmetric
-system_user table tablesample then to trailing true union unique user using variadic verbose
-when where window with
-""".split()
+_RESERVED: Final = re.compile(
+    r"all|analyse|analyze|and|any|array|as|asc|asymmetric|authorization|binary|both|case|cast|"
+    r"check|collate|collation|column|concurrently|constraint|create|cross|current_catalog|"
+    r"current_date|current_role|current_schema|current_time|current_timestamp|current_user|"
+    r"default|deferrable|desc|distinct|do|else|end|except|false|fetch|for|foreign|freeze|from|"
+    r"full|grant|group|having|ilike|in|initially|inner|intersect|into|is|isnull|join|lateral|"
+    r"leading|left|like|limit|localtime|localtimestamp|natural|not|notnull|null|offset|on|"
+    r"only|or|order|outer|overlaps|placing|primary|references|returning|right|select|"
+    r"session_user|similar|some|symmetric|system_user|table|tablesample|then|to|trailing|true|"
+    r"union|unique|user|using|variadic|verbose|when|where|window|with"
+)
 """Words that need quotes as the name of a schema."""
 _NAME: Final = re.compile(r"('reliablepub_'|\breliablepub_(\w*)|\brole_(\w*))")
 _ROLE: Final = "_enqueuer"
@@ -45,7 +45,7 @@ _VALUE: Final = re.compile(r"(?<!:):([a-z]\w*)")
 
 
 def check_schema(name: str) -> str:
-    """Return the name of a schema if it needs no quotes.
+    """Return the name of a schema if this library can use it.
 
     Raises:
         ConfigurationError: it has characters other than lower-case letters, digits and ``_``.
@@ -58,7 +58,7 @@ def check_schema(name: str) -> str:
 
 def within(schema: str, text: str) -> str:
     """Return SQL in which the names of tables are those of a schema."""
-    quoted = f'"{schema}"' if schema in _RESERVED else schema
+    quoted = f'"{schema}"' if _RESERVED.fullmatch(schema) else schema
 
     def named_in(found: re.Match[str]) -> str:
         if found[2] is None:
