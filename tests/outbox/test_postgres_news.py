@@ -18,6 +18,7 @@ from reliablepub import (
     Publisher,
 )
 from reliablepub.outbox.entry import HELD, Changes, Entry, Release
+from reliablepub.outbox.postgres import store as store_module
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
@@ -270,6 +271,34 @@ def test_lost_commits_are_noticed_after_a_turn_that_was_cut_off(
     )
     with pytest.raises(OutboxError, match="has lost commits"):
         own.changed_elsewhere()
+
+
+# ---------------------------------------------------------------------------- large commits
+
+
+def test_a_commit_of_many_large_messages_is_several_statements(
+    own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL ends a connection that sends 1 GiB in one statement."""
+    monkeypatch.setattr(store_module, "PART_BYTES", 3_000)
+    transact = Link.transact
+    counts: list[int] = []
+
+    def measure(link: Link, steps: Any) -> Any:
+        inserted = [values["bodies"] for name, values in steps if name.startswith("insert_")]
+        counts.extend(map(len, inserted))
+        return transact(link, steps)
+
+    monkeypatch.setattr(Link, "transact", measure)
+    lengths = (1_000, 1_000, 5_000, 10, 1_000, 1_000, 1_000)
+    new = [entry(body=bytes(length)) for length in lengths]
+    new += [entry(body=bytes(length), ordering_key=f"k-{length}") for length in (2_000, 2_500)]
+    assert own.commit(Changes(new=new)).counters.stored == 9
+    assert counts == [2, 1, 3, 1, 1, 1]
+    found, _ = own.read_ready(1, 99, **ALL)
+    assert [(one.id, len(one.message.body)) for one in found] == [
+        (one.id, len(one.message.body)) for one in new
+    ]
 
 
 # ---------------------------------------------------------------------------- lost answers

@@ -49,6 +49,7 @@ from reliablepub.outbox.entry import (
     Snapshot,
     Touched,
     new_id,
+    size_of,
 )
 from reliablepub.outbox.postgres import rows
 from reliablepub.outbox.postgres.ownership import (
@@ -90,6 +91,8 @@ from reliablepub.outbox.rows import (
     tags_of,
 )
 
+PART_BYTES: Final = 64 * 1024 * 1024
+"""Most bytes of new messages in one statement."""
 _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
 _NEXT: Final = object()
@@ -442,11 +445,11 @@ class PostgresStore:
             yield "step_retries", by
             yield "step_deadlines", by
         plain, others = divided(changes.new)
-        if plain:
-            values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in plain))
+        for part in _parts(plain):
+            values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in part))
             yield self._of_turn("insert_plain_messages", mine | values)
-        if others:
-            values = arrays(rows.FULL, (row_of(entry, self._keys) for entry in others))
+        for part in _parts(others):
+            values = arrays(rows.FULL, (row_of(entry, self._keys) for entry in part))
             yield self._of_turn("insert_messages", mine | values)
         for name, count in changes.sources.items():
             yield "advance_source", {"name": name, "count": count}
@@ -855,6 +858,26 @@ class PostgresStore:
             )
         if self._is_closed:
             raise OutboxError(f"outbox {self._server} is closed")
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Divide new entries into parts of at most `PART_BYTES`, unless a single message is larger.
+
+    PostgreSQL ends a connection whose client sends 1 GiB in one statement.
+    """
+    if sum(map(size_of, entries)) <= PART_BYTES:
+        if entries:
+            yield entries
+        return
+    part: list[Entry] = []
+    size = 0
+    for entry in entries:
+        size += size_of(entry)
+        if part and size > PART_BYTES:
+            yield part
+            part, size = [], size_of(entry)
+        part.append(entry)
+    yield part
 
 
 def _on_disk(snapshot: str, xmax: int) -> str:
