@@ -170,7 +170,7 @@ def test_a_lookup_that_fails_leaves_a_commit_unsure(
 ) -> None:
     """The commit was executed, its answer is lost, and so is the answer to the question."""
     link = own._link
-    transact, rows = link.transact, link.rows
+    transact, read = link.transact, link.read
 
     def cut(steps: Any) -> Any:
         monkeypatch.setattr(link, "transact", transact)
@@ -181,13 +181,13 @@ def test_a_lookup_that_fails_leaves_a_commit_unsure(
     def refuse(name: str, *values: Any) -> Any:
         if name == "turns_since":
             raise OutboxLocked("a statement timeout")
-        return rows(name, *values)
+        return read(name, *values)
 
     monkeypatch.setattr(link, "transact", cut)
-    monkeypatch.setattr(link, "rows", refuse)
+    monkeypatch.setattr(link, "read", refuse)
     with pytest.raises(OutboxUnsure):
         own.commit(Changes(new=[entry()]))
-    monkeypatch.setattr(link, "rows", rows)
+    monkeypatch.setattr(link, "read", read)
     own.commit(Changes(new=[entry()]))
     assert own.snapshot().counters.stored == 2
     assert_counted(url)

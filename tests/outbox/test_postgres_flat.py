@@ -58,6 +58,14 @@ INSERT INTO reliablepub.attempts (
 SELECT 1000000 + n, 'm', 1, '1-1', n, 'refused', 312, 'NO_ROUTE', 'not written'
 FROM generate_series(1, 20000) AS n
 """
+TURNS = """
+INSERT INTO reliablepub.turns
+SELECT
+    shard, -n, run, token, at, is_free, stored, confirmed, parked, expired, discarded, open_bytes,
+    intervention, seen, backend
+FROM reliablepub.turns, generate_series(1, 20000) AS n
+WHERE turn = (SELECT max(turn) FROM reliablepub.turns)
+"""
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,20 @@ def test_counts_do_not_depend_on_the_backlog(
         long_one.commit()
     with closing(outbox_at(postgres_outbox)) as database, database.reading() as session:
         assert next(iter(session.rows("ledger")))["stored"] == 20_011
+
+
+def test_counts_do_not_depend_on_the_turns_that_a_long_transaction_keeps(
+    postgres_outbox: str, statements: list[Explained]
+) -> None:
+    with psycopg.connect(postgres_outbox) as long_one:
+        long_one.execute("SELECT pg_current_xact_id()")
+        with closing(PostgresStore(Server.of(postgres_outbox))) as store:
+            with psycopg.connect(postgres_outbox) as application:
+                application.execute(TURNS)
+                application.execute("DELETE FROM reliablepub.turns WHERE turn < 0")
+            del statements[:]
+            store._link.read("ledger", {})
+            assert max(one.pages for one in statements) < 100
 
 
 def test_retention_does_not_depend_on_the_backlog_or_on_what_was_deleted(

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from reliablepub.message import Message
 from reliablepub.outbox import history
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
@@ -30,6 +31,16 @@ DAY_S = 86_400.0
 RUNS = """
 INSERT INTO reliablepub.runs (shard, pid, host, started_at)
 SELECT %s, 1, 'host', 1.0 FROM generate_series(1, %s)
+"""
+ATTEMPTS = """
+INSERT INTO reliablepub.attempts
+    (id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence)
+SELECT n, '', 1.0, '1-1', n, 'refused', 0, '', 'not written' FROM generate_series(1, %s) AS n
+"""
+INTERVENTIONS = """
+INSERT INTO reliablepub.interventions
+    (id, message_id, exchange, routing_key, at, action, person, note)
+SELECT 100 + n, '', '', '', 1.0, 'discard', '', '' FROM generate_series(1, %s) AS n
 """
 
 
@@ -66,6 +77,11 @@ def opened(url: str, clock: Clock, **settings: Any) -> closing[PostgresStore]:
 def sql(url: str, query: str) -> list[tuple[Any, ...]]:
     with closing(psycopg.connect(url)) as connection:
         return connection.execute(query.encode()).fetchall()
+
+
+def run(url: str, statement: str, values: tuple[object, ...]) -> None:
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        connection.execute(statement.encode(), values)
 
 
 def count(url: str, table: str) -> int:
@@ -215,6 +231,64 @@ def test_there_is_one_pass_an_hour(
         monkeypatch.setattr(time, "monotonic", lambda: later)
         store.relieve()
         assert count(url, "attempts") == 0
+
+
+def test_a_relay_that_starts_leaves_old_history_to_the_passes(
+    url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To delete ten million old rows in its first turn would take minutes."""
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    monkeypatch.setattr(history, "PAGE", 2)
+    run(url, ATTEMPTS, (5,))
+    run(url, INTERVENTIONS, (5,))
+    with opened(url, clock) as store:
+        assert (count(url, "attempts"), count(url, "interventions")) == (5, 5)
+        left = []
+        for _ in range(4):
+            store.relieve()
+            left.append((count(url, "attempts"), count(url, "interventions")))
+        assert left == [(3, 3), (1, 1), (0, 1), (0, 1)], "the newest intervention stays"
+
+
+# ---------------------------------------------------------------------------- keys
+
+
+def test_a_relay_forgets_the_overdue_keys_of_messages_that_are_gone(
+    url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    monkeypatch.setattr(retention, "KEYS_LOOK_S", 0.0)
+    monkeypatch.setattr(history, "PAGE", 2)
+    outbox = Outbox(url)
+    for key in "abcdefg":
+        outbox.enqueue(b"", key=key)
+    clock.now = time.time()
+    intervene(outbox_at(url), [2], Intervention(Action.PARK))
+    with opened(url, clock) as store:
+        entries, _ = store.read_ready(1, store.snapshot().last_id, limit=9, bytes_max=10**9)
+        store.commit(Changes(confirmed=entries[:-1]))
+        clock.now += 6 * DAY_S
+        store.relieve()
+        assert count(url, "keys") == 7
+        clock.now += 2 * DAY_S
+        with closing(psycopg.connect(url)) as enqueuer:
+            enqueuer.execute("SELECT 1 FROM reliablepub.keys WHERE key = 'c' FOR UPDATE")
+            for _ in range(6):
+                store.relieve()
+            assert sql(url, "SELECT key FROM reliablepub.keys ORDER BY key") == [
+                ("b",),
+                ("c",),
+                ("g",),
+            ]
+        store.relieve()
+        assert sql(url, "SELECT key FROM reliablepub.keys ORDER BY key") == [("b",), ("g",)]
+        turn = sql(url, "SELECT max(turn) FROM reliablepub.turns")
+        clock.now += 6 * DAY_S
+        store.relieve()
+        assert sql(url, "SELECT max(turn) FROM reliablepub.turns") == turn, "nothing is overdue"
+    assert count(url, "keys") == 2, "of an open and a parked message"
+    assert outbox.enqueue(Message(b"", message_id="new"), key="a") == "new"
+    assert outbox.enqueue(Message(b"", message_id="second"), key="b") != "second"
 
 
 # ---------------------------------------------------------------------------- what is no trouble

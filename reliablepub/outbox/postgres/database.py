@@ -30,6 +30,7 @@ from reliablepub.outbox.postgres.server import (
     Pool,
     Server,
     check_texts,
+    emptied,
     is_cut_off,
     outbox_error,
     reported,
@@ -82,6 +83,7 @@ class PostgresSession:
         self, connection: psycopg.Connection[Any], server: Server, *, allows_loss: bool
     ) -> None:
         self._connection = connection
+        self._server = server
         self._schema = server.schema
         self._allows_loss = allows_loss
         self._turns: dict[int, int] = {}  # by shard
@@ -112,6 +114,8 @@ class PostgresSession:
         token, until = new_id(), time.monotonic() + _TAKING_S
         while (turn := self._take_turn(len(self._turns), token, until)) is not None:
             self._turns[len(self._turns)] = turn
+        if not self._turns:
+            raise emptied(self._server)
 
     def _take_turn(self, shard: int, token: str, until: float) -> int | None:
         """Take the next turn of a shard; None if there is no such shard.

@@ -12,13 +12,20 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from reliablepub.errors import OutboxError, OutboxUnreachable, OutboxUnsure
+from reliablepub.errors import (
+    ConfigurationError,
+    OutboxError,
+    OutboxLocked,
+    OutboxUnreachable,
+    OutboxUnsure,
+)
 from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
@@ -81,13 +88,17 @@ class Enqueuing:
             self._check_limits(link, entry, limits)
             name, values = _statement(link, entry, key, keys)
             if connection is None:
-                stored = self._store(link, entry, (name, values))
-                known = [] if stored else link.rows("first_with_key", values)
-                return _first(entry, known[0] if known else ())
+                return _stored_or_first(
+                    entry,
+                    lambda: bool(self._store(link, entry, (name, values))),
+                    lambda: next(iter(link.rows("first_with_key", values)), ()),
+                )
         texts = named(self._server.schema)
-        if execute(connection, texts[name], values):
-            return _first(entry, ())
-        return _first(entry, execute(connection, texts["first_with_key"], {"key": key}))
+        return _stored_or_first(
+            entry,
+            lambda: bool(execute(connection, texts[name], values)),
+            lambda: execute(connection, texts["first_with_key"], {"key": key}),
+        )
 
     def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
         failure: OutboxError | None = None
@@ -148,13 +159,29 @@ def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | Non
     return "enqueue_once", values | {"key": key, "kept_until": kept_until}
 
 
-def _first(entry: Entry, found: tuple[Any, ...]) -> str:
-    """Return the id of the message that has the key: this message if no other was found."""
-    if found:
-        (first,) = found
-        return first.decode() if isinstance(first, bytes) else str(first)
+def _stored_or_first(entry: Entry, store: Callable[[], bool], first: Callable[[], Row]) -> str:
+    """Return the id of the message that has the key: this message if it was stored.
+
+    Args:
+        entry: the message.
+        store: stores it; returns whether it did. If not, another message has the key.
+        first: returns the row of the message that has the key, or an empty one: the key may have
+            been forgotten since, and then the message must be stored.
+
+    Raises:
+        OutboxLocked: the key was stored and forgotten each time.
+    """
     assert entry.message.message_id is not None
-    return entry.message.message_id
+    for _ in range(_TRIES):
+        if store():
+            return entry.message.message_id
+        if found := first():
+            (known,) = found
+            return known.decode() if isinstance(known, bytes) else str(known)
+    raise OutboxLocked(
+        f"message {entry.message.message_id} was not stored: other processes keep storing and "
+        "cancelling messages with its key; try again"
+    )
 
 
 _ASYNC: Final = ("asyncpg.", "sqlalchemy.ext.asyncio.")
@@ -185,6 +212,11 @@ def execute(
         return tuple(connection.execute(of(text), values).first() or ())
     with _cursor(connection) as cursor:
         if values is None:
+            if _is_pipelined(connection):
+                raise ConfigurationError(
+                    "the connection is in pipeline mode, which runs no script; create the outbox "
+                    "before or after the pipeline"
+                )
             cursor.execute(text)
             return ()
         cursor.execute(for_dbapi(text), values)
@@ -206,14 +238,30 @@ def execute_text(
         found = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
         return [tuple(row) for row in found] if found.returns_rows else []
     with _cursor(connection) as cursor:
-        cursor.execute(text)
+        if _is_pipelined(connection):
+            # Only after a sync does psycopg know whether there are rows.
+            with connection.pipeline() as pipeline:
+                cursor.execute(text)
+                pipeline.sync()
+        else:
+            cursor.execute(text)
         rows = cursor.fetchall() if cursor.description else []
         return [tuple(row.values() if isinstance(row, dict) else row) for row in rows]
+
+
+def _is_pipelined(connection: Any) -> bool:  # noqa: ANN401 - of any library
+    """Whether it is a connection of psycopg within ``with connection.pipeline()``."""
+    return (
+        isinstance(connection, psycopg.Connection)
+        and connection.pgconn.pipeline_status != psycopg.pq.PipelineStatus.OFF
+    )
 
 
 def _cursor(connection: Any) -> Any:  # noqa: ANN401 - of any library
     """Return a cursor that returns rows as tuples, as far as the library lets its caller choose."""
     if isinstance(connection, psycopg.Connection):
+        if issubclass(connection.cursor_factory, psycopg.RawCursor):  # has no values by name
+            return psycopg.Cursor(connection, row_factory=tuple_row)
         return connection.cursor(row_factory=tuple_row)
     return connection.cursor()
 

@@ -25,18 +25,21 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 import psycopg
 
 from reliablepub.errors import OutboxInUse
-from reliablepub.outbox.postgres.server import Link, Row, outbox_error
+from reliablepub.outbox.postgres.server import Link, Row, emptied, outbox_error
 
 BEAT_S: Final = 0.8
 EXPIRY_S: Final = 3.0
 CUT_OFF_S: Final = 0.5
 _LOOK_S: Final = 0.1
+_LOCKED_MAX: Final = 3
+"""How often to wait for a lock on the next turn of a shard, 5 s each time."""
 KEPT_TURNS: Final = 1_000
 """Number of turns that are kept besides the newest one."""
 
@@ -81,8 +84,11 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
     begun = time.monotonic()
     first_seen: dict[int, bytes] = {}
     linked_at: dict[int, float] = {}
+    locked: Counter[int] = Counter()
     while True:
         newest = link.rows("newest_turns")
+        if not newest:
+            raise emptied(link.server)
         now_s = time.monotonic()
         lived = 0
         for shard, turn, _, is_free, at, age_s, is_cut_off in newest:
@@ -91,12 +97,16 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
             if shard not in linked_at or not is_cut_off:
                 linked_at[shard] = now_s
             if is_free or is_silent or now_s - linked_at[shard] > CUT_OFF_S:
-                run = _take(link, shard, turn, token, now)
-                if run is not None:
-                    return Ownership(shard, run, turn + 1, len(newest))
-            lived += has_moved and not is_cut_off
+                try:
+                    run = _take(link, shard, turn, token, now)
+                except psycopg.errors.LockNotAvailable:
+                    locked[shard] += 1
+                else:
+                    if run is not None:
+                        return Ownership(shard, run, turn + 1, len(newest))
+            lived += (has_moved and not is_cut_off) or locked[shard] >= _LOCKED_MAX
         if lived == len(newest):
-            raise _in_use(link, newest)
+            raise _held_up(link, max(locked)) if +locked else _in_use(link, newest)
         time.sleep(_LOOK_S)
 
 
@@ -104,7 +114,10 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | No
     """Take the turn after another one, and return the run that it begins.
 
     Returns:
-        None if another process was faster, or holds a lock on the turn.
+        None if another process was faster.
+
+    Raises:
+        LockNotAvailable: another transaction has inserted the turn, and has not ended.
     """
     names = {"pid": os.getpid(), "host": socket.gethostname(), "now": now, "shard": shard}
     [(run,)] = link.rows("begin_run", names)
@@ -113,10 +126,20 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | No
         values["backend"] = link.backend
         link.transact([link.settings(), ("take_over", values)])
     except psycopg.Error as error:
-        if is_lost_turn(error) or isinstance(error, psycopg.errors.LockNotAvailable):
+        if is_lost_turn(error):
             return None
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            raise
         raise outbox_error(link.server, error) from error
     return int(run)
+
+
+def _held_up(link: Link, shard: int) -> OutboxInUse:
+    return OutboxInUse(
+        f"outbox {link.server}: a transaction holds the next turn of shard {shard}, and does not "
+        "end: that of an operator, of an application that cancels or reschedules a message, or of "
+        "a relay that starts; look for it in pg_stat_activity and pg_prepared_xacts"
+    )
 
 
 def _in_use(link: Link, newest: list[Row]) -> OutboxInUse:

@@ -81,10 +81,14 @@ SELECT
 
 -- Each statement of a relay finds its rows by an index. When a backlog has just grown, statistics are
 -- missing or old, and the planner would read the whole table for each page. A timeout of the user may
--- be shorter than the count of all messages that came while no relay ran.
+-- be shorter than the count of all messages that came while no relay ran. Rows that a policy hides from
+-- the user would stay in the outbox: with `row_security` off, reading them is an error. A read must not
+-- wait for as long as a `VACUUM FULL` takes: callers of the relay wait for its thread.
 -- name: by_index
 SELECT
     set_config('statement_timeout', '0', true),
+    set_config('lock_timeout', '5000', true),
+    set_config('row_security', 'off', true),
     set_config('enable_seqscan', 'off', true),
     set_config('enable_bitmapscan', 'off', true),
     set_config('enable_sort', 'off', true),
@@ -215,6 +219,28 @@ WITH gone AS (
 )
 SELECT count(*) FROM gone;
 
+-- name: oldest_key
+SELECT min(kept_until) FROM reliablepub_keys WHERE kept_until >= :since;
+
+-- Forgets overdue keys, and keeps those of open or parked messages for longer. Enqueuers and the relays
+-- of other shards may hold some of them.
+-- name: forget_overdue_keys
+WITH overdue AS (
+    SELECT key, id FROM reliablepub_keys WHERE kept_until >= :since AND kept_until < :now
+    ORDER BY kept_until LIMIT :limit FOR UPDATE SKIP LOCKED
+),
+prolonged AS (
+    UPDATE reliablepub_keys AS k SET kept_until = :until FROM overdue AS o
+    WHERE k.key = o.key AND (
+        EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = o.id)
+        OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id)
+    )
+)
+DELETE FROM reliablepub_keys AS k USING overdue AS o
+WHERE k.key = o.key
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = o.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id);
+
 -- Old rows can wait if another process has locked them, as the relay of another shard that deletes them.
 -- name: wait_briefly
 SELECT set_config('lock_timeout', '20', true);
@@ -315,13 +341,14 @@ gone AS (
         :at::double precision, 'parked', 'refused', 0, g.reason, m.nacked, m.returned, m.refused,
         m.uncertain, m.size, m.checksum, m.body, m.expires_at, m.ordering_key
 ),
-put AS (INSERT INTO reliablepub_parked SELECT * FROM gone RETURNING id, message_id, exchange, routing_key, reply_text),
-counted AS (
-    UPDATE reliablepub_turns SET parked = parked + n, open_bytes = open_bytes - gone_size
-    FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
-    WHERE shard = :shard AND turn = :turn
-)
-SELECT * FROM put ORDER BY id;
+put AS (INSERT INTO reliablepub_parked SELECT * FROM gone)
+UPDATE reliablepub_turns SET parked = parked + n, open_bytes = open_bytes - gone_size
+FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
+WHERE shard = :shard AND turn = :turn;
+
+-- name: damaged
+SELECT id, message_id, exchange, routing_key, reply_text FROM reliablepub_parked
+WHERE id = ANY (:ids::bigint[]) ORDER BY id;
 
 -- name: reschedule
 UPDATE reliablepub_messages AS m SET

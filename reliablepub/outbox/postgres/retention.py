@@ -1,11 +1,11 @@
 """Retention: finds what was kept for long enough, a little at a time.
 
-Knows: kept confirmed messages, history, how often to look for old rows. Must never know: turns,
-open or parked messages.
+Knows: kept confirmed messages, history, deduplication keys, how often to look for old rows. Must
+never know: turns, open or parked messages.
 
 A commit that confirms messages also deletes old ones that were kept. `Retention` finds what is
-left: old history, and kept messages of a relay that confirms nothing. It only reads, so a relay
-writes nothing if nothing is old.
+left: old history and keys, and kept messages of a relay that confirms nothing. It only reads, so a
+relay writes nothing if nothing is old.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, Final
 
 from reliablepub.outbox import history
+from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.postgres.server import Link, Step
 from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
 
@@ -22,6 +23,8 @@ LOOK_S: Final = 1.0
 """Seconds from one look to the next."""
 PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes, or twice as many as it confirms if that is more."""
+KEYS_LOOK_S: Final = 60.0
+"""Seconds to the next look for overdue keys after one that found none."""
 DELETING_S: Final = 0.02
 """Seconds after which a look deletes no more."""
 _LATE_S: Final = 5.0
@@ -52,6 +55,7 @@ class Retention:
         self.is_pruning = keep_confirmed_s > 0 or bool(link.rows("any_kept"))
         self._look_at = 0.0
         self._since, self._pass_at = -inf, 0.0
+        self._keys_since, self._keys_at = -inf, 0.0
         self._passes = history.Passes()
         self._found: dict[str, dict[str, Any]] = {}
 
@@ -75,7 +79,7 @@ class Retention:
             an empty list if nothing is old.
         """
         has_kept = self.is_pruning and self._has_kept(self._before(now))
-        old = self._old_history(now - ATTEMPTS_RETENTION_S)
+        old = [*self._old_history(now - ATTEMPTS_RETENTION_S), *self._old_keys(now)]
         return [_BRIEFLY, *old, self.prune(now)] if has_kept or old else []
 
     def has_deleted(self) -> None:
@@ -99,6 +103,19 @@ class Retention:
         """Return the deletion of the next page of each table, unless it has no old rows."""
         self._found = self._passes.old(self._page_of, before, time.monotonic())
         return [(f"forget_{kind}_between", values) for kind, values in self._found.items()]
+
+    def _old_keys(self, now: float) -> list[Step]:
+        """Return the deletion of the next overdue keys, unless there are none."""
+        if (monotonic := time.monotonic()) < self._keys_at:
+            return []
+        # `since` skips keys that were deleted: see `oldest_kept`.
+        [(oldest,)] = self._link.read("oldest_key", {"since": self._keys_since})
+        if oldest is None or oldest >= now:
+            self._keys_since, self._keys_at = -inf, monotonic + KEYS_LOOK_S
+            return []
+        self._keys_since = oldest
+        values = {"since": oldest, "now": now, "until": now + KEYS_KEPT_S, "limit": history.PAGE}
+        return [("forget_overdue_keys", values)]
 
     def _page_of(self, name: str, page: dict[str, Any]) -> tuple[int | None, float]:
         [(last, oldest)] = self._link.read(name, page)

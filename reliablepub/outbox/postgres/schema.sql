@@ -6,6 +6,9 @@
 -- An open message is in `messages`, a parked or expired one in `parked`. A confirmed message is in
 -- neither, and is only counted. A row moves in one transaction, with its id and its count.
 --
+-- Names of messages have the collation "C", which sorts by bytes. Other collations change with the
+-- operating system, and an index that is sorted by an earlier version finds some rows no more.
+--
 -- No row is updated repeatedly: while a long transaction anywhere in the cluster keeps old row
 -- versions alive, each update of such a row would cost more than the previous one.
 
@@ -62,12 +65,12 @@ CREATE TABLE reliablepub_messages (
     returned integer NOT NULL DEFAULT 0,
     refused integer NOT NULL DEFAULT 0,
     uncertain integer NOT NULL DEFAULT 0,
-    message_id text NOT NULL,
-    exchange text NOT NULL,
-    routing_key text NOT NULL,
+    message_id text COLLATE "C" NOT NULL,
+    exchange text COLLATE "C" NOT NULL,
+    routing_key text COLLATE "C" NOT NULL,
     properties text NOT NULL DEFAULT '{{}}',
     body bytea NOT NULL,
-    ordering_key text
+    ordering_key text COLLATE "C"
 ) WITH (
     -- Most rows exist for a moment. Only a vacuum makes their space available to the next ones.
     autovacuum_vacuum_scale_factor = 0,
@@ -97,9 +100,9 @@ WHERE ordering_key IS NOT NULL;
 CREATE TABLE reliablepub_parked (
     id bigint PRIMARY KEY,
     shard integer NOT NULL,
-    message_id text NOT NULL,
-    exchange text NOT NULL,
-    routing_key text NOT NULL,
+    message_id text COLLATE "C" NOT NULL,
+    exchange text COLLATE "C" NOT NULL,
+    routing_key text COLLATE "C" NOT NULL,
     properties text NOT NULL,
     stored_at double precision NOT NULL,
     parked_at double precision NOT NULL,
@@ -115,7 +118,7 @@ CREATE TABLE reliablepub_parked (
     checksum bigint NOT NULL,
     body bytea NOT NULL,
     expires_at double precision,
-    ordering_key text,
+    ordering_key text COLLATE "C",
     is_skipped integer NOT NULL DEFAULT 0
 );
 
@@ -146,9 +149,9 @@ EXECUTE FUNCTION reliablepub_release_key();
 CREATE TABLE reliablepub_attempts (
     attempt bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id bigint NOT NULL,
-    message_id text NOT NULL,
+    message_id text COLLATE "C" NOT NULL,
     at double precision NOT NULL,
-    epoch text NOT NULL,
+    epoch text COLLATE "C" NOT NULL,
     tag bigint NOT NULL,
     outcome text NOT NULL,
     reply_code integer NOT NULL,
@@ -162,7 +165,7 @@ CREATE UNIQUE INDEX attempts_of_message ON reliablepub_attempts (id, epoch, tag,
 -- [[first id, count], ...] in the order of the tags.
 CREATE TABLE reliablepub_in_flight (
     shard integer NOT NULL,
-    epoch text NOT NULL,
+    epoch text COLLATE "C" NOT NULL,
     first_tag bigint NOT NULL,
     count integer NOT NULL CHECK (count > 0),
     ids text NOT NULL,
@@ -218,7 +221,7 @@ CREATE TABLE reliablepub_runs (
 
 -- Number of messages ever stored from a replayable source, which continues after them.
 CREATE TABLE reliablepub_sources (
-    name text PRIMARY KEY,
+    name text COLLATE "C" PRIMARY KEY,
     position bigint NOT NULL CHECK (position >= 0)
 );
 
@@ -226,10 +229,10 @@ CREATE TABLE reliablepub_sources (
 CREATE TABLE reliablepub_confirmed (
     id bigint PRIMARY KEY,
     confirmed_at double precision NOT NULL,
-    message_id text NOT NULL,
-    exchange text NOT NULL,
-    routing_key text NOT NULL,
-    ordering_key text,
+    message_id text COLLATE "C" NOT NULL,
+    exchange text COLLATE "C" NOT NULL,
+    routing_key text COLLATE "C" NOT NULL,
+    ordering_key text COLLATE "C",
     properties text NOT NULL,
     stored_at double precision NOT NULL,
     size integer NOT NULL,
@@ -240,9 +243,9 @@ CREATE INDEX confirmed_by_time ON reliablepub_confirmed (confirmed_at);
 
 -- Deduplication keys of callers: a second message with a known key is not stored.
 CREATE TABLE reliablepub_keys (
-    key text PRIMARY KEY,
+    key text COLLATE "C" PRIMARY KEY,
     id bigint NOT NULL,
-    message_id text NOT NULL,
+    message_id text COLLATE "C" NOT NULL,
     kept_until double precision NOT NULL
 );
 CREATE INDEX keys_by_time ON reliablepub_keys (kept_until);
@@ -252,9 +255,9 @@ CREATE INDEX keys_by_time ON reliablepub_keys (kept_until);
 CREATE TABLE reliablepub_interventions (
     intervention bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id bigint NOT NULL,
-    message_id text NOT NULL,
-    exchange text NOT NULL,
-    routing_key text NOT NULL,
+    message_id text COLLATE "C" NOT NULL,
+    exchange text COLLATE "C" NOT NULL,
+    routing_key text COLLATE "C" NOT NULL,
     at double precision NOT NULL,
     action text NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute', 'skip')),
     person text NOT NULL,
@@ -372,6 +375,8 @@ FROM newest AS n CROSS JOIN LATERAL pg_snapshot_xip(n.seen) AS x (xid) CROSS JOI
     SELECT size FROM reliablepub_messages WHERE shard = n.shard AND run IS NULL AND xid = x.xid OFFSET 0
 ) AS m;
 
+-- The newest turn of each shard is found by the index: enqueuers with a limit read this view often, and
+-- a long transaction keeps old turns.
 CREATE VIEW reliablepub_ledger AS
 SELECT
     (stored + n)::bigint AS stored, confirmed::bigint, parked::bigint, expired::bigint, discarded::bigint,
@@ -380,7 +385,10 @@ FROM (
     SELECT
         sum(stored) AS stored, sum(confirmed) AS confirmed, sum(parked) AS parked,
         sum(expired) AS expired, sum(discarded) AS discarded, sum(open_bytes) AS open_bytes
-    FROM (SELECT DISTINCT ON (shard) * FROM reliablepub_turns ORDER BY shard, turn DESC) AS t
+    FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+    CROSS JOIN LATERAL (
+        SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+    ) AS t
 ) AS counted,
 (SELECT count(*) AS n, coalesce(sum(size), 0) AS size FROM reliablepub_uncounted) AS new;
 

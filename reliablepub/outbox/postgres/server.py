@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg import errors as pg
@@ -65,16 +65,15 @@ class Server:
             ConfigurationError: the URL or the name of the schema cannot be used.
         """
         try:
-            parts = urlsplit(url)
-            given = dict(
-                parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-            )
+            scheme, user, place, query = _parts(url.strip())
+            query = query.replace("+", "%2B")  # which is no space in libpq's URLs
+            given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
             schema = check_schema(given.pop("schema", DEFAULT_SCHEMA))
             patience = dict(_PATIENCE)
-            if "," in parts.netloc or "," in given.get("host", ""):
+            if "," in place.partition("/")[0] or "," in given.get("host", ""):
                 patience["target_session_attrs"] = "read-write"  # of several hosts, the primary
             query = urlencode(patience | given | _TEXTS, quote_via=quote)
-            conninfo = f"{parts.scheme}://{parts.netloc}{parts.path}?{query}"
+            conninfo = f"{scheme}://{user}{place}?{query}"
             psycopg.conninfo.conninfo_to_dict(conninfo)
         except (ValueError, psycopg.Error) as error:
             if isinstance(error, ConfigurationError):
@@ -85,8 +84,9 @@ class Server:
 
     def __str__(self) -> str:
         """The address without user and password."""
-        parts = urlsplit(self.url)
-        place = f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        _, _, place, _ = _parts(self.url)
+        hosts, slash, database = place.partition("/")
+        place = f"postgresql://{hosts.rpartition('@')[2]}{slash}{database}"
         return place if self.schema == DEFAULT_SCHEMA else f"{place}?schema={self.schema}"
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -100,6 +100,19 @@ class Server:
         # Text as bytes: the checksum covers them, and a message is decoded once.
         connection.adapters.register_loader("text", ByteaBinaryLoader)
         return connection
+
+
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """Divide a URL as libpq does: scheme, user with ``@``, hosts with the database, parameters.
+
+    A password may have ``#`` and ``?``, which end a part of other URLs.
+    """
+    scheme, _, rest = url.partition("://")
+    user, at, place = rest.partition("@")
+    if not at or "/" in user:
+        user, at, place = "", "", rest
+    place, _, query = place.partition("?")
+    return scheme, user + at, place, query
 
 
 IDLE_MAX: Final = 8
@@ -151,11 +164,25 @@ def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
     if isinstance(error, pg.InsufficientPrivilege):
         return OutboxError(f"outbox {server}: {text}; see `reliablepub outbox create --roles`")
     if is_cut_off(error) or state.startswith((*_REFUSED, *_READ_ONLY)):
-        remedy = "; is it a replica? name the primary, or all hosts" if state in _READ_ONLY else ""
+        remedy = ""
+        if state in _READ_ONLY:
+            remedy = (
+                "; is it a replica? name the primary, or all hosts; otherwise, set "
+                "default_transaction_read_only = off for the user"
+            )
         return OutboxUnreachable(f"outbox {server} cannot be reached: {text}{remedy}")
     if state.startswith(_LOCKED):
         return OutboxLocked(f"outbox {server}: nothing was changed, try again ({text})")
     return OutboxError(f"outbox {server}: nothing was changed ({text})")
+
+
+def emptied(server: Server) -> NotAnOutbox:
+    """The error for an outbox whose tables do not have the rows that it was created with."""
+    return NotAnOutbox(
+        f"outbox {server}: a row that every outbox has is missing from the table turns or outbox: "
+        "another program has emptied the table, or a row-level policy hides the row; restore the "
+        f"table, or drop the schema {server.schema} and create the outbox again"
+    )
 
 
 Row = tuple[Any, ...]
@@ -306,6 +333,19 @@ class Link:
         return self._connection is not None
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the connection can run the next statement.
+
+        It cannot after an exception of a signal handler, such as Celery's `SoftTimeLimitExceeded`,
+        has interrupted a statement: its result would still come.
+        """
+        connection = self._connection
+        return (
+            connection is not None
+            and connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        )
+
+    @property
     def backend(self) -> int:
         """The server process of the connection, or a number that PgBouncer has made up.
 
@@ -337,7 +377,10 @@ class Link:
     def _check_version(self) -> None:
         # Not again if it fails: behind a PgBouncer, a server that is down lets no statement pass.
         with reported(self.server):
-            [(version, self.allows_loss, self._is_lossy)] = self._run("outbox", {})
+            found = self._run("outbox", {})
+        if not found:
+            raise emptied(self.server)
+        [(version, self.allows_loss, self._is_lossy)] = found
         if version != VERSION:
             known = f"this library knows {VERSION}"
             raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
@@ -381,7 +424,7 @@ class Pool:
         try:
             yield link
         finally:
-            if link.is_open and len(self._idle) < IDLE_MAX:
+            if link.is_idle and len(self._idle) < IDLE_MAX:
                 self._idle.append(link)
             else:
                 link.close()

@@ -24,12 +24,28 @@ VERSION: Final = 1
 """Version of the tables in schema.sql."""
 DEFAULT_SCHEMA: Final = "reliablepub"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_TABLE: Final = re.compile(r"\breliablepub_(\w*)")
+_RESERVED: Final = re.compile(
+    r"all|analyse|analyze|and|any|array|as|asc|asymmetric|authorization|binary|both|case|cast|"
+    r"check|collate|collation|column|concurrently|constraint|create|cross|current_catalog|"
+    r"current_date|current_role|current_schema|current_time|current_timestamp|current_user|"
+    r"default|deferrable|desc|distinct|do|else|end|except|false|fetch|for|foreign|freeze|from|"
+    r"full|grant|group|having|ilike|in|initially|inner|intersect|into|is|isnull|join|lateral|"
+    r"leading|left|like|limit|localtime|localtimestamp|natural|not|notnull|null|offset|on|"
+    r"only|or|order|outer|overlaps|placing|primary|references|returning|right|select|"
+    r"session_user|similar|some|symmetric|system_user|table|tablesample|then|to|trailing|true|"
+    r"union|unique|user|using|variadic|verbose|when|where|window|with"
+)
+"""Words that need quotes as the name of a schema."""
+_NAME: Final = re.compile(r"('reliablepub_'|\breliablepub_(\w*)|\brole_(\w*))")
+_ROLE: Final = "_enqueuer"
+"""The longest suffix of a role."""
+_NAME_MAX: Final = 63
+"""Characters of a name in PostgreSQL."""
 _VALUE: Final = re.compile(r"(?<!:):([a-z]\w*)")
 
 
 def check_schema(name: str) -> str:
-    """Return the name of a schema if it needs no quotes.
+    """Return the name of a schema if this library can use it.
 
     Raises:
         ConfigurationError: it has characters other than lower-case letters, digits and ``_``.
@@ -42,7 +58,14 @@ def check_schema(name: str) -> str:
 
 def within(schema: str, text: str) -> str:
     """Return SQL in which the names of tables are those of a schema."""
-    return _TABLE.sub(lambda found: f"{schema}.{found[1]}" if found[1] else schema, text)
+    quoted = f'"{schema}"' if _RESERVED.fullmatch(schema) else schema
+
+    def named_in(found: re.Match[str]) -> str:
+        if found[2] is None:
+            return f"'{schema}'" if found[3] is None else f"{schema}_{found[3]}"
+        return f"{quoted}.{found[2]}" if found[2] else quoted
+
+    return _NAME.sub(named_in, text)
 
 
 def creation(schema: str, *, shards: int = 1, allows_loss: bool = False) -> str:
@@ -52,8 +75,16 @@ def creation(schema: str, *, shards: int = 1, allows_loss: bool = False) -> str:
 
 
 def roles(schema: str) -> str:
-    """Return the SQL that creates roles with the least privileges for an outbox."""
-    return within(schema, text_of(__package__, "roles.sql")).replace("role_", f"{schema}_")
+    """Return the SQL that creates roles with the least privileges for an outbox.
+
+    Raises:
+        ConfigurationError: the schema's name leaves no room for the names of the roles, which
+            PostgreSQL would cut off.
+    """
+    if len(schema + _ROLE) > _NAME_MAX:
+        room = _NAME_MAX - len(_ROLE)
+        raise ConfigurationError(f"schema {schema!r} has more than {room} characters for its roles")
+    return within(schema, text_of(__package__, "roles.sql"))
 
 
 @cache

@@ -49,6 +49,7 @@ from reliablepub.outbox.entry import (
     Snapshot,
     Touched,
     new_id,
+    size_of,
 )
 from reliablepub.outbox.postgres import rows
 from reliablepub.outbox.postgres.ownership import (
@@ -67,12 +68,12 @@ from reliablepub.outbox.postgres.server import (
     Server,
     Step,
     check_texts,
+    emptied,
     is_cut_off,
     outbox_error,
     reported,
 )
 from reliablepub.outbox.rows import (
-    ATTEMPTS_RETENTION_S,
     ID_MAX,
     LEFT_IN_FLIGHT,
     PASSED_MAX,
@@ -90,6 +91,8 @@ from reliablepub.outbox.rows import (
     tags_of,
 )
 
+PART_BYTES: Final = 64 * 1024 * 1024
+"""Most bytes of new messages in one statement."""
 _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
 _NEXT: Final = object()
@@ -171,10 +174,11 @@ class PostgresStore:
         self._pid = os.getpid()
         self._is_closed = self._is_changed = self._has_followed = self._is_ledger_old = False
         self._damaged: list[DamagedRow] = []
+        self._unfit: dict[int, str] = {}  # ids of damaged rows that are not parked yet: the reasons
         self._link = Link(server)
         self._token = new_id()
         self._commits = 0
-        self._unsure: tuple[str, list[int]] | None = None
+        self._unsure: dict[str, list[int]] = {}
         try:
             owned = take_over(self._link, self._token, clock())
             self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
@@ -196,7 +200,6 @@ class PostgresStore:
         [(is_restored,)] = self._link.read("is_restored", at | {"turn": self._turn})
         count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_restored else []
         left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
-        before = {"before": now - ATTEMPTS_RETENTION_S}
         self._take_turn(
             [
                 *count,
@@ -204,8 +207,6 @@ class PostgresStore:
                 ("count_left_in_flight", at),
                 ("remember_left_in_flight", at | left),
                 ("clear_in_flight", at),
-                ("forget_old_attempts", before),
-                ("forget_old_interventions", before),
                 ("forget_old_runs", at | {"run": self._run}),
                 ("rebase_retries", at | {"now": now}),
                 self._of_turn("beat"),
@@ -249,12 +250,12 @@ class PostgresStore:
         """Read the current ledger and highest id. Other processes may have stored entries."""
         try:
             self._look()
+            if self._is_ledger_old:  # a turn of this relay reads what operators have counted
+                with suppress(Intervened, OutboxLocked):
+                    self._take_turn([])
         except OutboxError:
             self._is_changed = True  # a change was the reason for this call
             raise
-        if self._is_ledger_old:  # a turn of this relay reads what operators have counted
-            with suppress(Intervened, OutboxLocked):
-                self._take_turn([])
         late, self._seen.late = tuple(self._seen.late), []
         return replace(self._snapshot(), late=late)
 
@@ -265,12 +266,17 @@ class PostgresStore:
             OutboxInUse: another relay has taken over.
         """
         self._check_usable()
-        is_changed, self._is_changed = self._look() or self._is_changed, False
+        self._is_changed |= self._look()  # kept if what follows fails: no later look finds it
         # After a reconnect, other processes see that the connection of the last turn has ended.
         is_reconnected = self._link.connections != self._turn_by
         if is_reconnected or time.monotonic() - self._turn_at > BEAT_S:
             with suppress(Intervened):
                 self._take_turn([])
+        if self._unfit:
+            with suppress(Intervened):
+                self._park_damaged()
+                self._is_changed = True  # so that the relay asks for `damaged`
+        is_changed, self._is_changed = self._is_changed, False
         return is_changed
 
     def may_have_changed(self) -> bool:
@@ -292,19 +298,24 @@ class PostgresStore:
             "xip": xip.split(",") if xip else [],
             "last_id": seen.last_id,
         }
-        [(turn, run, intervention, text, *found, may_be_lost)] = self._link.read("look", values)
+        looked = self._link.read("look", values)
+        if not looked:
+            raise emptied(self._server)
+        [(turn, run, intervention, text, *found, may_be_lost)] = looked
         count, size, last_id, late, last_xid = found
         if count and may_be_lost:
             self._flush()
         self._follow(turn, run, intervention)
+        is_changed = self._has_followed or count > 0
+        if self._has_followed:
+            [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
+        # Nothing fails from here on: what this look has found is found only once.
+        self._has_followed = False
         seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
         seen.count, seen.size = seen.count + count, seen.size + size
-        if is_changed := self._has_followed:
-            [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
-            self._has_followed = False
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
-        return is_changed or count > 0
+        return is_changed
 
     def _flush(self) -> None:
         """Bring to disk what others have committed with ``synchronous_commit = off``.
@@ -328,12 +339,14 @@ class PostgresStore:
                 f"outbox {self._server} was taken over by process {pid} on {host.decode()}; this "
                 "relay stops"
             )
-        if turn < self._turn and self._unsure is None:
+        if turn < self._turn:
             raise OutboxError(
                 f"outbox {self._server} has lost commits: its last turn is {turn}, and this relay "
                 f"has committed {self._turn}; did the database fail over to a replica that lagged? "
                 "Start the relay again, and compare what applications have stored"
             )
+        if turn > self._turn and self._unsure:
+            self._settle_unsure(self._turns_since(self._turn + 1))
         self._has_followed |= turn > self._turn
         self._is_ledger_old |= turn > self._turn
         self._turn = turn
@@ -371,15 +384,28 @@ class PostgresStore:
             for entry in changes.new:
                 entry.id = 0
             raise
-        released = results[len(results) - len(changes.released) :]
-        for release, result in zip(changes.released, released, strict=False):
-            _released(release, result)
-        for release in changes.released:
-            if release.is_counted:
-                release.left = self._count_held(release)
         if changes.new:
             self._seen.last_id = max(self._seen.last_id, changes.new[-1].id)
+        self._tell_released(changes.released, results)
         return self._snapshot()
+
+    def _tell_released(
+        self, released: Sequence[Release], results: Sequence[list[Row]] | None
+    ) -> None:
+        """Set what was released; the statements of the releases were the last of the turn."""
+        if results is None:  # more entries may be held: let the relay release again
+            for release in released:
+                release.count, release.last = release.limit, release.after
+        else:
+            first = len(results) - len(released)
+            for release, result in zip(released, results[first:], strict=True):
+                _released(release, result)
+        for release in released:
+            if release.is_counted:
+                try:
+                    release.left = self._count_held(release)
+                except OutboxError:  # the turn is committed: the relay reckons without this count
+                    release.is_counted = False
 
     def _draw_ids(self, new: Sequence[Entry]) -> None:
         """Set the ids of new entries: their encryption and their tags in flight need them."""
@@ -419,11 +445,11 @@ class PostgresStore:
             yield "step_retries", by
             yield "step_deadlines", by
         plain, others = divided(changes.new)
-        if plain:
-            values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in plain))
+        for part in _parts(plain):
+            values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in part))
             yield self._of_turn("insert_plain_messages", mine | values)
-        if others:
-            values = arrays(rows.FULL, (row_of(entry, self._keys) for entry in others))
+        for part in _parts(others):
+            values = arrays(rows.FULL, (row_of(entry, self._keys) for entry in part))
             yield self._of_turn("insert_messages", mine | values)
         for name, count in changes.sources.items():
             yield "advance_source", {"name": name, "count": count}
@@ -450,8 +476,13 @@ class PostgresStore:
         """Return a statement that changes the counts of the next turn."""
         return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
 
-    def _take_turn(self, steps: Sequence[Step], new_ids: Sequence[int] = ()) -> list[list[Row]]:
-        """Commit statements as the next turn; return the rows of each.
+    def _take_turn(
+        self, steps: Sequence[Step], new_ids: Sequence[int] = ()
+    ) -> list[list[Row]] | None:
+        """Commit statements as the next turn.
+
+        Returns:
+            the rows of each statement; None if the answer of the server was lost.
 
         Args:
             steps: the statements.
@@ -475,7 +506,7 @@ class PostgresStore:
                 try:
                     if is_lost_turn(error):
                         if self._has_committed(token):
-                            return []
+                            return None
                         continue
                 except (OutboxUnreachable, OutboxLocked) as unreadable:
                     failure = unreadable
@@ -512,6 +543,7 @@ class PostgresStore:
             self._forgotten = self._turn - 1 - KEPT_TURNS
         self._seen.intervention = newest.intervention
         self._seen.count = self._seen.size = 0
+        self._unsure.clear()  # this turn has their number
         self._counters = newest.counters
         self._is_ledger_old = False
 
@@ -522,16 +554,10 @@ class PostgresStore:
             Intervened: an operator has taken it, and changed messages.
             OutboxInUse: another relay has taken it.
         """
-        values = {"shard": self._shard, "turn": self._turn + 1}
-        since = [_Turn(*row) for row in self._link.rows("turns_since", values)]
+        since = self._turns_since(self._turn + 1)
         newest = since[-1] if since else self._newest_turn()
-        taken_by = since[0].token.decode() if since else None
-        is_own = taken_by == token
-        if self._unsure is not None and taken_by == self._unsure[0]:
-            # Its callers got `OutboxUnsure`. Its messages are stored, and not in memory.
-            ids = self._unsure[1]
-            self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
-        self._unsure = None
+        is_own = bool(since) and since[0].token.decode() == token
+        self._settle_unsure(since)
         if is_own:
             self._turn += 1
         self._follow(newest.turn, newest.run, newest.intervention)
@@ -541,13 +567,32 @@ class PostgresStore:
             raise Intervened
         return is_own
 
+    def _settle_unsure(self, since: Sequence[_Turn]) -> None:
+        """Find out which of the turns that were cut off has committed, by the turn in their place.
+
+        The callers of its messages got `OutboxUnsure`. They are stored, and not in memory.
+
+        Args:
+            since: the turns after the last one that this relay knows. All cut-off turns have the
+                number of the first of them.
+        """
+        ids = self._unsure.get(since[0].token.decode(), []) if since else []
+        self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
+        self._unsure.clear()
+
+    def _turns_since(self, turn: int) -> list[_Turn]:
+        values = {"shard": self._shard, "turn": turn}
+        return [_Turn(*row) for row in self._link.read("turns_since", values)]
+
     def _newest_turn(self) -> _Turn:
-        [newest] = self._link.rows("newest_turn", {"shard": self._shard})
-        return _Turn(*newest)
+        found = self._link.read("newest_turn", {"shard": self._shard})
+        if not found:
+            raise emptied(self._server)
+        return _Turn(*found[0])
 
     def _cut_off(self, error: OutboxError, token: str, new_ids: Sequence[int]) -> OutboxError:
         """Record a turn that may have been committed; return the error to raise."""
-        self._unsure = token, list(new_ids)
+        self._unsure[token] = list(new_ids)
         if not new_ids:
             return error  # recording outcomes again changes nothing
         return OutboxUnsure(
@@ -584,7 +629,7 @@ class PostgresStore:
         until = time.monotonic() + DELETING_S
         steps = self._retention.look(self._clock())
         while steps:
-            *_, pruned = self._take_turn(steps) or [[]]
+            *_, pruned = self._take_turn(steps) or [[]]  # none if the answer was lost
             self._retention.has_deleted()
             is_more = pruned == [(PRUNED_MIN,)] and time.monotonic() < until
             steps = [steps[0], steps[-1]] if is_more else []
@@ -712,21 +757,25 @@ class PostgresStore:
 
         Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
         """
-        steps: list[Step] = []
-        if page.damaged:
-            words = [reason.replace("\0", "\ufffd") for reason in page.damaged.values()]
-            reasons = {"ids": list(page.damaged), "reasons": words}
-            steps.append(self._of_turn("park_damaged", reasons | {"at": self._clock()}))
-        if page.not_next:
-            steps.append(("wait_for_key", {"ids": page.not_next}))
-        if steps:
-            # If this fails, the rows are not changed and not sent.
-            with suppress(OutboxDiskFull, OutboxLocked, OutboxUnreachable, Intervened):
-                parked = self._take_turn(steps)
-                for id_, *texts in parked[0] if page.damaged and parked else ():
-                    decoded = (text.decode(errors="replace") for text in texts)
-                    self._damaged.append(DamagedRow(id_, *decoded))
+        self._unfit.update(page.damaged)
+        # If this fails, the rows are not changed and not sent.
+        with suppress(OutboxDiskFull, OutboxLocked, OutboxUnreachable, Intervened):
+            self._park_damaged()
+            if page.not_next:
+                self._take_turn([("wait_for_key", {"ids": page.not_next})])
         return page.entries
+
+    def _park_damaged(self) -> None:
+        """Park the rows that were found damaged. If this fails, the next look does it."""
+        if not self._unfit:
+            return
+        words = [reason.replace("\0", "\ufffd") for reason in self._unfit.values()]
+        values = {"ids": list(self._unfit), "reasons": words, "at": self._clock()}
+        self._take_turn([self._of_turn("park_damaged", values)])
+        for id_, *texts in self._link.read("damaged", {"ids": values["ids"]}):
+            decoded = (text.decode(errors="replace") for text in texts)
+            self._damaged.append(DamagedRow(id_, *decoded))
+        self._unfit.clear()
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
@@ -757,7 +806,7 @@ class PostgresStore:
 
     def touched(self) -> list[Touched]:
         """Return interventions in messages since the last call, or since the store was opened."""
-        found = self._link.rows("touched", {"seen": self._touched})
+        found = self._link.read("touched", {"seen": self._touched})
         touched = []
         for number, id_, *texts, is_open, is_kept, may_have_arrived in found:
             self._touched = max(self._touched, number)
@@ -809,6 +858,26 @@ class PostgresStore:
             )
         if self._is_closed:
             raise OutboxError(f"outbox {self._server} is closed")
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Divide new entries into parts of at most `PART_BYTES`, unless a single message is larger.
+
+    PostgreSQL ends a connection whose client sends 1 GiB in one statement.
+    """
+    if sum(map(size_of, entries)) <= PART_BYTES:
+        if entries:
+            yield entries
+        return
+    part: list[Entry] = []
+    size = 0
+    for entry in entries:
+        size += size_of(entry)
+        if part and size > PART_BYTES:
+            yield part
+            part, size = [], size_of(entry)
+        part.append(entry)
+    yield part
 
 
 def _on_disk(snapshot: str, xmax: int) -> str:

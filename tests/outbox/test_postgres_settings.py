@@ -1,0 +1,240 @@
+"""Outboxes in PostgreSQL amid what administrators do: locks, policies, emptied tables, names."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from reliablepub import (
+    ConfigurationError,
+    Message,
+    NotAnOutbox,
+    Outbox,
+    OutboxError,
+    OutboxInUse,
+    OutboxLocked,
+    OutboxUnreachable,
+    Publisher,
+)
+from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.postgres import ownership, sql
+from reliablepub.outbox.postgres.database import create_outbox
+from reliablepub.outbox.postgres.server import Server
+from reliablepub.outbox.postgres.store import PostgresStore
+from reliablepub.testing import FakeBroker
+from tests.outbox.conftest import Make
+from tests.postgres import PostgresServer
+from tests.waiting import until
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def url(postgres_outbox: str) -> str:
+    return postgres_outbox
+
+
+@pytest.fixture
+def admin(url: str) -> Iterator[psycopg.Connection]:
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        yield connection
+
+
+# ---------------------------------------------------------------------------- locks
+
+
+@pytest.mark.postgres
+def test_a_relay_whose_table_is_locked_says_so_and_refuses_messages(url: str) -> None:
+    """VACUUM FULL, for instance. Callers must not hang for as long as that takes."""
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("orders")
+        publisher.publish(b"", routing_key="orders").result(20)
+        with closing(psycopg.connect(url)) as locking:
+            locking.execute("LOCK TABLE reliablepub.messages")
+            until(lambda: "locked" in publisher.status.trouble, timeout_s=15)
+            with pytest.raises(OutboxLocked):
+                publisher.publish(b"", routing_key="orders")
+            locking.rollback()
+        deadline = time.monotonic() + 15
+        while True:
+            try:
+                publisher.publish(b"", routing_key="orders").result(20)
+                break
+            except OutboxLocked:
+                assert time.monotonic() < deadline
+        assert publisher.status.trouble == ""
+
+
+@pytest.mark.postgres
+def test_a_relay_starts_or_says_that_a_transaction_holds_its_turn(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prepared transaction that was forgotten would hold it for ever."""
+    monkeypatch.setattr(ownership, "_LOCKED_MAX", 1)
+    outbox = Outbox(url)
+    outbox.enqueue(Message(b""), key="k")
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            PostgresStore(Server.of(url)).close()
+        except OutboxInUse as error:
+            failures.append(error)
+
+    with closing(psycopg.connect(url)) as application:
+        application.tpc_begin("forgotten")
+        outbox.cancel("k", connection=application)
+        application.tpc_prepare()
+        starting = threading.Thread(target=start)
+        starting.start()
+        starting.join(12)
+        application.tpc_rollback()
+        starting.join()
+    assert "pg_prepared_xacts" in str(failures)
+    PostgresStore(Server.of(url)).close()
+
+
+# ---------------------------------------------------------------------------- policies
+
+
+@pytest.mark.postgres
+def test_a_policy_that_hides_messages_from_the_relay_is_an_error(
+    url: str, admin: psycopg.Connection, postgres_server: PostgresServer
+) -> None:
+    admin.execute(sql.roles("reliablepub").encode())
+    admin.execute("CREATE ROLE hidden_relay LOGIN IN ROLE reliablepub_relay")
+    name = url.rpartition("/")[2]
+    own = postgres_server.url_of(name, user="hidden_relay")
+    try:
+        with closing(PostgresStore(Server.of(own))) as store:
+            admin.execute("ALTER TABLE reliablepub.messages ENABLE ROW LEVEL SECURITY")
+            Outbox(url).enqueue(Message(b""))
+            with pytest.raises(OutboxError, match="row-level security"):
+                store.changed_elsewhere()
+        admin.execute("ALTER TABLE reliablepub.outbox ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(NotAnOutbox, match="policy"):
+            PostgresStore(Server.of(own))
+    finally:
+        admin.execute("DROP OWNED BY hidden_relay, reliablepub_relay")
+        admin.execute("DROP OWNED BY reliablepub_enqueuer, reliablepub_reader")
+        admin.execute("DROP ROLE hidden_relay, reliablepub_relay")
+        admin.execute("DROP ROLE reliablepub_enqueuer, reliablepub_reader")
+
+
+@pytest.mark.postgres
+def test_a_user_who_may_only_read_is_told_why(url: str, admin: psycopg.Connection) -> None:
+    name = admin.info.dbname
+    admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
+    with Outbox(url) as outbox:
+        with pytest.raises(OutboxUnreachable, match="default_transaction_read_only"):
+            outbox.enqueue(Message(b""))
+        assert outbox.status().open == 0
+
+
+# ---------------------------------------------------------------------------- emptied tables
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("table", ["turns", "outbox"])
+def test_an_outbox_whose_tables_were_emptied_is_refused(
+    url: str, admin: psycopg.Connection, table: str
+) -> None:
+    """As test suites empty all tables between two tests."""
+    admin.execute(f"TRUNCATE reliablepub.{table}".encode())
+    with pytest.raises(NotAnOutbox, match="has emptied the table"):
+        PostgresStore(Server.of(url))
+    with Outbox(url) as outbox, pytest.raises(NotAnOutbox, match="has emptied the table"):
+        outbox.retry([1])
+
+
+@pytest.mark.postgres
+def test_a_relay_whose_turns_are_deleted_says_so(
+    url: str, admin: psycopg.Connection, entry: Make
+) -> None:
+    with closing(PostgresStore(Server.of(url))) as own:
+        admin.execute("TRUNCATE reliablepub.turns")
+        with pytest.raises(NotAnOutbox, match="has emptied the table"):
+            own.changed_elsewhere()
+        with pytest.raises(NotAnOutbox, match="has emptied the table"):
+            own.commit(Changes(new=[entry()]))
+
+
+# ---------------------------------------------------------------------------- names
+
+
+@pytest.mark.postgres
+def test_words_that_need_quotes_are_known(admin: psycopg.Connection) -> None:
+    words = admin.execute("SELECT word FROM pg_get_keywords() WHERE catcode IN ('R', 'T')")
+    assert [word for (word,) in words if not sql._RESERVED.fullmatch(word)] == []
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("schema", ["user", "order", "role_a_reliablepub_b", "values"])
+def test_a_schema_may_have_any_name(postgres_url: str, schema: str) -> None:
+    url = f"{postgres_url}?schema={schema}"
+    create_outbox(Server.of(url))
+    outbox = Outbox(url)
+    outbox.create()
+    with closing(psycopg.connect(postgres_url)) as app:
+        outbox.enqueue(Message(b"1", routing_key="orders"))
+        outbox.enqueue(Message(b"2", routing_key="orders"), connection=app)
+        outbox.enqueue(Message(b"3", ordering_key="k", not_before=LATER), key="k", connection=app)
+        app.commit()
+        outbox.cancel("k", connection=app)
+        app.commit()
+        app.execute(sql.roles(schema).encode())
+        roles = [f"{schema}_{name}" for name in ("enqueuer", "relay", "reader")]
+        for role in roles:
+            query = "SELECT has_schema_privilege(%s, %s, 'USAGE')"
+            assert app.execute(query, (role, schema)).fetchone() == (True,)
+        app.rollback()
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("orders")
+        assert publisher.flush(20)
+        assert sorted(message.body for message in broker.messages("orders")) == [b"1", b"2"]
+    assert outbox.status().open == 0
+    assert not outbox.audit().differences
+
+
+def test_a_schema_whose_roles_would_be_cut_off_has_none() -> None:
+    assert f"{'a' * 54}_enqueuer" in sql.roles("a" * 54)
+    with pytest.raises(ConfigurationError, match="54 characters"):
+        sql.roles("a" * 55)
+
+
+@pytest.mark.parametrize(
+    ("url", "password", "name"),
+    [
+        ("postgresql://u@h/d?password=a+b#c", "a+b#c", "postgresql://h/d"),
+        ("postgresql://u:5432#s?e@h/d", "5432#s?e", "postgresql://h/d"),
+        ("postgresql://u:a%2Bb%23@h/d?schema=x", "a+b#", "postgresql://h/d?schema=x"),
+        ("postgresql://u:a,b@h/d\n", "a,b", "postgresql://h/d"),
+    ],
+)
+def test_a_password_may_have_any_character(url: str, password: str, name: str) -> None:
+    server = Server.of(url)
+    known = psycopg.conninfo.conninfo_to_dict(server.url)
+    assert (known["password"], known["host"], known["dbname"]) == (password, "h", "d")
+    assert "target_session_attrs" not in known
+    assert str(server) == name
+
+
+# ---------------------------------------------------------------------------- collations
+
+
+@pytest.mark.postgres
+def test_no_index_depends_on_the_collations_of_the_operating_system(
+    admin: psycopg.Connection,
+) -> None:
+    """A new version of them makes such an index wrong: messages of a key would not be found."""
+    query = """
+        SELECT indexrelid::regclass::text FROM pg_index, unnest(indcollation) AS c (used)
+        WHERE indrelid IN (
+            SELECT oid FROM pg_class WHERE relnamespace = 'reliablepub'::regnamespace
+        ) AND c.used NOT IN (0, 'pg_catalog."C"'::regcollation)
+    """
+    assert admin.execute(query).fetchall() == []
