@@ -22,7 +22,9 @@ from celery.utils.objects import FallbackContext
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import Exchange as KombuExchange
 from kombu import Queue as KombuQueue
+from kombu import binding as KombuBinding  # noqa: N812 - it is a class
 from kombu.common import Broadcast
+from kombu.entity import INTERNAL_EXCHANGE_PREFIX
 from kombu.exceptions import LimitExceeded
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.native_delayed_delivery import (
@@ -140,7 +142,7 @@ def topology(app: Celery) -> Topology:
 
     Celery's own producer declares the queue of each task. With an outbox the relay declares them
     when it connects, so that tasks are routed even before a worker has ever started. A queue named
-    only in a call that sends a task is declared by its worker.
+    only in ``task_routes`` or in a call that sends a task is declared by its worker.
 
     Args:
         app: the application, whose ``task_queues`` or default queue are returned.
@@ -149,15 +151,24 @@ def topology(app: Celery) -> Topology:
     queues: list[Queue] = []
     bindings: list[Binding] = []
     for queue in app.amqp.queues.values():
-        if queue.exchange.name:
-            exchanges[queue.exchange.name] = _exchange(queue.exchange)
+        if queue.no_declare:
+            continue
+        bound = _bindings_of(queue)
+        for exchange in (one.exchange for one in bound):
+            if not _is_theirs(exchange):
+                exchanges[exchange.name] = _exchange(exchange)
         if queue.exclusive or isinstance(queue, Broadcast):
             continue  # its consumer declares it
         options = {name: getattr(queue, name) for name in _OPTIONS}
         arguments = to_rabbitmq_queue_arguments(queue.queue_arguments or {}, **options)
         queues.append(Queue(queue.name, queue.durable, queue.auto_delete, arguments))
-        bindings += _bindings(queue)
+        bindings += [_binding(queue.name, one) for one in bound]
     return Topology(tuple(exchanges.values()), tuple(queues), tuple(bindings))
+
+
+def _is_theirs(exchange: KombuExchange) -> bool:
+    """Whether an exchange exists without Celery, which never declares it: ``amq.topic``."""
+    return bool(exchange.no_declare) or exchange.name.startswith(INTERNAL_EXCHANGE_PREFIX)
 
 
 def _exchange(exchange: KombuExchange) -> Exchange:
@@ -170,12 +181,16 @@ def _exchange(exchange: KombuExchange) -> Exchange:
     )
 
 
-def _bindings(queue: KombuQueue) -> list[Binding]:
-    if not queue.exchange.name:
-        return []
-    arguments = queue.binding_arguments or {}
-    key = queue.routing_key or ""
-    return [Binding(queue.exchange.name, queue.name, routing_key=key, arguments=arguments)]
+def _bindings_of(queue: KombuQueue) -> list[KombuBinding]:
+    main = KombuBinding(queue.exchange, queue.routing_key, queue.binding_arguments)
+    return [one for one in (main, *queue.bindings) if one.exchange and one.exchange.name]
+
+
+def _binding(queue: str, bound: KombuBinding) -> Binding:
+    arguments = bound.arguments or {}
+    return Binding(
+        bound.exchange.name, queue, routing_key=bound.routing_key or "", arguments=arguments
+    )
 
 
 def _check_broker(app: Celery) -> None:

@@ -21,7 +21,7 @@ from celery import Celery, chain, chord, group, signals
 from celery.beat import Scheduler, Service
 from celery.exceptions import Retry
 from celery.schedules import crontab
-from kombu import Exchange, Queue
+from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 from kombu.transport.native_delayed_delivery import (
     bind_queue_to_native_delayed_delivery_exchange,
@@ -618,3 +618,25 @@ def test_the_relay_declares_what_celery_would(fake_broker: FakeBroker, path: Pat
         app.tasks["add"].apply_async((1,), queue=queue.name)
         assert fake_broker.messages(queue.name)
     kombu.pools.reset()
+
+
+def test_the_relay_declares_each_binding_and_nothing_that_celery_would_not(path: Path) -> None:
+    app = make_app(NOWHERE)
+    events = Exchange("events", type="topic")
+    app.conf.task_queues = [
+        Queue("several", [binding(events, "a.#"), binding(events, "b.#", {"x-match": "all"})]),
+        Queue("theirs", Exchange("theirs"), "theirs", no_declare=True),
+        Queue("built in", Exchange("amq.topic", type="topic"), "x.#"),
+        Queue("of them", Exchange("fixed", type="topic", no_declare=True), "y.#"),
+    ]
+    declared = topology(app)
+    default = app.conf.task_default_queue
+    assert {each.name for each in declared.queues} == {"several", "built in", "of them"}
+    assert {each.name for each in declared.exchanges} == {"events", default}
+    assert {(each.exchange, each.queue, each.routing_key) for each in declared.bindings} == {
+        ("events", "several", "a.#"),
+        ("events", "several", "b.#"),
+        (default, "several", default),
+        ("amq.topic", "built in", "x.#"),
+        ("fixed", "of them", "y.#"),
+    }
