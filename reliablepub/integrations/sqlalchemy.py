@@ -9,11 +9,10 @@ transaction, or of the savepoint it was enqueued in, removes it.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -30,6 +29,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session
 
 from reliablepub import ConfigurationError, Message, Outbox, ScheduleChange
+from reliablepub.integrations.threads import in_thread
 
 T = TypeVar("T")
 Within: TypeAlias = Session | scoped_session[Any] | Connection
@@ -153,7 +153,7 @@ class SessionOutbox:
             target = target()  # the session of this thread or task
         if isinstance(target, AsyncSession | AsyncConnection):
             return await target.run_sync(lambda sync: self.enqueue(message, key=key, within=sync))
-        return await _in_thread(partial(self.enqueue, message, key=key, within=target))
+        return await in_thread(partial(self.enqueue, message, key=key, within=target))
 
     @contextmanager
     def joined(self, within: Within | WithinAsync) -> Iterator[None]:
@@ -185,6 +185,11 @@ class SessionOutbox:
                     "not have joined its transaction: make the generator that contains the block "
                     "`async def`, or pass the session as `within`"
                 ) from error
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether this is a block of `joined`, so that a message joins its transaction."""
+        return self._joined() is not None
 
     def _joined(self) -> Within | WithinAsync | None:
         blocks = _JOINED.get({}).get(self._name, ())
@@ -232,24 +237,6 @@ def _begin_immediate(connection: Connection) -> None:
     if driver.isolation_level is not None:
         driver.isolation_level = None  # sqlite3 begins no transaction of its own
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Call ``work`` in a thread, in this context. If the caller is cancelled, wait for the thread.
-
-    Otherwise the thread would go on using the session, and the pool's connection below it, after
-    the caller has given both back.
-    """
-    # A future and not a task: `asyncio.run` cancels all tasks at its end.
-    future = asyncio.get_running_loop().run_in_executor(None, copy_context().run, work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        while not future.done():
-            with suppress(asyncio.CancelledError):  # a second one
-                await asyncio.wait([future])
-        future.exception()  # retrieved, or asyncio would log it
-        raise
 
 
 def include_name(name: str | None, type_: str, _parents: object) -> bool:

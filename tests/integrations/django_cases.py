@@ -154,6 +154,12 @@ class Transactions(Case):
             task.delay(1)
         self.check(1)
 
+    def test_it_is_known_whether_a_message_joins_a_transaction(self) -> None:
+        assert not DjangoOutbox().is_joined
+        with transaction.atomic():
+            assert DjangoOutbox().is_joined
+            assert not DjangoOutbox("archive").is_joined
+
     def test_a_taskiq_task_belongs_to_the_block(self) -> None:
         """Though its message is stored below an event loop."""
         broker = TaskiqBroker(DjangoOutbox(), url="amqp://127.0.0.1:9")

@@ -18,6 +18,7 @@ from typing import Any
 import kombu.pools
 import pytest
 from celery import Celery, chain, chord, group, signals
+from celery.app.trace import build_tracer
 from celery.beat import Scheduler, Service
 from celery.exceptions import Retry
 from celery.schedules import crontab
@@ -478,6 +479,48 @@ def test_a_task_belongs_to_the_transaction(database: str, engine: Engine) -> Non
                 session.commit()
     app.tasks["add"].delay(9)
     assert outbox.outbox.status().stored == 2 * 3 + 1
+    kombu.pools.reset()
+
+
+ENDS: dict[str, tuple[Callable[[Any], object], list[str]]] = {
+    "retry": (lambda task: task.retry(countdown=7), ["job"]),
+    "replace": (lambda task: task.replace(task.app.tasks["add"].s(1)), ["add"]),
+    "replace by a chain": (
+        lambda task: task.replace(task.app.tasks["add"].s(1) | task.app.tasks["add"].s(2)),
+        ["add"],
+    ),
+    "replace by a group": (
+        lambda task: task.replace(group(task.app.tasks["add"].s(n) for n in range(2))),
+        ["add", "add"],
+    ),
+}
+"""Calls that end a task by an exception, and the tasks that they send."""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_ends_a_task_is_not_rolled_back_with_its_transaction(
+    case: str, database: str, engine: Engine, fake_broker: FakeBroker
+) -> None:
+    """The worker acknowledges the task, which would be lost otherwise."""
+    app, outbox = make_app(fake_broker.url), SessionOutbox(Outbox(database))
+    use_outbox(app, outbox, hold_eta=True)
+    outbox.outbox.create()
+    end, sent = ENDS[case]
+
+    @app.task(name="job", bind=True, shared=False)
+    def job(self: Any) -> None:
+        with Session(engine) as session, session.begin(), outbox.joined(session):
+            session.execute(text("SELECT 1"))
+            app.tasks["total"].delay([1])  # of the transaction, so it is rolled back
+            end(self)
+
+    app.finalize()
+    request = {"id": "7", "is_eager": False, "called_directly": False, "root_id": "7"}
+    build_tracer("job", job, app=app)("7", (), {}, request)
+    until(lambda: fake_broker.published_count == len(sent))
+    headers = [each.properties.headers or {} for each in fake_broker.published]
+    assert [each["task"] for each in headers] == sent
+    assert outbox.outbox.status().stored == 0
     kombu.pools.reset()
 
 

@@ -71,6 +71,11 @@ class DjangoOutbox:
         """
         return Outbox(self.where)
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether a transaction is open, such as that of an atomic block, which messages join."""
+        return not transaction.get_autocommit(self.using)
+
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message, as part of the transaction of Django's connection.
 
