@@ -74,7 +74,9 @@ class DjangoOutbox:
     @property
     def is_joined(self) -> bool:
         """Whether a transaction is open, such as that of an atomic block, which messages join."""
-        return not transaction.get_autocommit(self.using)
+        connection = connections[self.using]
+        is_connected = connection.connection is not None
+        return connection.in_atomic_block or (is_connected and not connection.autocommit)
 
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message, as part of the transaction of Django's connection.
