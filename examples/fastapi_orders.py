@@ -76,8 +76,8 @@ def create_app(url: str, file: Path) -> FastAPI:
         await engine.dispose()
 
     async def session() -> AsyncIterator[AsyncSession]:
-        async with AsyncSession(engine) as session, session.begin():
-            yield session  # committed when the endpoint returns, rolled back when it raises
+        async with AsyncSession(engine) as session:
+            yield session
 
     # The publisher also relays events that an earlier run of the service left in the outbox.
     app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(url, outbox=file), database))
@@ -86,15 +86,17 @@ def create_app(url: str, file: Path) -> FastAPI:
     async def place_order(
         new: NewOrder, session: Annotated[AsyncSession, Depends(session)]
     ) -> dict[str, int]:
-        order = Order(amount=new.amount)
-        session.add(order)
-        await session.flush()  # assigns its number
-        body = json.dumps({"order": order.id, "amount": order.amount}).encode()
-        message = Message(body, exchange=EXCHANGE, routing_key="order.created")
-        await outbox.enqueue_async(message, within=session)
-        if not new.is_covered:
-            raise HTTPException(402, "the card was declined")  # rolls back order and event
-        return {"order": order.id}
+        async with session.begin():  # commits before the answer is sent
+            order = Order(amount=new.amount)
+            session.add(order)
+            await session.flush()  # assigns its number
+            event = {"order": order.id, "amount": order.amount}
+            body = json.dumps(event).encode()
+            message = Message(body, exchange=EXCHANGE, routing_key="order.created")
+            await outbox.enqueue_async(message, within=session)
+            if not new.is_covered:
+                raise HTTPException(402, "the card was declined")  # rolls back order and event
+        return {"order": event["order"]}
 
     @app.get("/health")
     async def health(

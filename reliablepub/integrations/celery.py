@@ -1,8 +1,7 @@
 """`use_outbox`: stores the tasks that a Celery application sends in an outbox.
 
-Knows: where Celery hands a finished task message to kombu, how kombu writes it with py-amqp, and
-where a task message has its id and its ETA. Must never know: routing, serialization, workers,
-results.
+Knows: where Celery hands a finished task message to kombu, and which messages end the running task.
+Must never know: routing, serialization, workers, results.
 
 Celery runs unchanged, signals included, up to ``kombu.Producer.publish``, and kombu serializes and
 compresses. Only the channel is replaced: it stores the message that py-amqp would have written.
@@ -10,19 +9,18 @@ compresses. Only the channel is replaced: it stores the message that py-amqp wou
 
 from __future__ import annotations
 
-import uuid
-from dataclasses import dataclass, replace
-from datetime import datetime, tzinfo
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
 
 from celery import Celery
 from celery.signals import beat_init
 from celery.utils.objects import FallbackContext
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import Exchange as KombuExchange
 from kombu import Queue as KombuQueue
+from kombu import binding as KombuBinding  # noqa: N812 - it is a class
 from kombu.common import Broadcast
+from kombu.entity import INTERNAL_EXCHANGE_PREFIX
 from kombu.exceptions import LimitExceeded
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.native_delayed_delivery import (
@@ -32,8 +30,9 @@ from kombu.transport.native_delayed_delivery import (
 )
 from kombu.utils.imports import symbol_by_name
 
-from reliablepub import Binding, ConfigurationError, Exchange, Message, Queue, Topology
-from reliablepub.integrations import Enqueues, message_of
+from reliablepub import Binding, ConfigurationError, Exchange, Queue, Topology
+from reliablepub.integrations import Enqueues
+from reliablepub.integrations.celery_channel import channel_of, fields_of
 
 _OPTIONS: Final = ("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority")
 
@@ -44,6 +43,9 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     Covers ``delay``, ``apply_async``, ``send_task``, chains, groups and chords, retries by a
     worker, and the schedule of beat. Workers need no change; a worker whose tasks send or retry
     tasks calls this as well, to store those too.
+
+    Except for ``self.retry()`` and ``self.replace()`` within a joined transaction: these raise, so
+    the transaction is rolled back, and their tasks are published directly, as by Celery alone.
 
     Args:
         app: the application. Its broker URL stays: workers, remote control and results use it.
@@ -104,9 +106,12 @@ class _Sending:
         send = self._create_task_sender()
         producer_of: Any = type("OutboxProducer", (self.Producer,), {"maybe_declare": _not_here})
 
-        def send_task_message(_: object, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
+        def send_task_message(given: Any, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
+            if getattr(self.way.outbox, "is_joined", False) and _ends_task(self.app, message):
+                # Celery raises an exception next, which rolls the joined transaction back.
+                return send(given, name, message, **options)
             hold_in = self.app.timezone if self.way.hold_eta else None
-            channel = _channel_of(message, self.way.outbox, hold_in)
+            channel = channel_of(message, self.way.outbox, hold_in)
             producer = producer_of(channel, auto_declare=False)
             if self.way.hold_eta:
                 options = _without_native_delay(options)
@@ -115,6 +120,17 @@ class _Sending:
             return send(producer, name, message, **(options | {"retry": False}))
 
         return send_task_message
+
+
+def _ends_task(app: Celery, message: Any) -> bool:  # noqa: ANN401
+    """Whether a message is a retry of the task that a worker runs now, or replaces it."""
+    task = app.current_worker_task
+    if task is None:
+        return False
+    fields, request = fields_of(message), task.request
+    nesting = fields.get("replaced_task_nesting") or 0
+    is_replacement = nesting > (request.get("replaced_task_nesting") or 0)
+    return is_replacement or bool(fields["id"] == request.id)
 
 
 def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401
@@ -140,7 +156,7 @@ def topology(app: Celery) -> Topology:
 
     Celery's own producer declares the queue of each task. With an outbox the relay declares them
     when it connects, so that tasks are routed even before a worker has ever started. A queue named
-    only in a call that sends a task is declared by its worker.
+    only in ``task_routes`` or in a call that sends a task is declared by its worker.
 
     Args:
         app: the application, whose ``task_queues`` or default queue are returned.
@@ -149,15 +165,24 @@ def topology(app: Celery) -> Topology:
     queues: list[Queue] = []
     bindings: list[Binding] = []
     for queue in app.amqp.queues.values():
-        if queue.exchange.name:
-            exchanges[queue.exchange.name] = _exchange(queue.exchange)
+        if queue.no_declare:
+            continue
+        bound = _bindings_of(queue)
+        for exchange in (one.exchange for one in bound):
+            if not _is_theirs(exchange):
+                exchanges[exchange.name] = _exchange(exchange)
         if queue.exclusive or isinstance(queue, Broadcast):
             continue  # its consumer declares it
         options = {name: getattr(queue, name) for name in _OPTIONS}
         arguments = to_rabbitmq_queue_arguments(queue.queue_arguments or {}, **options)
         queues.append(Queue(queue.name, queue.durable, queue.auto_delete, arguments))
-        bindings += _bindings(queue)
+        bindings += [_binding(queue.name, one) for one in bound]
     return Topology(tuple(exchanges.values()), tuple(queues), tuple(bindings))
+
+
+def _is_theirs(exchange: KombuExchange) -> bool:
+    """Whether an exchange exists without Celery, which never declares it: ``amq.topic``."""
+    return bool(exchange.no_declare) or exchange.name.startswith(INTERNAL_EXCHANGE_PREFIX)
 
 
 def _exchange(exchange: KombuExchange) -> Exchange:
@@ -170,12 +195,16 @@ def _exchange(exchange: KombuExchange) -> Exchange:
     )
 
 
-def _bindings(queue: KombuQueue) -> list[Binding]:
-    if not queue.exchange.name:
-        return []
-    arguments = queue.binding_arguments or {}
-    key = queue.routing_key or ""
-    return [Binding(queue.exchange.name, queue.name, routing_key=key, arguments=arguments)]
+def _bindings_of(queue: KombuQueue) -> list[KombuBinding]:
+    main = KombuBinding(queue.exchange, queue.routing_key, queue.binding_arguments)
+    return [one for one in (main, *queue.bindings) if one.exchange and one.exchange.name]
+
+
+def _binding(queue: str, bound: KombuBinding) -> Binding:
+    arguments = bound.arguments or {}
+    return Binding(
+        bound.exchange.name, queue, routing_key=bound.routing_key or "", arguments=arguments
+    )
 
 
 def _check_broker(app: Celery) -> None:
@@ -202,80 +231,3 @@ def _connect_no_beat(sender: Any, **_: object) -> None:  # noqa: ANN401 - beat's
 def _not_here(*_: object, **__: object) -> bool:
     """Declare nothing: the relay declares `topology`."""
     return False
-
-
-def _channel_of(message: Any, outbox: Enqueues, hold_in: tzinfo | None) -> _OutboxChannel:  # noqa: ANN401
-    """The channel for a task.
-
-    A held task keeps its ETA, which has passed when a worker reads it.
-
-    Args:
-        message: the task message, as Celery makes it.
-        outbox: stores the task.
-        hold_in: time zone of an ETA without one; None if no task is held until its ETA.
-    """
-    # Protocol 1 has these fields in the body, protocol 2 in the headers.
-    fields = message.body if isinstance(message.body, dict) else message.headers
-    if hold_in is None or not fields["eta"]:
-        return _OutboxChannel(outbox)
-    due = maybe_make_aware(maybe_iso8601(fields["eta"]), hold_in)  # parsed as a worker does
-    key, retries = fields["id"], fields["retries"]
-    return _HoldingChannel(outbox, f"{key} retry {retries}" if retries else key, due)
-
-
-class _OutboxChannel:
-    """The part of a channel that a `kombu.Producer` uses; it stores messages."""
-
-    is_bound = True
-    connection = None
-
-    def __init__(self, outbox: Enqueues) -> None:
-        self._outbox = outbox
-
-    def prepare_message(  # noqa: PLR0917 - as kombu calls it
-        self,
-        body: bytes | str,
-        priority: int | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        headers: dict[str, Any] | None = None,
-        properties: dict[str, Any] | None = None,
-    ) -> tuple[bytes | str, dict[str, Any]]:
-        """Return the message, for `basic_publish`."""
-        given = {
-            **(properties or {}),
-            "priority": priority,
-            "content_type": content_type,
-            "content_encoding": content_encoding,
-            "headers": headers or {},
-        }
-        return body, given
-
-    def basic_publish(
-        self,
-        message: tuple[bytes | str, dict[str, Any]],
-        exchange: str = "",
-        routing_key: str = "",
-        **_: object,
-    ) -> None:
-        """Store the message. The relay sends it as mandatory, and awaits its confirm."""
-        body, properties = message
-        self._store(message_of(body, exchange, routing_key, properties))
-
-    def _store(self, message: Message) -> None:
-        self._outbox.enqueue(message)
-
-
-class _HoldingChannel(_OutboxChannel):
-    """Stores a task until it is due."""
-
-    def __init__(self, outbox: Enqueues, key: str, due: datetime) -> None:
-        super().__init__(outbox)
-        self._key, self._due = key, due
-
-    def _store(self, message: Message) -> None:
-        own_id = message.message_id or str(uuid.uuid4())
-        message = replace(message, message_id=own_id, not_before=self._due)
-        if self._outbox.enqueue(message, key=self._key) != own_id:
-            # An earlier task had this id (`Task.replace` reuses it): store this one without a key.
-            self._outbox.enqueue(message)

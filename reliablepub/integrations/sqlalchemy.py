@@ -9,32 +9,48 @@ transaction, or of the savepoint it was enqueued in, removes it.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+)
 from sqlalchemy.orm import Session, scoped_session
 
 from reliablepub import ConfigurationError, Message, Outbox, ScheduleChange
+from reliablepub.integrations.threads import in_thread
 
 T = TypeVar("T")
 Within: TypeAlias = Session | scoped_session[Any] | Connection
 """The session or connection whose transaction a message joins. For a session with several engines,
 give the connection: ``session.connection(bind_arguments={"mapper": Order})``."""
-WithinAsync: TypeAlias = AsyncSession | AsyncConnection
+WithinAsync: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
 """The asynchronous session or connection whose transaction a message joins."""
 
-_JOINED: Final[ContextVar[Mapping[str, Within | WithinAsync]]] = ContextVar("joined_outboxes")
-"""The joined transaction of each `SessionOutbox`, by a name that its pickled copies share."""
 _PREFIX: Final = "reliablepub"
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block of `SessionOutbox.joined`. A task that it starts has it in its context for good."""
+
+    within: Within | WithinAsync
+    has_ended: bool = False
+
+
+_JOINED: Final[ContextVar[Mapping[str, tuple[_Block, ...]]]] = ContextVar("joined_outboxes")
+"""The blocks of each `SessionOutbox`, the inner last, by a name that its pickled copies share."""
 
 
 class SessionOutbox:
@@ -132,26 +148,52 @@ class SessionOutbox:
 
         The arguments, results and errors are those of `enqueue`.
         """
-        target = within if within is not None else _JOINED.get({}).get(self._name)
+        target = within if within is not None else self._joined()
+        if isinstance(target, scoped_session | async_scoped_session):
+            target = target()  # the session of this thread or task
         if isinstance(target, AsyncSession | AsyncConnection):
             return await target.run_sync(lambda sync: self.enqueue(message, key=key, within=sync))
-        return await asyncio.to_thread(self.enqueue, message, key=key, within=target)
+        return await in_thread(partial(self.enqueue, message, key=key, within=target))
 
     @contextmanager
     def joined(self, within: Within | WithinAsync) -> Iterator[None]:
         """Make all messages of the block join a transaction, for code that cannot pass a session.
 
-        The block covers its thread or task, and the tasks that it starts. With an `AsyncSession`,
-        a synchronous `enqueue` in the block runs below ``await session.run_sync(...)``.
+        The block covers its thread or task, and the tasks that it starts, until it ends. With an
+        `AsyncSession`, a synchronous `enqueue` in the block runs below
+        ``await session.run_sync(...)``.
 
         Args:
             within: session or connection whose transaction the messages join.
+
+        Raises:
+            ConfigurationError: the block has ended in another context than it began in, such as
+                that of a thread that is lent for each step of a generator. What was enqueued in
+                between may not have joined the transaction.
         """
-        token = _JOINED.set({**_JOINED.get({}), self._name: within})
+        block, joined = _Block(within), _JOINED.get({})
+        token = _JOINED.set({**joined, self._name: (*joined.get(self._name, ()), block)})
         try:
             yield
         finally:
-            _JOINED.reset(token)
+            block.has_ended = True
+            try:
+                _JOINED.reset(token)
+            except ValueError as error:
+                raise ConfigurationError(
+                    "a `joined` block ended in another context than it began in, so messages may "
+                    "not have joined its transaction: make the generator that contains the block "
+                    "`async def`, or pass the session as `within`"
+                ) from error
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether this is a block of `joined`, so that a message joins its transaction."""
+        return self._joined() is not None
+
+    def _joined(self) -> Within | WithinAsync | None:
+        blocks = _JOINED.get({}).get(self._name, ())
+        return next((block.within for block in reversed(blocks) if not block.has_ended), None)
 
     def create(self, connection: Connection) -> None:
         """Add the outbox to the database, if it is not there yet: for a migration.
@@ -166,7 +208,9 @@ class SessionOutbox:
         _through(connection, self.outbox.create)
 
     def _target(self, within: Within | None) -> Within | None:
-        target = within if within is not None else _JOINED.get({}).get(self._name)
+        target = within if within is not None else self._joined()
+        if isinstance(target, async_scoped_session):
+            target = target()
         if isinstance(target, AsyncSession):
             return target.sync_session
         if isinstance(target, AsyncConnection):
@@ -178,20 +222,21 @@ def immediate_transactions(engine: Engine | AsyncEngine) -> None:
     """Begin each transaction of a SQLite engine with ``BEGIN IMMEDIATE``.
 
     Savepoints are then rolled back with their transaction, and transactions that write wait for
-    each other instead of failing with *database is locked*. Call it before the engine is used.
+    each other instead of failing with *database is locked*.
 
     Args:
         engine: an engine for SQLite.
     """
     engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    event.listen(engine, "begin", _begin_immediate)  # once, however often this is called
 
-    @event.listens_for(engine, "connect")
-    def _connected(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's
-        connection.isolation_level = None  # sqlite3 begins no transaction of its own
 
-    @event.listens_for(engine, "begin")
-    def _begun(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _begin_immediate(connection: Connection) -> None:
+    driver: Any = connection.connection.dbapi_connection
+    # SQLAlchemy sets it when it opens a connection, and again after one was in AUTOCOMMIT.
+    if driver.isolation_level is not None:
+        driver.isolation_level = None  # sqlite3 begins no transaction of its own
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def include_name(name: str | None, type_: str, _parents: object) -> bool:

@@ -1,7 +1,7 @@
 """`OutboxBroker`: taskiq's broker for RabbitMQ, with an outbox for the tasks it sends.
 
-Knows: where taskiq-aio-pika hands a finished message to aio-pika. Must never know: tasks, labels,
-routing, delays.
+Knows: where taskiq-aio-pika hands a finished message to aio-pika, and how it marks a task that it
+sends again. Must never know: tasks, other labels, routing, delays.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from aio_pika.abc import AbstractChannel
 from taskiq import AsyncBroker
 from taskiq_aio_pika import AioPikaBroker, Queue
 
 from reliablepub.integrations import Enqueues, message_of
+
+_REQUEUED: Final = "X-Taskiq-requeue"
+"""Label of a task that ``Context.requeue`` sends."""
 
 
 class OutboxBroker(AioPikaBroker):
@@ -21,9 +25,13 @@ class OutboxBroker(AioPikaBroker):
     A process that only sends tasks has no connection to RabbitMQ, so it starts while the broker is
     down. Workers declare the exchange and the queues, as without an outbox.
 
+    ``Context.requeue()`` within a joined transaction raises, so the transaction is rolled back; its
+    task is published directly, as by taskiq alone.
+
     Args:
         outbox: stores the tasks: an `Outbox` each at once, a `SessionOutbox` as part of the
-            transaction of an `AsyncSession` that it has `joined`.
+            transaction of an `AsyncSession` that it has `joined`, a `DjangoOutbox` as part of the
+            ``atomic`` block around ``async_to_sync(task.kiq)(...)``.
         options: options of `AioPikaBroker`, such as ``url``.
 
     Example:
@@ -40,39 +48,52 @@ class OutboxBroker(AioPikaBroker):
         """Start the broker; a worker connects to RabbitMQ, and declares the queues it consumes."""
         if self.is_worker_process:
             await super().startup()
-            if self.write_channel is not None:
-                await self.write_channel.close()
         else:
             await AsyncBroker.startup(self)
             if not self._task_queues:
                 self.with_queue(Queue())  # as the worker does
-        stands_in: Any = _OutboxChannel(self._outbox)
+        stands_in: Any = _OutboxChannel(self._outbox, self.write_channel)
         self.write_channel = stands_in
 
 
 class _OutboxChannel:
-    """The part of an aio-pika channel that taskiq's broker uses to send; it stores messages."""
+    """The part of an aio-pika channel that taskiq's broker uses to send; it stores messages.
 
-    def __init__(self, outbox: Enqueues) -> None:
-        self._outbox = outbox
-        self.default_exchange = _OutboxExchange(outbox, "")
+    Args:
+        outbox: stores the messages.
+        direct: the channel of a worker; None in other processes.
+    """
+
+    def __init__(self, outbox: Enqueues, direct: AbstractChannel | None) -> None:
+        self._outbox, self._direct = outbox, direct
+        self.default_exchange = _OutboxExchange(outbox, direct, "")
 
     async def get_exchange(self, name: str, **_: object) -> _OutboxExchange:
         """Return the exchange, without contacting the broker."""
-        return _OutboxExchange(self._outbox, name)
+        return _OutboxExchange(self._outbox, self._direct, name)
 
     async def close(self) -> None:
-        """Do nothing."""
+        """Close the channel of a worker."""
+        if self._direct is not None:
+            await self._direct.close()
 
 
 class _OutboxExchange:
     """An exchange that stores messages instead of publishing them."""
 
-    def __init__(self, outbox: Enqueues, name: str) -> None:
-        self._outbox, self._name = outbox, name
+    def __init__(self, outbox: Enqueues, direct: AbstractChannel | None, name: str) -> None:
+        self._outbox, self._direct, self._name = outbox, direct, name
 
     async def publish(self, message: Any, routing_key: str) -> None:  # noqa: ANN401 - aio-pika's
         """Store the message. The relay sends it as mandatory, and awaits its confirm."""
+        is_requeued = _REQUEUED in message.headers and getattr(self._outbox, "is_joined", False)
+        if is_requeued and self._direct is not None:
+            # taskiq raises an exception next, which rolls the joined transaction back.
+            exchange = self._direct.default_exchange
+            if self._name:
+                exchange = await self._direct.get_exchange(self._name, ensure=False)
+            await exchange.publish(message, routing_key)
+            return
         properties = {**dict(message.properties), "type": message.type}
         given = message_of(message.body, self._name, routing_key, properties)
         enqueue_async = getattr(self._outbox, "enqueue_async", None)

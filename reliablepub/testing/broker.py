@@ -170,7 +170,11 @@ class FakeBroker:
     # ------------------------------------------------------------------ misbehaving
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults; each applies to later events only."""
+        """Add faults; each applies to later events only.
+
+        Raises:
+            TypeError: One is not a fault, such as a class without its parentheses.
+        """
         with self._changed:
             self._node.script.inject(*faults)
 

@@ -76,6 +76,8 @@ class Arguments:
         if isinstance(value, str) and kind in (int, float):  # of the query
             with suppress(ValueError):
                 value = kind(value)
+        if isinstance(value, str) and kind is bool:
+            value = {"true": True, "false": False}.get(value, value)
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:

@@ -69,7 +69,8 @@ class NodeOptions:
         seed: Seed of all random choices.
 
     Raises:
-        ValueError: Permissions name a user or a virtual host that does not exist.
+        ValueError: There is no user or no virtual host, or permissions name one that does not
+            exist.
     """
 
     users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
@@ -88,7 +89,12 @@ class NodeOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse permissions of an unknown user or virtual host."""
+        """Refuse permissions of an unknown user or virtual host, and a node without either."""
+        if isinstance(self.virtual_hosts, str):  # ("shop") without its comma
+            msg = f"virtual_hosts is a text; write ({self.virtual_hosts!r},)"
+            raise ValueError(msg)  # noqa: TRY004 - as for other settings
+        if not self.users or not self.virtual_hosts:
+            raise ValueError("a node needs at least one user and one virtual host")
         for user, granted in self.permissions.items():
             if user not in self.users:
                 raise ValueError(f"permissions are given to {user!r}, who is not one of the users")

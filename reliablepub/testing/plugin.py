@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from reliablepub.testing.broker import FakeBroker
     from reliablepub.testing.options import NodeOptions
 
-# The fixtures import late: every pytest run loads the plugin, and few runs need a broker. Also,
-# coverage measures only modules that are imported after its start.
+# The fixtures import late, as `reliablepub.testing` does: every pytest run loads the plugin, and
+# few runs need a broker. Also, coverage measures only modules that are imported after its start.
 
 
 @pytest.fixture

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import socket
 import threading
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Final
 
 from reliablepub.testing.connection import Connection
 from reliablepub.testing.faults import Crash, Freeze
@@ -28,6 +30,20 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("reliablepub.testing")
 
 _WAIT_MAX_S = 3600.0
+_SERVERS: Final[weakref.WeakSet[Server]] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """In a forked child, which has no thread that serves: close its copies of the sockets.
+
+    As long as a copy is open, the port of a broker that crashed accepts connections and cannot be
+    bound again, and connections that the broker ended stay open.
+    """
+    for server in list(_SERVERS):
+        server.close_sockets()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Server:
@@ -60,6 +76,7 @@ class Server:
         self._wake_out.setblocking(False)  # noqa: FBT003
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wakes)
         self._thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
+        _SERVERS.add(self)
         self.listen()
         self._thread.start()
 
@@ -100,6 +117,14 @@ class Server:
     def join(self) -> None:
         """Wait until the thread ends."""
         self._thread.join()
+
+    def close_sockets(self) -> None:
+        """Close every socket of this process; what the node has of its connections stays."""
+        for link in self._links.values():
+            link.sock.close()
+        self._selector.close()
+        for sock in (self._listener, self._wake_in, self._wake_out):
+            sock.close()
 
     # ------------------------------------------------------------------ the thread
 
@@ -176,12 +201,9 @@ class Server:
         for link in self._links.values():
             if not self.is_frozen:
                 link.write(self._node.now)
-            link.sock.close()
+        self.close_sockets()
         self._node.restart(keep_unwritten=True)
         self._links.clear()
-        self._selector.close()
-        for sock in (self._listener, self._wake_in, self._wake_out):
-            sock.close()
         self.is_up = self.is_frozen = False
 
     def _on_link(self, fd: int, link: Link) -> Callable[[int], None]:

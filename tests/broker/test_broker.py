@@ -1,12 +1,15 @@
 """The fake broker over real TCP, seen by independent clients: pika and aio-pika."""
 
 import asyncio
+import os
+import signal
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import aio_pika
 import pika
@@ -163,6 +166,63 @@ def test_other_users_and_vhosts_are_in_the_url() -> None:
 
 
 # -------------------------------------------------------------------------------- life
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"virtual_hosts": "shop"}, r"write \('shop',\)"),
+        ({"virtual_hosts": ()}, "at least one"),
+        ({"users": {}}, "at least one"),
+    ],
+)
+def test_a_node_that_nobody_can_enter_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        NodeOptions(**options)
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[[], None]]:
+    """Fork a process that sleeps, like a worker that a test has forked."""
+    children: list[int] = []
+
+    def start() -> None:
+        children.append(os.fork())
+        if not children[-1]:
+            time.sleep(600)
+            os._exit(0)
+
+    yield start
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_does_not_keep_the_port(
+    fake_broker: FakeBroker, fork: Callable[[], None]
+) -> None:
+    fork()
+    fake_broker.crash()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", fake_broker.port), 5)
+    fake_broker.start()
+    fork()
+    fake_broker.restart()
+    connect(fake_broker).close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_does_not_keep_connections(
+    fake_broker: FakeBroker, fork: Callable[[], None]
+) -> None:
+    with socket.create_connection(("127.0.0.1", fake_broker.port), 30) as client:
+        client.sendall(b"AMQP\0\0\x09\1")
+        client.recv(4096)  # connection.start
+        fork()
+        fake_broker.drop_connections()
+        with pytest.raises(ConnectionResetError):
+            client.recv(4096)
 
 
 def test_it_listens_on_loopback_only() -> None:

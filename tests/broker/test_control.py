@@ -193,6 +193,15 @@ def test_crash_start_restart_stop(server: Control, fake_broker: FakeBroker) -> N
             channel.basic_publish("", "q", b"x")
 
 
+def test_true_and_false_may_be_in_the_query(server: Control, fake_broker: FakeBroker) -> None:
+    server.do("PUT /queues/kept?durable=false")
+    assert [queue.durable for queue in fake_broker.queues()] == [False]
+    server.do("POST /crash?lose_unsynced=true")
+    assert not fake_broker.is_up
+    status, answer = server.ask("POST /crash?lose_unsynced=yes")
+    assert (status, answer) == (400, {"error": "'lose_unsynced' must be true or false"})
+
+
 def test_alarms_and_freezes(server: Control, fake_broker: FakeBroker) -> None:
     fake_broker.declare_queue("q")
     server.do("POST /block", {"reason": "low on disk"})

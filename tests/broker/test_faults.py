@@ -1,11 +1,12 @@
 """One test per fault rule, in virtual time; and the script that decides when a rule acts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pamqp import commands
 
-from reliablepub.testing import faults
+from reliablepub.testing import FakeBroker, faults
 from reliablepub.testing.connection import Ending
 from reliablepub.testing.faults import Fault, FaultFileError, FaultScript, PublishFault, load_faults
 from reliablepub.testing.history import Fate
@@ -332,6 +333,20 @@ def write(path: Path, text: str) -> Path:
     file = path / "faults.toml"
     file.write_text(text)
     return file
+
+
+@pytest.mark.parametrize("wrong", [faults.Nack, None, [faults.Nack()]])
+def test_what_is_not_a_fault_is_refused(wrong: Any, fake_broker: FakeBroker) -> None:
+    """A class, because of forgotten parentheses, would never act, and the test would pass."""
+    with pytest.raises(TypeError, match=r"not a fault; write faults.Nack\(\)"):
+        fake_broker.inject(faults.Return(), wrong)
+    assert fake_broker.faults == ()
+
+
+def test_the_path_of_a_fault_file_may_be_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text('[[fault]]\nkind = "nack"')
+    assert load_faults(str(path)) == (faults.Nack(),)
 
 
 def test_load_faults(tmp_path: Path) -> None:

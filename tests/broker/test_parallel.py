@@ -1,4 +1,4 @@
-"""pytest-xdist: brokers of the fixture side by side, one for each worker, and one for all."""
+"""The pytest plugin: it loads little; with pytest-xdist, brokers are side by side or shared."""
 
 import re
 import subprocess
@@ -86,3 +86,14 @@ def test_workers_do_not_meet(tmp_path: Path) -> None:
         assert f"{3 * TESTS * len(WORKERS)} passed" in ended.stdout
         met = [len(shared.messages("invoices", virtual_host=worker)) for worker in WORKERS]
     assert met == [TESTS] * len(WORKERS)
+
+
+def test_a_run_without_a_broker_loads_none(tmp_path: Path) -> None:
+    (tmp_path / "test_nothing.py").write_text(
+        "import sys\n\ndef test_nothing():\n"
+        "    assert 'reliablepub.testing.plugin' in sys.modules\n"
+        "    assert not {'reliablepub.testing.broker', 'pamqp'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_nothing.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

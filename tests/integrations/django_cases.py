@@ -5,10 +5,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import skipUnless
 
 import pytest
+from asgiref.sync import async_to_sync
 from celery import Celery
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
@@ -23,6 +26,7 @@ from reliablepub import Message, Publisher, RetryPolicy, ScheduleChange
 from reliablepub.integrations.celery import use_outbox
 from reliablepub.integrations.django import DjangoOutbox, where_of
 from reliablepub.integrations.django.models import ParkedMessage
+from reliablepub.integrations.taskiq import OutboxBroker as TaskiqBroker
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.testing import FakeBroker
 from tests.policies import ONCE
@@ -150,6 +154,34 @@ class Transactions(Case):
             task.delay(1)
         self.check(1)
 
+    def test_it_is_known_whether_a_message_joins_a_transaction(self) -> None:
+        assert not DjangoOutbox().is_joined
+        with transaction.atomic():
+            assert DjangoOutbox().is_joined
+            assert not DjangoOutbox("archive").is_joined
+
+    def test_a_taskiq_task_belongs_to_the_block(self) -> None:
+        """Though its message is stored below an event loop."""
+        broker = TaskiqBroker(DjangoOutbox(), url="amqp://127.0.0.1:9")
+
+        async def ship(number: int) -> None: ...
+
+        task = broker.register_task(ship, task_name="ship")
+        async_to_sync(broker.startup)()
+        with suppress(Undone), transaction.atomic():
+            async_to_sync(task.kiq)(1)
+            raise Undone
+        with transaction.atomic():
+            Group.objects.create(name="order 1")
+            async_to_sync(task.kiq)(1)
+            assert self.stored() == self.before["default"]
+        async_to_sync(broker.shutdown)()
+        self.check(1)
+
+    def test_a_coroutine_enqueues(self) -> None:
+        async_to_sync(DjangoOutbox().enqueue_async)(Message(b""), key=self.id())
+        assert DjangoOutbox().outbox.cancel(self.id())
+
     def test_a_database_that_can_hold_none_says_so(self) -> None:
         with pytest.raises(ImproperlyConfigured, match=r"in memory.*TEST"):
             DjangoOutbox("memory").enqueue(Message(b""))
@@ -183,6 +215,21 @@ class Places(SimpleTestCase):
             )
             assert {name: found[name] for name in expected} == expected
 
+    def test_the_path_of_a_uri_is_that_of_its_file(self) -> None:
+        for name, path in (
+            ("/srv/app.db", "/srv/app.db"),
+            (Path("/srv/app.db"), "/srv/app.db"),
+            ("file:app.db?mode=rw", "app.db"),
+            ("file:/srv/an%20app.db?cache=private", "/srv/an app.db"),
+            ("file:///srv/app.db", "/srv/app.db"),
+        ):
+            database = {"ENGINE": "django.db.backends.sqlite3", "NAME": name}
+            assert where_of(ConnectionHandler({"default": database})["default"]) == path
+        for name in (":memory:", "file::memory:?cache=shared", "file:x?mode=memory"):
+            database = {"ENGINE": "django.db.backends.sqlite3", "NAME": name}
+            with pytest.raises(ImproperlyConfigured, match="in memory"):
+                where_of(ConnectionHandler({"default": database})["default"])
+
     def test_a_database_of_another_kind_says_so(self) -> None:
         connection: Any = SimpleNamespace(vendor="mysql", alias="default")
         with pytest.raises(ImproperlyConfigured, match=r"mysql.*SQLite or PostgreSQL"):
@@ -204,6 +251,18 @@ class Migrations(Case):
             call_command("migrate", "reliablepub", database=using, verbosity=0)
             self.check(1, using)
             assert ParkedMessage.objects.using(using).count() >= 0
+
+    @skipUnless(connections["archive"].vendor == "postgresql", "SQLite's first message adds it")
+    def test_migrate_adds_an_outbox_whose_migration_was_applied_without_it(self) -> None:
+        """Because the settings did not name the database then."""
+        with connections["archive"].cursor() as cursor:
+            cursor.execute("DROP SCHEMA reliablepub CASCADE")
+        with pytest.raises(DatabaseError):
+            self.order(1, "archive")
+        call_command("migrate", database="archive", verbosity=0)
+        DjangoOutbox("archive").enqueue(Message(b""))
+        assert self.stored("archive") == 1
+        assert ParkedMessage.objects.using("archive").count() == 0
 
     def test_none_is_missing(self) -> None:
         call_command("makemigrations", "--check", "--dry-run", verbosity=0)

@@ -20,11 +20,13 @@ def database(name: str) -> dict[str, object]:
             "PORT": port,
             "USER": user,
             "OPTIONS": {"server_side_binding": name == "archive", "sslmode": "disable"},
+            "ATOMIC_REQUESTS": True,
         }
     return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get(f"SHOP_{name.upper()}", FOLDER / f"{name}.db"),
         "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+        "ATOMIC_REQUESTS": True,
         "TEST": {"NAME": FOLDER / f"test-{name}.db"},
     }
 

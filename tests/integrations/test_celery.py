@@ -18,10 +18,11 @@ from typing import Any
 import kombu.pools
 import pytest
 from celery import Celery, chain, chord, group, signals
+from celery.app.trace import build_tracer
 from celery.beat import Scheduler, Service
 from celery.exceptions import Retry
 from celery.schedules import crontab
-from kombu import Exchange, Queue
+from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 from kombu.transport.native_delayed_delivery import (
     bind_queue_to_native_delayed_delivery_exchange,
@@ -481,6 +482,48 @@ def test_a_task_belongs_to_the_transaction(database: str, engine: Engine) -> Non
     kombu.pools.reset()
 
 
+ENDS: dict[str, tuple[Callable[[Any], object], list[str]]] = {
+    "retry": (lambda task: task.retry(countdown=7), ["job"]),
+    "replace": (lambda task: task.replace(task.app.tasks["add"].s(1)), ["add"]),
+    "replace by a chain": (
+        lambda task: task.replace(task.app.tasks["add"].s(1) | task.app.tasks["add"].s(2)),
+        ["add"],
+    ),
+    "replace by a group": (
+        lambda task: task.replace(group(task.app.tasks["add"].s(n) for n in range(2))),
+        ["add", "add"],
+    ),
+}
+"""Calls that end a task by an exception, and the tasks that they send."""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_what_ends_a_task_is_not_rolled_back_with_its_transaction(
+    case: str, database: str, engine: Engine, fake_broker: FakeBroker
+) -> None:
+    """The worker acknowledges the task, which would be lost otherwise."""
+    app, outbox = make_app(fake_broker.url), SessionOutbox(Outbox(database))
+    use_outbox(app, outbox, hold_eta=True)
+    outbox.outbox.create()
+    end, sent = ENDS[case]
+
+    @app.task(name="job", bind=True, shared=False)
+    def job(self: Any) -> None:
+        with Session(engine) as session, session.begin(), outbox.joined(session):
+            session.execute(text("SELECT 1"))
+            app.tasks["total"].delay([1])  # of the transaction, so it is rolled back
+            end(self)
+
+    app.finalize()
+    request = {"id": "7", "is_eager": False, "called_directly": False, "root_id": "7"}
+    build_tracer("job", job, app=app)("7", (), {}, request)
+    until(lambda: fake_broker.published_count == len(sent))
+    headers = [each.properties.headers or {} for each in fake_broker.published]
+    assert [each["task"] for each in headers] == sent
+    assert outbox.outbox.status().stored == 0
+    kombu.pools.reset()
+
+
 # ------------------------------------------------------------------------------------ configuration
 
 
@@ -618,3 +661,25 @@ def test_the_relay_declares_what_celery_would(fake_broker: FakeBroker, path: Pat
         app.tasks["add"].apply_async((1,), queue=queue.name)
         assert fake_broker.messages(queue.name)
     kombu.pools.reset()
+
+
+def test_the_relay_declares_each_binding_and_nothing_that_celery_would_not(path: Path) -> None:
+    app = make_app(NOWHERE)
+    events = Exchange("events", type="topic")
+    app.conf.task_queues = [
+        Queue("several", [binding(events, "a.#"), binding(events, "b.#", {"x-match": "all"})]),
+        Queue("theirs", Exchange("theirs"), "theirs", no_declare=True),
+        Queue("built in", Exchange("amq.topic", type="topic"), "x.#"),
+        Queue("of them", Exchange("fixed", type="topic", no_declare=True), "y.#"),
+    ]
+    declared = topology(app)
+    default = app.conf.task_default_queue
+    assert {each.name for each in declared.queues} == {"several", "built in", "of them"}
+    assert {each.name for each in declared.exchanges} == {"events", default}
+    assert {(each.exchange, each.queue, each.routing_key) for each in declared.bindings} == {
+        ("events", "several", "a.#"),
+        ("events", "several", "b.#"),
+        (default, "several", default),
+        ("amq.topic", "built in", "x.#"),
+        ("fixed", "of them", "y.#"),
+    }

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, suppress
+from contextvars import copy_context
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import MissingGreenlet
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -161,6 +168,45 @@ def test_code_that_knows_no_session_joins_it(
     assert other.outbox.status().stored == 1
 
 
+@pytest.mark.parametrize("when", ["twice", "late", "after AUTOCOMMIT"])
+def test_immediate_transactions_hold_for_each_transaction(
+    when: str, path: Path, outbox: SessionOutbox
+) -> None:
+    engine = create_engine(f"sqlite:///{path}", pool_size=1, max_overflow=0)
+    if when == "late":
+        Base.metadata.create_all(engine)
+    immediate_transactions(engine)
+    if when == "twice":
+        immediate_transactions(engine)
+    if when == "after AUTOCOMMIT":
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("SELECT 1"))
+    with Session(engine) as session:
+        with session.begin_nested():
+            outbox.enqueue(Message(b"rolled back"), within=session)
+        session.rollback()
+        with session.begin_nested():
+            outbox.enqueue(Message(b"", message_id="kept"), within=session)
+        session.commit()
+    engine.dispose()
+    assert [row["message_id"] for row in outbox.outbox.rows("open")] == ["kept"]
+
+
+def test_a_block_in_a_generator_whose_steps_run_in_other_contexts_is_reported(
+    path: Path, engine: Engine, outbox: SessionOutbox
+) -> None:
+    """FastAPI runs a dependency so that is not `async`; the endpoint does not see the block."""
+
+    def dependency() -> Iterator[Session]:
+        with Session(engine) as session, session.begin(), outbox.joined(session):
+            yield session
+
+    steps = dependency()
+    copy_context().run(next, steps)
+    with pytest.raises(ConfigurationError, match="async def"):
+        copy_context().run(next, steps)
+
+
 def test_another_database_is_refused(engine: Engine, path: Path) -> None:
     other = SessionOutbox(Outbox(path.with_name("other.db")))
     with Session(engine) as session, pytest.raises(ConfigurationError, match=r"other\.db"):
@@ -264,6 +310,118 @@ def test_code_that_knows_no_async_session_joins_it(path: Path, outbox: SessionOu
 
     run(path, work)
     assert both(path) == ([], [b"1", b"2", b"4"])
+
+
+def test_a_task_that_outlives_the_block_has_its_message_stored_at_once(
+    path: Path, outbox: SessionOutbox
+) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        has_joined, is_committed = asyncio.Event(), asyncio.Event()
+
+        async def later() -> None:
+            await outbox.enqueue_async(Message(b"1"))
+            has_joined.set()
+            await is_committed.wait()
+            await outbox.enqueue_async(Message(b"2"))
+
+        async with AsyncSession(engine) as session:
+            with outbox.joined(session):
+                task = asyncio.create_task(later())
+                await has_joined.wait()
+            assert both(path) == ([], [])
+            await session.commit()
+            is_committed.set()
+            await task
+            await session.rollback()
+
+    run(path, work)
+    assert both(path) == ([], [b"1", b"2"])
+
+
+def test_a_task_of_a_block_that_has_ended_joins_the_block_around_it(
+    path: Path, outbox: SessionOutbox
+) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        async with AsyncSession(engine) as outer, AsyncSession(engine) as inner:
+            with outbox.joined(outer):
+                with outbox.joined(inner):
+                    task = asyncio.create_task(outbox.enqueue_async(Message(b"1")))
+                await task
+            assert both(path) == ([], [])
+            await outer.commit()
+
+    run(path, work)
+    assert both(path) == ([], [b"1"])
+
+
+def test_a_registry_gives_the_session_of_the_caller(path: Path, outbox: SessionOutbox) -> None:
+    """Not that of the thread in which a message is stored."""
+    sessions = scoped_session(sessionmaker(create_engine(f"sqlite:///{path}")))
+
+    async def work(engine: AsyncEngine) -> None:
+        await outbox.enqueue_async(Message(b"1"), within=sessions)
+        sessions.commit()
+        with outbox.joined(sessions):
+            await outbox.enqueue_async(Message(b"2"))
+        sessions.rollback()
+        sessions.get_bind().dispose()  # type: ignore[union-attr]
+        sessions.remove()
+        registry = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        await outbox.enqueue_async(Message(b"3"), within=registry)
+        await registry.commit()
+        with outbox.joined(registry):
+            await outbox.enqueue_async(Message(b"4"))
+            session = registry()
+            await session.run_sync(lambda _: outbox.enqueue(Message(b"5")))
+        await registry.rollback()
+        await registry.remove()
+
+    run(path, work)
+    assert both(path) == ([], [b"1", b"3"])
+
+
+@pytest.mark.parametrize("kind", ["a thread", "aiosqlite"])
+def test_a_message_whose_caller_is_cancelled_is_rolled_back(
+    kind: str, path: Path, outbox: SessionOutbox
+) -> None:
+    """Also if it is about to be stored: it must not become part of another transaction."""
+    outbox.outbox.create()
+    plain = create_engine(f"sqlite:///{path}", pool_size=1, max_overflow=0)
+    Base.metadata.create_all(plain)
+
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}", pool_size=1, max_overflow=0)
+
+        async def enqueue() -> None:
+            if kind == "aiosqlite":
+                async with AsyncSession(engine) as session:
+                    await outbox.enqueue_async(Message(b"1"), within=session)
+            else:
+                with Session(plain) as session:
+                    await outbox.enqueue_async(Message(b"1"), within=session)
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            task = asyncio.create_task(enqueue())
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.sleep(0.2)
+            other.execute("ROLLBACK")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if kind == "aiosqlite":
+            async with AsyncSession(engine) as session, session.begin():
+                session.add(Order(id=1))
+        else:
+            with Session(plain) as plain_session, plain_session.begin():
+                plain_session.add(Order(id=1))
+        await engine.dispose()
+
+    asyncio.run(main())
+    plain.dispose()
+    assert both(path) == ([1], [])
 
 
 def test_many_tasks_share_an_engine(path: Path, outbox: SessionOutbox) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
+from taskiq import Context, TaskiqDepends
 from taskiq.api import run_receiver_task
 from taskiq_aio_pika import AioPikaBroker, Exchange, Queue, QueueType
 
@@ -16,6 +17,7 @@ from reliablepub.integrations.taskiq import OutboxBroker
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
 from tests.integrations.engines import async_engine_of
+from tests.waiting import until_async
 
 NOWHERE = "amqp://127.0.0.1:9"
 
@@ -136,6 +138,50 @@ def test_it_belongs_to_the_transaction_while_the_broker_is_down(database: str) -
         await engine.dispose()
 
     asyncio.run(main())
+    assert outbox.outbox.status().stored == 1
+
+
+def test_a_requeued_task_is_not_rolled_back_with_its_transaction(
+    database: str, fake_broker: FakeBroker
+) -> None:
+    """The worker acknowledges the task, which would be lost otherwise."""
+    outbox = SessionOutbox(Outbox(database))
+    outbox.outbox.create()
+    ran, has_ended = [], asyncio.Event()
+
+    async def main() -> None:
+        engine = async_engine_of(database)
+        worker = OutboxBroker(
+            outbox,
+            url=fake_broker.url,
+            task_queues=[Queue(name="tasks", type=QueueType.CLASSIC)],
+            dead_letter_queue=Queue(name="dead", type=QueueType.CLASSIC),
+        )
+
+        async def job(context: Context = TaskiqDepends()) -> None:  # noqa: B008 - taskiq's way
+            ran.append(context.message.task_id)
+            if len(ran) == 3:
+                has_ended.set()
+                return
+            async with AsyncSession(engine) as session, session.begin():
+                with outbox.joined(session):
+                    await context.requeue()
+
+        task = worker.register_task(job, task_name="job")
+        worker.is_worker_process = True
+        receiver = asyncio.create_task(run_receiver_task(worker, run_startup=True))
+        await until_async(fake_broker.consumers)
+        await task.kiq()
+        with Publisher(fake_broker.url, outbox=database):
+            await asyncio.wait_for(has_ended.wait(), 60)
+        receiver.cancel()
+        with suppress(asyncio.CancelledError):
+            await receiver
+        await worker.shutdown()
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert len(set(ran)) == 1
     assert outbox.outbox.status().stored == 1
 
 

@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -70,6 +71,13 @@ class DjangoOutbox:
         """
         return Outbox(self.where)
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether a transaction is open, such as that of an atomic block, which messages join."""
+        connection = connections[self.using]
+        is_connected = connection.connection is not None
+        return connection.in_atomic_block or (is_connected and not connection.autocommit)
+
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message, as part of the transaction of Django's connection.
 
@@ -92,6 +100,14 @@ class DjangoOutbox:
         """
         outbox, connection = self._through()
         return outbox.enqueue(message, key=key, connection=connection)
+
+    async def enqueue_async(self, message: Message, *, key: str | None = None) -> str:
+        """Store one message from a coroutine, in the thread that asgiref keeps for Django.
+
+        Below ``async_to_sync``, that is the caller's thread, so the message joins the caller's
+        ``transaction.atomic``. The arguments, results and errors are those of `enqueue`.
+        """
+        return await sync_to_async(self.enqueue)(message, key=key)
 
     def cancel(self, key: str, *, note: str = "") -> ScheduleChange:
         """Cancel the message of a key, unless it was sent, as part of the transaction.
@@ -168,12 +184,13 @@ def where_of(connection: BaseDatabaseWrapper) -> str:
             "PostgreSQL"
         )
     name = str(connection.settings_dict["NAME"])
-    if name == ":memory:" or "mode=memory" in name:
+    path = unquote(urlsplit(name).path) if name.startswith("file:") else name
+    if path == ":memory:" or "mode=memory" in name:
         raise ImproperlyConfigured(
             f"database {connection.alias!r} is in memory, which cannot hold an outbox; for tests, "
             'give it a file: DATABASES = {"default": {..., "TEST": {"NAME": "test.db"}}}'
         )
-    return name
+    return path
 
 
 def _url(connection: BaseDatabaseWrapper) -> str:

@@ -5,12 +5,13 @@ Knows: Django's admin, and the outbox of each database. Must never know: the bro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from reliablepub.integrations.django import DjangoOutbox, aliases
 from reliablepub.integrations.django.models import ParkedMessage
@@ -30,6 +31,13 @@ class DatabaseFilter(admin.SimpleListFilter):
         """Return the messages of the selected outbox."""
         chosen = self.value()
         return queryset.using(chosen) if chosen in aliases() else queryset
+
+
+def _without_transactions(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Exempt a view from ``ATOMIC_REQUESTS`` in each database that has an outbox."""
+    for alias in aliases():
+        view = transaction.non_atomic_requests(alias)(view)
+    return view
 
 
 @admin.register(ParkedMessage)
@@ -55,6 +63,16 @@ class ParkedMessageAdmin(admin.ModelAdmin):
         chosen = list(queryset.values_list("id", flat=True))
         count = DjangoOutbox(queryset.db).outbox.retry(chosen)
         self.message_user(request, f"{count} of {len(chosen)} will be sent again", messages.SUCCESS)
+
+    @_without_transactions
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the list, or retry messages.
+
+        The outbox has a connection of its own, which would wait for the transaction of the request.
+        """
+        return super().changelist_view(request, extra_context)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the messages of the first outbox."""

@@ -1,6 +1,9 @@
 """The configuration of the application. Must never know: messages."""
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+
+from reliablepub.integrations.django.creation import create_missing
 
 
 class ReliablePubConfig(AppConfig):
@@ -10,3 +13,7 @@ class ReliablePubConfig(AppConfig):
     label = "reliablepub"
     verbose_name = "RabbitMQ outbox"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Have each ``migrate`` add the outbox where it is missing."""
+        post_migrate.connect(create_missing, sender=self)

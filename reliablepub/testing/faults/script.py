@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,6 @@ from reliablepub.testing.faults.rule import ConnectionFault, DeliveryFault, Faul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 F = TypeVar("F", PublishFault, DeliveryFault, ConnectionFault)
 
@@ -37,14 +37,14 @@ class FaultFileError(ValueError):
     """A fault file is invalid; the message names the file, the entry and the key."""
 
 
-def load_faults(path: Path) -> tuple[Fault, ...]:
+def load_faults(path: str | Path) -> tuple[Fault, ...]:
     """Read the faults of a TOML file: `[[fault]]` tables with a `kind` and its fields.
 
     Raises:
         FaultFileError: The file is not TOML, or an entry has a wrong kind, key or value.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FaultFileError(f"{path}: {error}") from error
     unknown = sorted(document.keys() - {"fault"})
@@ -134,7 +134,14 @@ class FaultScript:
         self._rules: list[_Rule] = []
 
     def inject(self, *faults: Fault) -> None:
-        """Add rules, which see only events from now on."""
+        """Add rules, which see only events from now on.
+
+        Raises:
+            TypeError: One is not a fault, such as a class without its parentheses.
+        """
+        for fault in faults:
+            if not isinstance(fault, Fault):
+                raise TypeError(f"{fault!r} is not a fault; write faults.Nack(), for example")
         for fault in faults:
             self._injected += 1
             random = Random(f"{self._seed}/{self._injected}")  # noqa: S311 - repeatable, no secret

@@ -5,30 +5,15 @@ Knows: Django's migrations. Must never know: the tables; the outbox upgrades the
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.db import migrations, models
 
-from reliablepub.integrations.django import DjangoOutbox, accepted, aliases
-
-# The outbox has a schema of its own, which a model cannot name, and its times are text.
-_VIEW: Final = """
-    CREATE OR REPLACE VIEW reliablepub_parked_messages AS SELECT
-        id, message_id, exchange, routing_key, ordering_key, state, outcome, reply_code, reply_text,
-        attempts, (stored_at || '+00')::timestamptz AS stored_at,
-        (parked_at || '+00')::timestamptz AS parked_at, size
-    FROM reliablepub.parked_messages
-"""
+from reliablepub.integrations.django.creation import create
 
 
-def create(_apps: object, editor: Any) -> None:  # noqa: ANN401 - the schema editor
-    """Add the outbox, as part of the migration's transaction."""
-    connection = editor.connection
-    if connection.alias not in aliases():
-        return
-    DjangoOutbox(connection.alias).outbox.create(connection=accepted(connection))
-    if connection.vendor != "sqlite":
-        editor.execute(_VIEW)
+def _create(_apps: object, editor: Any) -> None:  # noqa: ANN401 - the schema editor
+    create(editor.connection)
 
 
 class Migration(migrations.Migration):
@@ -37,7 +22,7 @@ class Migration(migrations.Migration):
     initial = True
     dependencies: ClassVar[list[Any]] = []
     operations: ClassVar[list[Any]] = [
-        migrations.RunPython(create, migrations.RunPython.noop),
+        migrations.RunPython(_create, migrations.RunPython.noop),
         migrations.CreateModel(
             name="ParkedMessage",
             fields=[

@@ -1,0 +1,55 @@
+"""Adds the outbox to a database: in the migration, and after ``migrate`` where it is missing.
+
+Knows: Django's signals, and the view that the model `ParkedMessage` reads. Must never know: the
+tables of the outbox.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from reliablepub.integrations.django import DjangoOutbox, accepted, aliases
+
+_NAME: Final = "reliablepub_parked_messages"
+# The outbox has a schema of its own, which a model cannot name, and its times are text.
+_VIEW: Final = """
+    CREATE OR REPLACE VIEW reliablepub_parked_messages AS SELECT
+        id, message_id, exchange, routing_key, ordering_key, state, outcome, reply_code, reply_text,
+        attempts, (stored_at || '+00')::timestamptz AS stored_at,
+        (parked_at || '+00')::timestamptz AS parked_at, size
+    FROM reliablepub.parked_messages
+"""
+
+
+def create(connection: BaseDatabaseWrapper) -> None:
+    """Add the outbox, as part of the transaction, if the setting ``DATABASES`` names the database.
+
+    An outbox that is there is kept.
+    """
+    if connection.alias not in aliases():
+        return
+    DjangoOutbox(connection.alias).outbox.create(connection=accepted(connection))
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(_VIEW)
+
+
+def create_missing(*, using: str, **_: Any) -> None:  # noqa: ANN401 - a signal's
+    """Add the outbox to a PostgreSQL database whose migration did not.
+
+    It was applied before the setting ``DATABASES`` named the database, or the setting
+    ``MIGRATION_MODULES`` leaves it out. In SQLite, the first message adds the outbox.
+
+    Args:
+        using: alias of the database.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql" or using not in aliases():
+        return
+    if _NAME in connection.introspection.table_names(include_views=True):
+        return
+    with transaction.atomic(using):
+        create(connection)
