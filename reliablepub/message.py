@@ -46,6 +46,7 @@ _RARE_SHORT_STRINGS = (
     "user_id",
     "app_id",
 )
+_RARE = (*_RARE_SHORT_STRINGS, "priority", "expiration", "timestamp", "expires_in_s", "not_before")
 
 
 class MessageFields(TypedDict, total=False):
@@ -171,7 +172,8 @@ class Message:
         if persistent is not True:
             fields["persistent"] = _checked_persistent(persistent)
         if content_type is not None:
-            content_type = _plain("content_type", content_type)
+            is_plain = content_type.__class__ is str
+            content_type = content_type if is_plain else _plain("content_type", content_type)
             size += _short_string_bytes("content_type", content_type)
             fields["content_type"] = content_type
         if not (
@@ -187,19 +189,9 @@ class Message:
             and expires_in_s is None
             and not_before is None
         ):
-            rare = {
-                "priority": priority,
-                "expiration": expiration,
-                "timestamp": timestamp,
-                "content_encoding": content_encoding,
-                "correlation_id": correlation_id,
-                "reply_to": reply_to,
-                "type": type,
-                "user_id": user_id,
-                "app_id": app_id,
-                "expires_in_s": expires_in_s,
-                "not_before": not_before,
-            }
+            texts = (content_encoding, correlation_id, reply_to, type, user_id, app_id)
+            others = (priority, expiration, timestamp, expires_in_s, not_before)
+            rare: dict[str, object] = dict(zip(_RARE, (*texts, *others), strict=True))
             size += _rare_bytes(rare)
             fields.update(rare, is_plain=False)
         if headers is not None:
@@ -370,9 +362,9 @@ def _rare_bytes(fields: dict[str, object]) -> int:
         fields["expires_in_s"] = _checked_expires_in(fields["expires_in_s"])
     size = 0
     for name in _RARE_SHORT_STRINGS:
-        if fields[name] is not None:
-            fields[name] = value = _plain(name, fields[name])
-            size += _short_string_bytes(name, value)
+        if (value := fields[name]) is not None:
+            fields[name] = text = _plain(name, value)
+            size += _short_string_bytes(name, text)
     if fields["reply_to"] == _DIRECT_REPLY_TO:
         raise InvalidMessage("reply_to", "direct reply-to needs a consumer on the same channel")
     return size
@@ -403,8 +395,8 @@ def _check_time(name: str, value: object) -> None:
 
 
 def _checked_expires_in(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 < value <= EXPIRES_IN_S_MAX:
+    is_bool = isinstance(value, bool)
+    if isinstance(value, int | float) and not is_bool and 0 < value <= EXPIRES_IN_S_MAX:
         return value if type(value) in (int, float) else float(value)
     problem = f"is {value!r}; a number of seconds, more than 0 and at most {EXPIRES_IN_S_MAX:g}"
     raise InvalidMessage("expires_in_s", problem)

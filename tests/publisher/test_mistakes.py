@@ -31,7 +31,7 @@ from reliablepub import (
     provision,
 )
 from reliablepub.outbox.postgres.enqueue import execute
-from reliablepub.relay.handover import Inbox
+from reliablepub.relay.handover import Chunk, Inbox
 from reliablepub.testing import FakeBroker
 
 AWAY = "amqp://guest:guest@127.0.0.1:1/"
@@ -300,7 +300,12 @@ def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
     """What was handed over may be stored and sent, although its caller got an exception."""
     handed_over: list[object] = []
     put = Inbox.put
-    monkeypatch.setattr(Inbox, "put", lambda *a: (handed_over.append(a), put(*a))[1])
+
+    def noted(inbox: Inbox, chunk: Chunk[Any]) -> None:
+        handed_over.append(chunk)
+        put(inbox, chunk)
+
+    monkeypatch.setattr(Inbox, "put", noted)
 
     async def main() -> None:
         with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:

@@ -218,7 +218,8 @@ def test_a_late_answer_grows_old(wire: Open, monkeypatch: pytest.MonkeyPatch) ->
     reason(own.connect())
     time.sleep(0.2)
     go_on.set()
-    question = own.transport._login and own.transport._login._question
+    assert own.transport._login is not None
+    question = own.transport._login._question
     assert question is not None
     own.until(lambda: question.answer is not None)
     monkeypatch.setattr(login, "PATIENCE_S", PATIENCE_S)
