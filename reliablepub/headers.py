@@ -132,8 +132,9 @@ def _checked_table(
     copy: dict[str, FieldValue] = {}
     size = 4
     for name, value in table.items():
-        if type(name) is not str:
+        if not isinstance(name, str):
             raise InvalidMessage(path, f"has the name {name!r}, which is not a str")
+        name = str.__str__(name)  # noqa: PLW2901 - a member of a `StrEnum` becomes a plain str
         inner = f"{path}[{name!r}]"
         length = len(utf8(inner, name))
         if length > SHORT_STRING_MAX:
@@ -163,7 +164,8 @@ def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
     copy: FieldValue
     match value:
         case str():
-            copy, size = value, 5 + len(utf8(path, value))
+            copy = str.__str__(value)  # also of a subclass, whose methods may differ
+            size = 5 + len(utf8(path, copy))
         case None:
             copy, size = None, 1
         case bool():  # before int, of which bool is a subclass

@@ -46,6 +46,7 @@ _RARE_SHORT_STRINGS = (
     "user_id",
     "app_id",
 )
+_RARE = (*_RARE_SHORT_STRINGS, "priority", "expiration", "timestamp", "expires_in_s", "not_before")
 
 
 class MessageFields(TypedDict, total=False):
@@ -160,6 +161,10 @@ class Message:
         """Validate and copy. A generated ``__init__`` would take three times as long."""
         if body.__class__ is not bytes or len(body) > BODY_BYTES_MAX:  # `type` is a parameter
             raise _invalid_body(body)
+        is_plain = exchange.__class__ is str and routing_key.__class__ is str
+        if not (is_plain and (message_id is None or message_id.__class__ is str)):
+            exchange, routing_key = _plain("exchange", exchange), _plain("routing_key", routing_key)
+            message_id = None if message_id is None else _plain("message_id", message_id)
         fields = self.__dict__
         fields["body"], fields["exchange"], fields["routing_key"] = body, exchange, routing_key
         size = _FIXED_BYTES + len(body) + _address_bytes(exchange, routing_key)
@@ -168,6 +173,8 @@ class Message:
         if persistent is not True:
             fields["persistent"] = _checked_persistent(persistent)
         if content_type is not None:
+            is_plain = content_type.__class__ is str
+            content_type = content_type if is_plain else _plain("content_type", content_type)
             size += _short_string_bytes("content_type", content_type)
             fields["content_type"] = content_type
         if not (
@@ -183,19 +190,9 @@ class Message:
             and expires_in_s is None
             and not_before is None
         ):
-            rare = {
-                "priority": priority,
-                "expiration": expiration,
-                "timestamp": timestamp,
-                "content_encoding": content_encoding,
-                "correlation_id": correlation_id,
-                "reply_to": reply_to,
-                "type": type,
-                "user_id": user_id,
-                "app_id": app_id,
-                "expires_in_s": expires_in_s,
-                "not_before": not_before,
-            }
+            texts = (content_encoding, correlation_id, reply_to, type, user_id, app_id)
+            others = (priority, expiration, timestamp, expires_in_s, not_before)
+            rare: dict[str, object] = dict(zip(_RARE, (*texts, *others), strict=True))
             size += _rare_bytes(rare)
             fields.update(rare, is_plain=False)
         if headers is not None:
@@ -203,6 +200,7 @@ class Message:
             fields["headers"], header_bytes = checked_headers(headers, room)
             size += header_bytes
         if ordering_key is not None:
+            ordering_key = _plain("ordering_key", ordering_key)
             size += _ordering_key_bytes(ordering_key)
             fields["ordering_key"] = ordering_key
         fields["size"] = size
@@ -226,6 +224,8 @@ class Message:
 
     def with_message_id(self, message_id: str) -> Message:
         """Return a copy of this message with the given ``message_id``."""
+        if message_id.__class__ is not str:
+            message_id = _plain("message_id", message_id)
         given = self.__dict__
         if "message_id" in given or "headers" in given:  # the id shares a frame with the headers
             return replace(self, message_id=message_id)
@@ -319,18 +319,24 @@ def _fields_of(value: object) -> dict[str, object]:
     raise TypeError(f"{type(value).__name__} is not a type that JSON has")
 
 
-def _address_bytes(exchange: object, routing_key: object) -> int:
-    if type(exchange) is str and type(routing_key) is str:
-        both = exchange + routing_key
-        if len(both) <= SHORT_STRING_MAX and both.isascii():  # the common case, in one check
-            return len(both)
+def _plain(name: str, value: object) -> str:
+    """Return a text as a plain `str`: subclasses, such as `StrEnum`, have methods of their own."""
+    if not isinstance(value, str):
+        raise InvalidMessage(name, f"is {type(value).__name__}, not str")
+    return str.__str__(value)
+
+
+def _address_bytes(exchange: str, routing_key: str) -> int:
+    both = exchange + routing_key
+    if len(both) <= SHORT_STRING_MAX and both.isascii():  # the common case, in one check
+        return len(both)
     return _short_string_bytes("exchange", exchange) + _short_string_bytes(
         "routing_key", routing_key
     )
 
 
-def _message_id_bytes(value: object) -> int:
-    if type(value) is str and value.isascii() and 0 < len(value) <= SHORT_STRING_MAX:
+def _message_id_bytes(value: str) -> int:
+    if value.isascii() and 0 < len(value) <= SHORT_STRING_MAX:
         return len(value)  # the common case, in one check
     if value == "":
         raise InvalidMessage("message_id", "is empty; leave it out to have one generated")
@@ -343,22 +349,29 @@ def _checked_persistent(value: object) -> bool:
     return value
 
 
-def _rare_bytes(fields: Mapping[str, object]) -> int:
-    """Validate the fields that most messages leave out; return their size in bytes."""
-    _check_range("priority", fields["priority"], PRIORITY_MAX)
-    _check_range("expiration", fields["expiration"], EXPIRATION_MS_MAX)
+def _rare_bytes(fields: dict[str, object]) -> int:
+    """Validate the fields that most messages leave out; return their size in bytes.
+
+    Values of subclasses become plain ones.
+    """
+    for name, most in (("priority", PRIORITY_MAX), ("expiration", EXPIRATION_MS_MAX)):
+        if fields[name] is not None:
+            fields[name] = _in_range(name, fields[name], most)
     _check_time("timestamp", fields["timestamp"])
     _check_time("not_before", fields["not_before"])
-    _check_expires_in(fields["expires_in_s"])
+    if fields["expires_in_s"] is not None:
+        fields["expires_in_s"] = _checked_expires_in(fields["expires_in_s"])
+    size = 0
+    for name in _RARE_SHORT_STRINGS:
+        if (value := fields[name]) is not None:
+            fields[name] = text = _plain(name, value)
+            size += _short_string_bytes(name, text)
     if fields["reply_to"] == _DIRECT_REPLY_TO:
         raise InvalidMessage("reply_to", "direct reply-to needs a consumer on the same channel")
-    given = ((name, fields[name]) for name in _RARE_SHORT_STRINGS)
-    return sum(_short_string_bytes(name, value) for name, value in given if value is not None)
+    return size
 
 
-def _short_string_bytes(name: str, value: object) -> int:
-    if type(value) is not str:
-        raise InvalidMessage(name, f"is {type(value).__name__}, not str")
+def _short_string_bytes(name: str, value: str) -> int:
     if value.isascii() and len(value) <= SHORT_STRING_MAX:  # the common case, without encoding
         return len(value)
     length = len(utf8(name, value))
@@ -368,11 +381,10 @@ def _short_string_bytes(name: str, value: object) -> int:
     return length
 
 
-def _check_range(name: str, value: object, most: int) -> None:
-    if value is None:
-        return
-    if type(value) is not int or not 0 <= value <= most:
+def _in_range(name: str, value: object, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise InvalidMessage(name, f"is not a whole number from 0 to {most}")
+    return int(value)  # an IntEnum becomes a plain int
 
 
 def _check_time(name: str, value: object) -> None:
@@ -383,17 +395,15 @@ def _check_time(name: str, value: object) -> None:
     checked_datetime(name, value)
 
 
-def _check_expires_in(value: object) -> None:
-    if value is None:
-        return
-    if type(value) not in (int, float) or not 0 < value <= EXPIRES_IN_S_MAX:  # type: ignore[operator]
-        problem = f"is {value!r}; a number of seconds, more than 0 and at most {EXPIRES_IN_S_MAX:g}"
-        raise InvalidMessage("expires_in_s", problem)
+def _checked_expires_in(value: object) -> float:
+    is_bool = isinstance(value, bool)
+    if isinstance(value, int | float) and not is_bool and 0 < value <= EXPIRES_IN_S_MAX:
+        return value if type(value) in (int, float) else float(value)
+    problem = f"is {value!r}; a number of seconds, more than 0 and at most {EXPIRES_IN_S_MAX:g}"
+    raise InvalidMessage("expires_in_s", problem)
 
 
-def _ordering_key_bytes(value: object) -> int:
-    if type(value) is not str:
-        raise InvalidMessage("ordering_key", f"is {type(value).__name__}, not str")
+def _ordering_key_bytes(value: str) -> int:
     length = len(utf8("ordering_key", value))
     if not 0 < length <= SHORT_STRING_MAX:
         problem = f"has {length} bytes of UTF-8; at least 1, at most {SHORT_STRING_MAX}"

@@ -11,6 +11,8 @@ channel is reopened (the session knows).
     connection, because of a publish      suspects: halved on the quarantine channel, while fresh
     (`reliablepub._core.blame`)           messages wait; a message that was alone in flight is
                                           refused
+    channel, because confirms are         sent again, first in line; the overdue ones a few at a
+    overdue                               time (`reliablepub._core.lane`)
     connection, no publish blamed         sent again, first in line
     connection, no publish blamed,        suspects: halved, while fresh messages wait; a message
     `STRIKES_MAX` times in a row before   that was alone in flight is *set aside*, never refused
@@ -29,6 +31,7 @@ nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final, Generic, TypeVar
 
 from reliablepub._core.blame import blames_a_publish
@@ -135,23 +138,42 @@ class Aftermath(Generic[K]):
         """End a lane's epoch, because one of its publishes made the broker close the channel."""
         self._isolate((lane,), event)
 
-    def overdue(self, lane: Lane[K], reason: str) -> None:
+    def overdue(self, lane: Lane[K], reason: str, *, late_before: float) -> None:
         """End a lane's epoch, because its confirms are overdue.
 
         Suspects are cleared and go to the main lane: a guilty message closes its channel at once.
-        """
-        self.send_again(lane, reason, by=self._main)
 
-    def send_again(self, lane: Lane[K], reason: str, *, by: Lane[K] | None = None) -> None:
+        Args:
+            lane: the lane that ends.
+            reason: reply text of the uncertain outcomes.
+            late_before: messages that were written by then are late from now on (`Lane.late`).
+        """
+        self.send_again(lane, reason, by=self._main, late_before=late_before)
+
+    def send_again(
+        self,
+        lane: Lane[K],
+        reason: str,
+        *,
+        by: Lane[K] | None = None,
+        late_before: float = -inf,
+    ) -> None:
         """End a lane's epoch; all in flight is uncertain, and goes first in the next epoch.
+
+        Late messages stay late, and join the others of that kind.
 
         Args:
             lane: the lane that ends.
             reason: reply text of the uncertain outcomes.
             by: the lane that sends the messages again; by default ``lane``.
+            late_before: messages that were written by then are late from now on.
         """
+        by, late = by or lane, lane.late_keys(late_before)
         uncertain = self.close(lane, Outcome(OutcomeKind.UNCERTAIN, 0, reason))
-        (by or lane).buffer.extendleft(reversed(uncertain))
+        if late:
+            by.late += [key for key in uncertain if key in late]
+            uncertain = [key for key in uncertain if key not in late]
+        by.buffer.extendleft(reversed(uncertain))
 
     def close(self, lane: Lane[K], outcome: Outcome) -> list[K]:
         """End the lane's epoch; return the keys of the uncertain messages, in order."""

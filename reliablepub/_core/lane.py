@@ -2,6 +2,12 @@
 
 Knows: the ledger of the current epoch, sizes, and times it is given. Must never know: why a channel
 is opened or closed (the session knows), or what a key means.
+
+**Late.** A queue may confirm nothing for days, while others confirm at once. Its messages would
+fill the window, time out, be sent again first, and fill the window again, so that no message to
+another queue is ever sent. So a message whose confirm was overdue while newer ones were confirmed,
+or for the second time, is *late*: late messages have a buffer of their own, and at first a quarter
+of the window (`LATE_SHARE`). Each answer to a late message makes room for two more.
 """
 
 from __future__ import annotations
@@ -23,6 +29,8 @@ from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 K = TypeVar("K")
 
 _first_tag: Final = attrgetter("first_tag")
+LATE_SHARE: Final = 4
+"""Late messages may at first take one part in so many of the window."""
 
 
 class ChannelState(Enum):
@@ -42,6 +50,7 @@ class Lane(Generic[K]):
 
     Attributes:
         buffer: key of each message that is not written yet, in order.
+        late: key of each late message that is not written again yet.
         state: state of the channel.
         ledger: confirms of the current epoch; None if there is no channel.
         in_flight: number of messages that are written and not settled.
@@ -50,6 +59,8 @@ class Lane(Generic[K]):
 
     __slots__ = (
         "_batches",
+        "_late_room",
+        "_late_tags",
         "_leaving",
         "_lowest",
         "_lowest_since",
@@ -59,6 +70,7 @@ class Lane(Generic[K]):
         "buffer",
         "in_flight",
         "in_flight_bytes",
+        "late",
         "ledger",
         "state",
     )
@@ -67,6 +79,9 @@ class Lane(Generic[K]):
         self._violations = violations
         self._size_of = size_of
         self.buffer: deque[K] = deque()
+        self.late: deque[K] = deque()
+        self._late_tags: list[int] = []  # of late messages in flight, and of some settled ones
+        self._late_room = 0
         self.state = ChannelState.CLOSED
         self.ledger: ConfirmLedger[K] | None = None
         self.in_flight = 0
@@ -162,6 +177,55 @@ class Lane(Generic[K]):
             while batches and batches[0].first_tag + len(batches[0].keys) <= lowest:
                 batches.popleft()
 
+    @property
+    def has_settled_newer(self) -> bool:
+        """Whether the broker has answered a publish that is newer than the oldest in flight."""
+        assert self.ledger is not None
+        return self.in_flight <= self.ledger.last_tag - self.ledger.lowest_tag
+
+    @property
+    def late_in_flight(self) -> int:
+        """Number of late messages that are written and not settled, as of `transmit_late`."""
+        return len(self._late_tags)
+
+    def late_keys(self, before: float) -> set[K]:
+        """Keys of the messages in flight that are late, or were written by this time."""
+        if self.ledger is None:
+            return set()
+        tags = list(self._late_tags)
+        for batch in self._batches:
+            if batch.taken_at <= before:
+                tags += range(batch.first_tag, batch.first_tag + len(batch.keys))
+        return {key for key in map(self.ledger.key_of, tags) if key is not None}
+
+    def transmit_late(
+        self, *, window: int, room: int, room_bytes: int, is_alone: bool, now: float
+    ) -> list[Batch[K]]:
+        """Register the next late messages, as many as fit, as one batch.
+
+        Args:
+            window: the current window, of which late messages may take a part.
+            room: maximum number of messages.
+            room_bytes: maximum number of bytes.
+            is_alone: nothing is in flight on any lane, so the first message may exceed
+                ``room_bytes``.
+            now: on the session's active clock.
+
+        Returns:
+            One batch, or none.
+        """
+        assert self.ledger is not None
+        waiting = [tag for tag in self._late_tags if self.ledger.key_of(tag) is not None]
+        self._late_room += 2 * (len(self._late_tags) - len(waiting))
+        self._late_tags = waiting
+        room = min(room, max(1, window // LATE_SHARE) + self._late_room - len(waiting))
+        batches = self._transmit(self.late, room, room_bytes, now, is_alone=is_alone)
+        for batch in batches:
+            self._late_tags += range(batch.first_tag, batch.first_tag + len(batch.keys))
+        if not self.late:
+            self._late_room = 0
+        return batches
+
     def transmit(self, *, room: int, room_bytes: int, is_alone: bool, now: float) -> list[Batch[K]]:
         """Register the next messages of the buffer, as many as fit, as one batch.
 
@@ -175,8 +239,13 @@ class Lane(Generic[K]):
         Returns:
             One batch, or none.
         """
+        return self._transmit(self.buffer, room, room_bytes, now, is_alone=is_alone)
+
+    def _transmit(
+        self, source: deque[K], room: int, room_bytes: int, now: float, *, is_alone: bool
+    ) -> list[Batch[K]]:
         assert self.ledger is not None
-        sizes = list(map(self._size_of, islice(self.buffer, max(0, room))))
+        sizes = list(map(self._size_of, islice(source, max(0, room))))
         count, total = len(sizes), sum(sizes)
         if total > room_bytes:
             until = bisect_right(list(accumulate(sizes)), room_bytes)
@@ -184,7 +253,7 @@ class Lane(Generic[K]):
             total = sum(sizes[:count])
         if not count:
             return []
-        keys = [self.buffer.popleft() for _ in range(count)]
+        keys = [source.popleft() for _ in range(count)]
         first_tag = self.ledger.last_tag + 1
         self.ledger.register(keys)
         self.in_flight += count
@@ -276,12 +345,13 @@ class Lane(Generic[K]):
 
     def buffered_keys(self) -> Iterator[K]:
         """Keys of the messages that are not in flight."""
-        return iter(self.buffer)
+        yield from self.buffer
+        yield from self.late
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
         """Remove the buffered messages of these keys; return those that were buffered."""
-        withdrawn = [key for key in self.buffer if key in keys]
-        self.buffer = without(keys, self.buffer)
+        withdrawn = [key for key in (*self.buffer, *self.late) if key in keys]
+        self.buffer, self.late = without(keys, self.buffer), without(keys, self.late)
         return withdrawn
 
     def take_back(self, first_tag: int, count: int) -> None:
@@ -289,7 +359,8 @@ class Lane(Generic[K]):
         assert self.ledger is not None
         tags = range(first_tag + count - 1, first_tag - 1, -1)
         keys = [self.ledger.take_back(tag) for tag in tags]
-        self.buffer.extendleft(keys)
+        (self.late if first_tag in self._late_tags else self.buffer).extendleft(keys)
+        self._late_tags = [tag for tag in self._late_tags if tag < first_tag]
         self._landed(keys)
         self._batches.pop()
 
@@ -318,6 +389,8 @@ class Lane(Generic[K]):
         self._lowest = 1
         self._batches.clear()
         self._leaving.clear()
+        self._late_tags.clear()
+        self._late_room = 0
 
 
 def without(gone: Collection[K], keys: deque[K]) -> deque[K]:

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any, ClassVar, Final, Generic
 
 from reliablepub._core.aftermath import Aftermath
@@ -175,7 +176,7 @@ class Session(Generic[K]):
     def buffered(self) -> int:
         """Number of messages waiting to be written, including suspects."""
         suspects = 0 if self._quarantine.is_unused else self._quarantine.waiting
-        return len(self._main.buffer) + suspects
+        return len(self._main.buffer) + len(self._main.late) + suspects
 
     def buffered_keys(self) -> Iterator[K]:
         """Keys of the messages waiting to be written, including suspects."""
@@ -389,7 +390,8 @@ class Session(Generic[K]):
         if not self._can_write or self._is_draining:
             self.window.forget_round()
             return []
-        if self._quarantine.is_unused and not self._main.buffer and self.window.round is None:
+        is_empty = not (self._main.buffer or self._main.late)
+        if is_empty and self._quarantine.is_unused and self.window.round is None:
             return []  # as in most turns
         if self._is_sharing:
             self._open_lanes(now)
@@ -398,6 +400,10 @@ class Session(Generic[K]):
         self.window.heard(self._main.progress, now)
         batches: list[Batch[K]] = []
         for lane in lanes:
+            if lane.state is ChannelState.OPEN and lane.late:
+                batches += self._transmit_late(lane, now)
+                if lane.late and not lane.late_in_flight:
+                    break  # it waits for bytes, which others would take
             if lane.state is ChannelState.OPEN and lane.buffer:
                 in_flight = self.in_flight
                 batches += lane.transmit(
@@ -411,6 +417,15 @@ class Session(Generic[K]):
         is_held_up = bool(self._main.buffer) and not self._quarantine.in_flight
         self.window.sent(self._main.progress, now, is_held_up=is_held_up)
         return batches
+
+    def _transmit_late(self, lane: Lane[K], now: float) -> list[Batch[K]]:
+        return lane.transmit_late(
+            window=self.window.size,
+            room=self.window.size - self.in_flight,
+            room_bytes=self._window_bytes_max - self.in_flight_bytes,
+            is_alone=self.in_flight == 0,
+            now=now,
+        )
 
     def _lanes_to_write(self) -> Sequence[Lane[K]]:
         """The lanes that may write now, suspects first."""
@@ -534,9 +549,15 @@ class Session(Generic[K]):
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
         """End the epoch of a channel whose confirms are overdue."""
         self._order(CloseChannel(lane.epoch, reason))
+        is_of_queue, is_second = lane.has_settled_newer, self._patience > 1
         self._patience = min(2 * self._patience, PATIENCE_MAX)
-        self.window.reset()
-        self._aftermath.overdue(lane, reason)
+        if is_of_queue:  # the broker as a whole is not too slow for the window
+            self.window.forget_round()
+        else:
+            self.window.reset()
+        is_late = is_of_queue or is_second
+        late_before = self._clock.reading(now) - self._confirm_timeout_s if is_late else -inf
+        self._aftermath.overdue(lane, reason, late_before=late_before)
         if self._is_sharing:  # a new channel might exceed the limit while this one still counts
             self._disconnect(reason)
         self._open_lanes(now)

@@ -122,6 +122,8 @@ class Publisher:
         message = identified(message, fields)
         assert message.message_id is not None
         receipt = Issued(message.message_id, self._client.relay)
+        if not self._has_waited:
+            self._warn_in_event_loop()
         chunk = self._client.hand_over_one(message, receipt, Latch())
         try:
             self._wait_stored(chunk)
@@ -158,6 +160,8 @@ class Publisher:
             RelayHeldUp: a callback of the application does not return.
         """
         client, receipt = self._client, IssuedBatch(self._client.relay)
+        if not self._has_waited:
+            self._warn_in_event_loop()
         under_way: deque[Chunk[Latch]] = deque()
         stream = Stream()
         try:
@@ -267,9 +271,6 @@ class Publisher:
 
     def _wait_stored(self, chunk: Chunk[Latch]) -> None:
         """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
-        if not self._has_waited:
-            self._has_waited = True
-            _warn_in_event_loop()
         client, since, count = self._client, time.monotonic(), len(chunk.messages)
         patience_s = left_s = math.inf if client.full_timeout_s is None else client.full_timeout_s
         try:
@@ -288,17 +289,20 @@ class Publisher:
             client.rejected(count, error)
             raise
 
+    def _warn_in_event_loop(self) -> None:
+        """Warn once if this thread runs an event loop, which stands still while `publish` waits.
 
-def _warn_in_event_loop() -> None:
-    """Warn if this thread runs an asyncio event loop, which stands still while `publish` waits."""
-    asyncio = sys.modules.get("asyncio")  # a program without it has no event loop
-    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - the public form raises
-        return
-    if "ipykernel" in sys.modules:
-        return  # in a notebook, a person waits anyway
-    warnings.warn(
-        "Publisher blocks this event loop until each message is on disk; use AsyncPublisher, or "
-        "publish from another thread",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+        Called before anything is handed over: a filter may make an exception of the warning.
+        """
+        self._has_waited = True
+        asyncio = sys.modules.get("asyncio")  # a program without it has no event loop
+        if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - the public form raises
+            return
+        if "ipykernel" in sys.modules:
+            return  # in a notebook, a person waits anyway
+        warnings.warn(
+            "Publisher blocks this event loop until each message is on disk; use AsyncPublisher, "
+            "or publish from another thread",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -10,6 +10,7 @@ subclasses (`Issued`, `IssuedBatch`), which also have the methods by which the r
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +67,9 @@ class _Relay(Protocol):
     def check_held_up(self) -> None:
         """Raise `RelayHeldUp` while the relay waits for a callback that does not return."""
 
+    def keep(self, receipt: object) -> None:
+        """Keep a receipt in memory until `call`, even if the application drops it."""
+
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
         """Call back with a settled receipt."""
 
@@ -116,10 +120,19 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
     return StillOpen("; ".join([told, *waits_for(status)]))
 
 
-_first_to_wait: Final = threading.RLock()
+_first_to_wait = threading.RLock()
 """Held while a waiting thread makes a latch; never taken on the relay's thread. It is reentrant, so
 a signal handler that interrupts its holder, and itself waits, blocks neither itself nor the relay.
 """
+
+
+def _forked() -> None:
+    """Replace the lock in a forked child: the thread that held it may not exist there."""
+    global _first_to_wait  # noqa: PLW0603
+    _first_to_wait = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Waiting(Protocol):
@@ -146,6 +159,7 @@ class _Waiting:
 
     def then_call(self, callback: Callable[[Any], object], receipt: SingleOutcome) -> None:
         """Call back once the receipt is settled; at once, on this thread, if it is."""
+        self._relay.keep(receipt)
         self._calls.append(partial(self._relay.call, callback, receipt))
         if receipt.is_settled:  # the relay may have rung before the call was in the list
             self._call_back()
@@ -191,7 +205,7 @@ class _Waiting:
 class SingleOutcome:
     """The outcome of one message, once it is known."""
 
-    __slots__ = ("_result", "_waiting", "message_id")
+    __slots__ = ("__weakref__", "_result", "_waiting", "message_id")
     _shown_as: ClassVar[str]
 
     def __init__(self, message_id: str, waiting: Waiting) -> None:

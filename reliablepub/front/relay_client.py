@@ -81,6 +81,8 @@ class RelayClient:
         for watch in self._watchers:
             watch(self.relay)
         self.relay.start(observer)
+        for other in [one for one in list(_not_closed) if one.relay.is_gone]:
+            _not_closed.pop(other, None)  # it failed, or the wait for its start was given up
         _not_closed[self] = None
 
     def wait_started(self) -> None:

@@ -78,13 +78,17 @@ class Guard:
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - no exception of a callback ends the relay
-            self.errors += 1
-            if name not in self._told:
-                self._told.add(name)
-                said = f"{name} has raised; its further exceptions are counted, not logged"
-                self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
+            self.failed(name, error)
         finally:
             self.running = outer  # a callback may have called this one
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """Count an exception of a callback; log it if it is the first of this name."""
+        self.errors += 1
+        if name not in self._told:
+            self._told.add(name)
+            said = f"{name} has raised; its further exceptions are counted, not logged"
+            self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
 
 
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]

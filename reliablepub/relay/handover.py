@@ -334,7 +334,7 @@ class Inbox:
     def take(self, fits: Callable[[Chunk[Any]], bool]) -> list[Chunk[Any]]:
         """Take chunks, oldest first, until one does not fit. Chunks of a failed stream fail."""
         taken = []
-        while (chunk := self._head()) is not None:
+        while (chunk := self.head) is not None:
             void_because = chunk.void_because
             if void_because is None and not fits(chunk):
                 break
@@ -351,7 +351,7 @@ class Inbox:
 
     def is_ready(self, fits: Callable[[Chunk[Any]], bool]) -> bool:
         """Whether `take` would take a chunk, or fail one."""
-        head = self._head()
+        head = self.head
         return head is not None and (head.void_because is not None or fits(head))
 
     def withdraw(self, chunk: Chunk[Any]) -> None:
@@ -382,8 +382,9 @@ class Inbox:
             if chunk.claim():
                 chunk.failed(error)
 
-    def _head(self) -> Chunk[Any] | None:
-        """The oldest chunk that was not withdrawn, or None."""
+    @property
+    def head(self) -> Chunk[Any] | None:
+        """The oldest chunk that was not withdrawn, or None. Read on the relay's thread."""
         while self.chunks:
             if not self.chunks[0].is_claimed:
                 return self.chunks[0]

@@ -156,11 +156,13 @@ class Intake:
 
         An entry stored beyond memory has to be read back later, which costs more. So while confirms
         flow, callers wait a moment for room in memory. They do not wait for a broker that does not
-        confirm: then only the store's room counts.
+        confirm, nor with a chunk that is larger than memory: then only the store's room counts.
         """
         messages = min(self._limits.messages_max - counters.open, TURN_MESSAGES_MAX)
         bytes_ = self._limits.bytes_max - counters.open_bytes
-        if now < self._flowing_until and not self._loaded.has_backlog:
+        head = self._inbox.head
+        is_too_large = head is not None and head.size > self._limits.loaded_bytes_max
+        if now < self._flowing_until and not (self._loaded.has_backlog or is_too_large):
             messages = min(messages, self._loaded.room)
             bytes_ = min(bytes_, self._loaded.room_bytes)
         return Room(messages, bytes_)

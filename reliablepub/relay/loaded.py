@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 from typing import Any, Final
+from weakref import ref
 
 from reliablepub._core.ordering import KeyOrder
 from reliablepub.errors import OutboxLocked, OutboxUnreachable
@@ -103,17 +104,24 @@ class _Range:
 
     first: int
     last: int
-    waiter: Waiter
+    waiter: ref[Waiter]
     taken: set[int]
 
 
+_CROWDED_MIN: Final = 1_000
+
+
 class Waiters:
-    """Waiters of entries that are not in memory, by id; a chunk of messages takes one range."""
+    """Waiters of entries that are not in memory, by id; a chunk of messages takes one range.
+
+    They are referenced weakly: an outage may last, and most applications drop their receipts.
+    """
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._ranges: list[_Range] = []
-        self._single: dict[int, Waiter] = {}
+        self._single: dict[int, ref[Waiter]] = {}
+        self._crowded_at = _CROWDED_MIN
 
     def __len__(self) -> int:
         """The number of ranges and single ids."""
@@ -129,20 +137,22 @@ class Waiters:
             apart: ids among them whose entries hold the waiter themselves, or are not the waiter's.
         """
         if first == last:  # removing one of a million ranges moves all after it
-            self._single[first] = waiter
+            self.put(first, waiter)
             return
         self._firsts.append(first)
-        self._ranges.append(_Range(first, last, waiter, apart))
+        self._ranges.append(_Range(first, last, ref(waiter), apart))
+        self._sweep_if_crowded()
 
     def put(self, id_: int, waiter: Waiter) -> None:
         """Remember the waiter of an entry that has left memory."""
-        self._single[id_] = waiter
+        self._single[id_] = ref(waiter)
+        self._sweep_if_crowded()
 
     def take(self, id_: int) -> Waiter | None:
         """Remove and return the waiter of an entry that is loaded now; None if it has none."""
         waiter = self._single.pop(id_, None)
         if waiter is not None:
-            return waiter
+            return waiter()
         index = bisect_right(self._firsts, id_) - 1
         if index < 0:
             return None
@@ -152,7 +162,17 @@ class Waiters:
         found.taken.add(id_)
         if len(found.taken) > found.last - found.first:
             del self._firsts[index], self._ranges[index]
-        return found.waiter
+        return found.waiter()
+
+    def _sweep_if_crowded(self) -> None:
+        """Forget dropped waiters, each time that the number of all has doubled."""
+        if len(self) <= self._crowded_at:
+            return
+        left = self._single.items()
+        self._single = {id_: waiter for id_, waiter in left if waiter() is not None}
+        self._ranges = [found for found in self._ranges if found.waiter() is not None]
+        self._firsts = [found.first for found in self._ranges]
+        self._crowded_at = max(_CROWDED_MIN, 2 * len(self))
 
 
 _NEVER = float("inf")

@@ -163,6 +163,7 @@ class RelayThread:
         self.failure: BaseException | None = None
         self._observer = Observer()
         self._flushes: dict[Flush, None] = {}  # an ordered set; adding and removing are atomic
+        self._kept: dict[object, None] = {}
         self._close_at: float | None = None
         self._last_flush = Flush(Latch(), sys.maxsize)  # for closing
         self._log_writer = LogWriter()
@@ -215,6 +216,11 @@ class RelayThread:
         return self._is_ended or os.getpid() != self._pid
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the relay has ended and released all its resources."""
+        return self._gone.is_set()
+
+    @property
     def _is_running(self) -> bool:
         """Whether this process runs the thread. Afterwards another thread may get its id."""
         return not self._gone.is_set() and os.getpid() == self._pid
@@ -246,24 +252,29 @@ class RelayThread:
                 "and the relay waits for it: does it wait for a lock that this thread holds?"
             )
 
+    def keep(self, receipt: object) -> None:
+        """Keep a receipt in memory until `call`, even if the application drops it."""
+        self._kept[receipt] = None
+
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
         """Call back with a settled receipt; contain its exceptions.
 
         On the relay's thread all are counted, and the first is logged. On another each is logged;
         `KeyboardInterrupt` is raised there: it is the caller's Ctrl-C, and not of the callback.
         """
-        interrupt: KeyboardInterrupt | None = None
-        is_ours = threading.get_ident() == self._thread.ident and self._is_running
-        guard = self._guard if is_ours else Guard()  # only the relay's own can hold it up
-        with guard.calling(f"the callback {named(callback)} of a receipt"):
-            try:
+        self._kept.pop(receipt, None)
+        name = f"the callback {named(callback)} of a receipt"
+        if threading.get_ident() == self._thread.ident and self._is_running:
+            with self._guard.calling(name):
                 callback(receipt)
-            except KeyboardInterrupt as error:
-                if is_ours:
-                    raise
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+            return
+        # `Guard.calling` would suppress a Ctrl-C that comes after the callback has returned.
+        try:
+            callback(receipt)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as on the relay's thread
+            Guard().failed(name, error)
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until every message that the store holds now is settled.

@@ -158,7 +158,7 @@ class Wire:
                 case ConnectionLost(reason, close, is_refusal):
                     self._lost_reason = reason
                     self.is_refused = is_refusal
-                    if blames_a_publish(close):
+                    if blames_a_publish(close) and self._session.in_flight:
                         self._reconnect.closed_by_publish(now)
                     else:
                         self._reconnect.lost(now)

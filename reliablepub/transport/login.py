@@ -1,15 +1,18 @@
 """Credentials of a connection: `Login` asks for them, `Tenure` renews them on the open connection.
 
-Knows: the provider, a thread for each call of it, pika's loop, on which answers are passed on, and
-``connection.update-secret``. Must never know: channels, messages, or how a connection is opened.
+Knows: the provider, the thread on which it is called, pika's loop, on which answers are passed on,
+and ``connection.update-secret``. Must never know: channels, messages, or how connections are
+opened.
 
 Nothing here blocks the relay's thread, so commits go on whatever the provider does.
 
 A provider may hang (a token endpoint that accepts a connection and says nothing) or raise. A
 question that is not answered within `PATIENCE_S` has failed. The provider is called once at a time:
-while a call hangs, the next question waits for its answer. So a provider that hangs for ever costs
-one daemon thread, and the answer of one that takes longer than `PATIENCE_S` is used at the next
-attempt to connect.
+while a call hangs, the next question waits for its answer. So the answer of a provider that takes
+longer than `PATIENCE_S` is used at the next attempt to connect.
+
+The thread lives as long as the transport, because Python 3.12 starts none while the interpreter
+shuts down, which is when open messages get their last chance.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias
 
 from pika.adapters.select_connection import IOLoop
@@ -86,6 +90,14 @@ class Login:
         self._question: _Question | None = None
         self._told: Told | None = None
         self._timer: Any = None
+        self._questions: SimpleQueue[_Question | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._begin()
+
+    def close(self) -> None:
+        """End the thread, as soon as the provider has returned."""
+        self.cancel()
+        self._questions.put(None)
 
     def ask(self, told: Told) -> None:
         """Ask the provider; `told` is called once with its answer. An earlier `told` is dropped."""
@@ -93,8 +105,17 @@ class Login:
         self._told = told
         self._timer = self._loop.call_later(PATIENCE_S, self._out_of_patience)
         if self._question is None or self._question.is_stale:
-            self._question = _Question(self._provider, self._wake)
+            self._question = _Question(time.monotonic())
+            problem = self._begin()
+            if problem:
+                self._question.answer = Answer(None, problem, self._question.asked_at)
+            else:
+                self._questions.put(self._question)
         self.look()
+
+    def keep(self, answer: Answer) -> None:
+        """Keep an answer for the next `ask`, which follows soon."""
+        self._question = _Question(answer.asked_at, answer)
 
     def cancel(self) -> None:
         """Drop the callback. An answer that is under way is kept for the next `ask`."""
@@ -121,33 +142,28 @@ class Login:
         assert told is not None
         told(answer)
 
+    def _begin(self) -> str:
+        """Start the thread, unless it runs; return why it cannot be started, or an empty text."""
+        if self._thread is None:
+            thread = threading.Thread(
+                target=self._main, name="reliablepub-credentials", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or the interpreter is shutting down
+                return f"the credentials provider has no thread: {error}"
+            self._thread = thread
+        return ""
 
-class _Question:
-    """One call of the provider, on a daemon thread of its own.
+    # ------------------------------------------------------------------ on the thread
 
-    Attributes:
-        answer: set once, by that thread; at once if it cannot be started.
-    """
+    def _main(self) -> None:
+        while (question := self._questions.get()) is not None:
+            question.answer = self._answer(question.asked_at)
+            self._wake()
 
-    def __init__(self, provider: CredentialsProvider, wake: Callable[[], None]) -> None:
-        self._provider = provider
-        self._wake = wake
-        self._asked_at = time.monotonic()
-        self.answer: Answer | None = None
-        thread = threading.Thread(target=self._call, name="reliablepub-credentials", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # too many threads, or the interpreter is shutting down
-            problem = f"the credentials provider has no thread: {error}"
-            self.answer = Answer(None, problem, self._asked_at)
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether its answer came, and is too old to use."""
-        return self.answer is not None and time.monotonic() - self._asked_at > STALE_S
-
-    def _call(self) -> None:
-        answer = Answer(None, "", self._asked_at)
+    def _answer(self, asked_at: float) -> Answer:
+        answer = Answer(None, "", asked_at)
         try:
             found: object = self._provider()
             if isinstance(found, Credentials):
@@ -157,8 +173,25 @@ class _Question:
                 answer = replace(answer, problem=f"{problem}, not Credentials")
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is told as a reason
             answer = replace(answer, problem=_words(error))
-        self.answer = answer
-        self._wake()
+        return answer
+
+
+@dataclass(slots=True)
+class _Question:
+    """One call of the provider.
+
+    Attributes:
+        asked_at: monotonic seconds.
+        answer: set once, on the provider's thread; at once if there is no thread.
+    """
+
+    asked_at: float
+    answer: Answer | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its answer came, and is too old to use."""
+        return self.answer is not None and time.monotonic() - self.asked_at > STALE_S
 
 
 class Renewable(Protocol):
@@ -180,7 +213,8 @@ class Tenure:
     After `_RENEW_AFTER` of the lifetime the provider is asked again, and the broker gets the new
     secret by ``connection.update-secret``. While the provider fails, it is asked again with growing
     waits until the lifetime ends; then the connection is dropped, because RabbitMQ would refuse
-    the next publishes and blame a message.
+    the next publishes and blame a message. It is dropped too if the provider names another user,
+    since ``connection.update-secret`` cannot change the user.
 
     All methods must be called on the relay's thread.
 
@@ -197,6 +231,8 @@ class Tenure:
         self._failures = 0
         self._problem = ""
         self._is_updating = False
+        self._renewal: Any = None  # timers of pika's loop, or None
+        self._end: Any = None
 
     def begin(
         self,
@@ -217,12 +253,19 @@ class Tenure:
         self._plan()
         self._watch_end()
 
+    def end(self) -> None:
+        """Stop: the connection is gone. Timers would keep it in memory until the lifetime ends."""
+        for timer in (self._renewal, self._end):
+            if timer is not None:
+                self._loop.remove_timeout(timer)
+
     def _plan(self) -> None:
         """Set the timer for the next renewal."""
         ends_at = self._answer.expires_at
         if ends_at is not None:
             left_s = max(0.0, ends_at - time.monotonic())
-            self._loop.call_later(max(_RENEW_AFTER * left_s, _RENEW_MIN_S), self._renew)
+            wait = max(_RENEW_AFTER * left_s, _RENEW_MIN_S)
+            self._renewal = self._loop.call_later(wait, self._renew)
 
     def _watch_end(self) -> None:
         """Drop the connection if its credentials have ended; look again when they will."""
@@ -231,7 +274,7 @@ class Tenure:
             return
         left_s = ends_at - time.monotonic()
         if left_s > 0:
-            self._loop.call_later(left_s, self._watch_end)
+            self._end = self._loop.call_later(left_s, self._watch_end)
         elif not self._is_updating:  # else the broker reads the new secret before later publishes
             self._drop(f"the credentials have expired; {self._problem or 'there are no new ones'}")
 
@@ -247,10 +290,14 @@ class Tenure:
             self._problem = answer.problem
             self._failures += 1
             LOGGER.warning("the credentials could not be renewed: %s", answer.problem)
-            self._loop.call_later(wait_s(_WAITS, self._failures), self._renew)
+            self._renewal = self._loop.call_later(wait_s(_WAITS, self._failures), self._renew)
             return
         self._failures, self._problem = 0, ""
         assert self._answer.credentials is not None
+        if found.user != self._answer.credentials.user:
+            self._login.keep(answer)
+            self._drop("the provider of credentials names another user now")
+            return
         if found.secret == self._answer.credentials.secret:
             self._renewed(answer)
             return

@@ -157,6 +157,8 @@ MethodFrame: TypeAlias = Any
 _BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
 _CONNECT_TIMEOUT_S: Final = 10
 _CLOSE_TIMEOUT_S: Final = 2.0
+_ANSWER_TIMEOUT_S: Final = 60.0
+"""How long the broker may take for one step of a `Provision`."""
 _RINGS_MAX: Final = 4_096
 _SILENT_QUARTERS: Final = 7
 """Quarters of a heartbeat interval without a received byte, after which a broker is dead.
@@ -248,6 +250,7 @@ class PikaTransport:
         self._connection: SelectConnection | None = None
         self._bounded: BoundedServices | None = None
         self._close: ConnectionClose | None = None  # the broker's ``connection.close``
+        self._blocked: Blocked | None = None
         self._channels: dict[int, Channel] = {}
         self._frames: dict[int, PublishFrames] = {}
         self._departures = Departures()
@@ -261,7 +264,7 @@ class PikaTransport:
         self._bell, self._clapper = socket.socketpair()
         for end in (self._bell, self._clapper):
             end.settimeout(0)
-        self._loop.add_handler(self._bell.fileno(), self._on_bell, self._loop.READ)
+        self._loop.watch(self._bell.fileno(), self._on_bell)
         self._login = None if credentials is None else Login(credentials, self._loop, self.wake)
         self._tenure: Tenure | None = None
 
@@ -276,7 +279,19 @@ class PikaTransport:
             self._login.ask(partial(self._on_login, address))
 
     def _open(self, address: Address) -> None:
-        self._close = None
+        """Start connecting. What fails at once, such as reading certificates, is a failed attempt.
+
+        No other attempt would follow an exception: it would be swallowed with those of pika's loop.
+        """
+        try:
+            self._begin(address)
+        except Exception as error:  # noqa: BLE001 - any error ends only this attempt
+            self._connection = None
+            reason = f"connecting failed with {type(error).__name__}: {error}"
+            self._events.append(ConnectionLost(self._there(reason)))
+
+    def _begin(self, address: Address) -> None:
+        self._close = self._blocked = None
         self._bounded = BoundedServices(self._loop) if hooks.why_off() else None
         connection_class = HookedConnection if self._bounded is None else SelectConnection
         self._connection = connection_class(
@@ -385,6 +400,8 @@ class PikaTransport:
     def close(self) -> None:
         """Close the connection and release all resources; waits at most 2 s for the broker."""
         connection, self._connection = self._connection, None
+        if self._login is not None:
+            self._login.close()
         try:
             if connection is not None:
                 self._close_connection(connection)
@@ -476,7 +493,10 @@ class PikaTransport:
             self._events.append(Connected(self._where))
         else:
             assert isinstance(connection, SelectConnection)
-            Provision(connection, self._topology, partial(self._on_provisioned, connection)).start()
+            told = partial(self._on_provisioned, connection)
+            provision = Provision(connection, self._topology, told)
+            provision.start()
+            self._watch_provision(connection, provision, 0)
 
     def _is_current(self, connection: Connection) -> bool:
         return connection is self._connection
@@ -499,6 +519,20 @@ class PikaTransport:
         look = partial(self._watch, connection, count, silent)
         self._loop.call_later(self._heartbeat_s / 4, look)
 
+    def _watch_provision(self, connection: Connection, provision: Provision, taken: int) -> None:
+        """Drop the connection if the broker does not answer a step of the provision.
+
+        A queue may hang while the broker goes on sending heartbeats.
+        """
+        if connection is not self._connection or not provision.awaits:
+            return
+        if provision.taken == taken and self._blocked is None:
+            within = f"within {_ANSWER_TIMEOUT_S:g} s"
+            self.disconnect(f"no answer {within} to the declaration of {provision.awaits}")
+            return
+        look = partial(self._watch_provision, connection, provision, provision.taken)
+        self._loop.call_later(_ANSWER_TIMEOUT_S, look)
+
     def _on_provisioned(self, connection: Connection, problems: list[str]) -> None:
         """Report the connection, or drop it if the broker differs from the topology.
 
@@ -511,6 +545,8 @@ class PikaTransport:
             self.disconnect(str(TopologyError(problems)))
         else:
             self._events.append(Connected(self._where))
+            if self._blocked is not None:  # meanwhile: a check of a topology publishes
+                self._events.append(self._blocked)
 
     def _on_lost(self, connection: Connection, error: BaseException) -> None:
         if connection is not self._connection:
@@ -536,10 +572,12 @@ class PikaTransport:
 
     def _on_blocked(self, connection: Connection, frame: MethodFrame) -> None:
         if connection is self._connection:
-            self._events.append(Blocked(text(frame.method.reason)))
+            self._blocked = Blocked(text(frame.method.reason))
+            self._events.append(self._blocked)
 
     def _on_unblocked(self, connection: Connection, _frame: MethodFrame) -> None:
         if connection is self._connection:
+            self._blocked = None
             self._events.append(Unblocked())
 
     def _on_channel_open(self, epoch: int, channel: Channel) -> None:
@@ -619,6 +657,9 @@ class PikaTransport:
             self._forget(epoch)
 
     def _forget_all(self) -> None:
+        if self._tenure is not None:
+            self._tenure.end()
+            self._tenure = None
         self._channels.clear()
         self._frames.clear()
         self._departures.clear()

@@ -64,6 +64,9 @@ class Provision:
         connection: an open connection.
         topology: the topology to declare or check.
         on_end: called once at the end, with all problems; not called if the connection is lost.
+
+    Attributes:
+        taken: number of steps taken so far, the current one included.
     """
 
     def __init__(
@@ -78,14 +81,21 @@ class Provision:
         self._on_end = on_end
         self._problems: list[str] = []
         self._channel: Channel | None = None
+        self.taken = 0
 
     def start(self) -> None:
         """Take the first step."""
         self._step = next(self._steps, None)
         self._take()
 
+    @property
+    def awaits(self) -> str:
+        """The object about which the broker owes an answer; empty at the end."""
+        return "" if self._step is None else self._step.whom
+
     def _take(self) -> None:
         """Take the current step, on the open channel or on a new one."""
+        self.taken += 1
         if self._step is None:
             if self._channel is not None:
                 channel, self._channel = self._channel, None

@@ -30,9 +30,11 @@ from reliablepub import (
     StillOpen,
     WrongEventLoop,
 )
+from reliablepub.front import relay_client
 from reliablepub.front.bridge import BURST
 from reliablepub.front.relay_client import RelayClient
 from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
@@ -422,6 +424,30 @@ def test_opening_that_is_cancelled_closes_again(
         await until_async(lambda: not relay_threads())
         async with AsyncPublisher(AWAY, outbox=path):  # the outbox is free
             pass
+
+    run(main())
+
+
+def test_openings_that_are_cancelled_leave_nothing_in_memory(
+    run: Run[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot, go_on = MemoryStore.snapshot, threading.Event()
+    monkeypatch.setattr(MemoryStore, "snapshot", lambda s: (go_on.wait(60), snapshot(s))[1])
+
+    async def main() -> None:
+        before = len(relay_client._not_closed)
+        for _ in range(20):
+            opening = asyncio.create_task(AsyncPublisher(AWAY, outbox=None).open())
+            await asyncio.sleep(0)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            go_on.set()
+            await until_async(lambda: not relay_threads())
+            go_on.clear()
+        go_on.set()
+        async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0):
+            assert len(relay_client._not_closed) <= before + 1
 
     run(main())
 

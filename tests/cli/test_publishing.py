@@ -34,6 +34,9 @@ class Scripted:
     def check_held_up(self) -> None:
         pass
 
+    def keep(self, receipt: object) -> None:
+        pass
+
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
         callback(receipt)
 

@@ -27,6 +27,9 @@ class Running:
     def check_held_up(self) -> None:
         pass
 
+    def keep(self, receipt: object) -> None:
+        pass
+
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
         callback(receipt)
 

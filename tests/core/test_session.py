@@ -558,7 +558,7 @@ def test_an_overdue_confirm_retires_the_channel() -> None:
     assert client.kinds() == "b:confirmed a:uncertain c:uncertain d:uncertain"
     client.hears(Acked(1, 4, multiple=True), ChannelOpened(2))
     assert client.kinds() == ""
-    assert client.writes() == "2.1:acd"
+    assert client.writes() == "2.1:a 2.2:cd"
 
 
 def test_the_deadline_is_that_of_the_oldest_message_not_confirmed() -> None:
@@ -900,3 +900,90 @@ def test_a_draining_session_sends_nothing_more_and_settles_what_is_in_flight() -
 def test_events_are_handled_by_their_type() -> None:
     with pytest.raises(KeyError):
         Client().session.handle("connected", 0.0)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------- a queue that never confirms
+
+
+def test_a_queue_that_confirms_nothing_does_not_keep_the_others_waiting() -> None:
+    """For hours: every tenth message is for it, so it could fill the window many times over."""
+    client, confirmed, submitted = connected(window_max=8), 0, 0
+    while client.now < 100 + 2 * 3600:
+        for _ in range(2):
+            submitted += 1
+            key = f"{'stuck' if submitted % 10 == 0 else 'other'} {submitted}"
+            client.sizes[key] = 1
+            client.session.submit(key)
+        client.waits(10)
+        for command in client.took():
+            if isinstance(command, OpenChannel):
+                client.hears(ChannelOpened(command.epoch))
+        while batches := client.session.poll_transmit(client.now):
+            for batch in batches:
+                others = [n for n, key in enumerate(batch.keys) if key.startswith("other")]
+                client.hears(
+                    *(Acked(batch.epoch, batch.first_tag + n, multiple=False) for n in others)
+                )
+                confirmed += len(others)
+        assert client.session.in_flight <= 8
+    assert confirmed >= submitted * 0.9 - 8
+    assert client.session.buffered + client.session.in_flight == submitted - confirmed
+
+
+def overdue(window_max: int = 8) -> Client:
+    """With eight late messages, "a" to "h", of which "a" and "b" may go; epoch 2."""
+    client = connected(window_max)
+    client.submits("abcdefgh")
+    client.writes()
+    client.waits(30)  # all of them: the first time, the broker as a whole may be slow
+    client.hears(ChannelOpened(2))
+    assert client.writes() == "2.1:abcdefgh"
+    client.waits(60)
+    client.hears(ChannelOpened(3))
+    client.took(), client.kinds()
+    return client
+
+
+def test_late_messages_take_a_part_of_the_window_that_grows_with_their_answers() -> None:
+    client = overdue()
+    client.submits("xyz")
+    assert client.writes() == "3.1:ab 3.3:xyz"
+    assert client.session.buffered == 6
+    client.hears(Acked(3, 1, multiple=False))
+    assert client.writes() == "3.6:cde"
+    client.hears(Nacked(3, 2, multiple=False))
+    assert client.writes() == "3.9:fg", "the window is full"
+    client.hears(Acked(3, 9, multiple=True))
+    assert client.writes() == "3.11:h"
+    client.hears(Acked(3, 11, multiple=True))
+    assert client.session.in_flight == 0
+    assert client.session.buffered == 0
+
+
+def test_late_messages_can_be_taken_back_withdrawn_and_lost_like_others() -> None:
+    client = overdue()
+    client.submits("x")
+    client.session.take_back(client.session.poll_transmit(client.now))
+    assert [*client.session.buffered_keys()] == [*"xabcdefgh"]
+    assert client.session.withdraw({"b", "x", "h"}) == ["x", "b", "h"]
+    assert client.writes() == "3.1:ac"
+    client.hears(ConnectionLost("gone"), Connected(), ChannelOpened(4))
+    assert client.kinds() == "a:uncertain c:uncertain"
+    client.submits("y")
+    assert client.writes() == "4.1:de 4.3:y"
+    client.session.take_back([])
+    assert [*client.session.buffered_keys()] == [*"fgac"]
+
+
+def test_a_late_message_that_waits_for_bytes_goes_before_newer_ones() -> None:
+    client = connected()
+    client.submits("a", size=90)
+    client.submits("b", size=10)
+    client.writes()
+    client.hears(Acked(1, 2, multiple=False))
+    client.waits(30)
+    client.hears(ChannelOpened(2))
+    client.submits("cdef", size=20)
+    assert client.writes() == "2.1:a"
+    client.hears(Acked(2, 1, multiple=False))
+    assert client.writes() == "2.2:cdef"

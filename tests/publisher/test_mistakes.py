@@ -4,6 +4,7 @@ import asyncio
 import email.message
 import math
 import sqlite3
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from reliablepub import (
     provision,
 )
 from reliablepub.outbox.postgres.enqueue import execute
+from reliablepub.relay.handover import Chunk, Inbox
 from reliablepub.testing import FakeBroker
 
 AWAY = "amqp://guest:guest@127.0.0.1:1/"
@@ -281,6 +283,37 @@ def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
                 publisher.publish(b"x", routing_key="q")
             assert warned[0].filename == __file__
             publisher.publish(b"x", routing_key="q")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda publisher, message: publisher.publish(message),
+        lambda publisher, message: publisher.publish_many([message]),
+    ],
+)
+def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
+    publish: Callable[[Publisher, Message], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was handed over may be stored and sent, although its caller got an exception."""
+    handed_over: list[object] = []
+    put = Inbox.put
+
+    def noted(inbox: Inbox, chunk: Chunk[Any]) -> None:
+        handed_over.append(chunk)
+        put(inbox, chunk)
+
+    monkeypatch.setattr(Inbox, "put", noted)
+
+    async def main() -> None:
+        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+            with warnings.catch_warnings(action="error"), pytest.raises(RuntimeWarning):
+                publish(publisher, Message(b"x", routing_key="q"))
+            assert not handed_over
+            publisher.publish(b"x", routing_key="q", message_id="second")
+            assert publisher.flush(0).counters.stored == 1
 
     asyncio.run(main())
 

@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -219,6 +220,25 @@ def test_callbacks_of_a_race_are_each_called_once(publisher: Publisher) -> None:
     ids = [called.get(timeout=60) for _ in receipts]
     assert sorted(ids) == sorted(receipt.message_id for receipt in receipts)
     assert called.empty()
+
+
+def test_a_dropped_receipt_is_kept_only_for_its_callback(broker: FakeBroker) -> None:
+    """While a message waits on disk, which may be for days."""
+    called: SimpleQueue[str] = SimpleQueue()
+    with Publisher(broker.url, outbox=None) as publisher:
+        soon = datetime.now(UTC) + timedelta(seconds=0.5)
+        dropped = weakref.ref(publisher.publish(b"x", routing_key="q", not_before=soon))
+        receipt = publisher.publish(b"x", routing_key="q", not_before=soon)
+        receipt.add_done_callback(lambda done: called.put(done.message_id))
+        receipt.add_done_callback(lambda done: called.put(done.message_id))
+        id_ = receipt.message_id
+        del receipt
+        until(lambda: publisher.status.counters.stored == 2)
+        gc.collect()
+        assert dropped() is None
+        assert {called.get(timeout=60), called.get(timeout=60)} == {id_}
+        until(lambda: publisher.status.counters.confirmed == 2)
+        assert not publisher._client.relay._kept
 
 
 def test_a_receipt_of_a_closed_publisher_does_not_wait_for_ever(path: Path) -> None:

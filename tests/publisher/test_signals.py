@@ -212,6 +212,58 @@ def test_a_callback_that_adds_a_callback_waits_for_no_interrupted_thread(
             break
 
 
+def test_ctrl_c_is_raised_wherever_it_interrupts_a_callback(publisher: Publisher) -> None:
+    """Its handler raises; what it interrupts may be the callback, or the call of the callback."""
+
+    def ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    receipt = publisher.publish(b"x", routing_key="q")
+    receipt.result(30)
+    for at in interrupted_everywhere():
+        interruption = Interruption(at, ctrl_c)
+        is_raised = False
+        try:
+            with interruption:
+                receipt.add_done_callback(lambda _: None)
+        except KeyboardInterrupt:
+            is_raised = True
+        if not interruption.is_done:
+            break
+        assert is_raised, f"suppressed before instruction {at}"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_lock_that_another_thread_holds_at_a_fork_blocks_no_child(path: Path) -> None:
+    code = f"""
+        import os, threading
+        from reliablepub import Publisher, StillOpen
+        from reliablepub.front import receipt
+
+        def hold():
+            with receipt._first_to_wait:
+                is_held.set()
+                threading.Event().wait()
+
+        is_held = threading.Event()
+        threading.Thread(target=hold, daemon=True).start()
+        is_held.wait()
+        pid = os.fork()
+        if pid == 0:
+            with Publisher({AWAY!r}, outbox={str(path)!r}, close_timeout_s=0) as publisher:
+                try:
+                    publisher.publish(b"x", routing_key="q").result(0.01)
+                except StillOpen:
+                    os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        os._exit(0)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], timeout=60, check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("verb", ["publish", "close"])
 def test_a_handler_that_forks_leaves_no_child_that_waits_for_ever(path: Path, verb: str) -> None:

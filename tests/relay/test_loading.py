@@ -76,6 +76,29 @@ def test_a_message_larger_than_memory_is_sent_all_the_same(world: Build) -> None
     assert w.in_memory == (0, 0)
 
 
+def test_a_message_larger_than_memory_does_not_wait_for_confirms_to_cease(world: Build) -> None:
+    """Nor does any that its publisher hands over after it."""
+    w = world(loaded_bytes_max=1_000)
+    begun = w.time.wall
+    for n in range(30):
+        due = datetime.fromtimestamp(begun + 1 + n / 5, UTC)
+        w.hand_over(f"m{n}", not_before=due)
+    w.turn()
+    w.turn(after_s=1.05)
+    w.ack_all()
+    w.turn(after_s=0.2)
+    large = w.hand_over("large", body=bytes(5_000))
+    small = w.hand_over("small")
+    for _ in range(3):
+        w.turn()
+        w.ack_all()
+        w.turn(after_s=0.2)
+    assert large.is_stored
+    assert small.is_stored
+    drain(w)
+    assert large.kinds == {"large": OutcomeKind.CONFIRMED}
+
+
 def test_new_messages_wait_behind_the_backlog(world: Build) -> None:
     w = world(window_max=1, loaded_max=2)
     w.hand_over("a", "b", "c")

@@ -165,11 +165,30 @@ def test_a_connection_closed_because_of_a_message_is_made_anew_soon(store: Store
     w.connect()
     close = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
     for round_ in range(2, 30):  # waits that grew would be seconds by now
+        w.hand_over(f"m{round_}")
+        w.turn()
         w.relay.handle([ConnectionLost("540", close)])
         w.turn(after_s=0.1)
         assert w.log.count("connect") == round_
         w.relay.handle([Connected()])
         w.open_channel()
+
+
+def test_a_connection_closed_for_its_frames_while_nothing_is_in_flight_is_asked_less_and_less(
+    store: Store,
+) -> None:
+    """No message is the cause: a proxy, or another broker, does not take what the client says."""
+    w = World(store)
+    w.connect()
+    close, begun = ConnectionClose(501, "FRAME_ERROR", (0, 0)), w.time.now
+    for _ in range(12):
+        w.relay.handle([ConnectionLost("501", close)])
+        attempts = w.log.count("connect")
+        while w.log.count("connect") == attempts:
+            w.turn(after_s=0.1)
+        w.relay.handle([Connected()])
+        w.turn()
+    assert w.time.now - begun > 10.0, "it connects as often as it can"
 
 
 def test_who_was_alone_on_a_connection_is_refused_with_the_words_of_its_close(store: Store) -> None:

@@ -387,6 +387,22 @@ def test_a_waiter_of_some_of_its_messages_is_not_taken_by_the_others() -> None:
     assert len(waiters) == 0
 
 
+def test_dropped_waiters_are_forgotten_and_the_others_kept() -> None:
+    """An outage may last for days, and most applications drop their receipts."""
+    waiters, kept = Waiters(), Told()
+    for id_ in range(1, 20_001, 2):
+        waiters.stored(id_, id_, kept if id_ % 1_000 == 1 else Told(), apart=set())
+        assert len(waiters) <= 1_001
+    waiters.stored(30_001, 30_500, kept, apart=set())
+    for first in range(40_001, 90_001, 5):
+        waiters.stored(first, first + 4, Told(), apart=set())
+        assert len(waiters) <= 1_001
+    assert all(waiters.take(id_) is kept for id_ in range(1, 20_001, 1_000))
+    assert all(waiters.take(id_) is kept for id_ in range(30_001, 30_501))
+    assert waiters.take(3) is None
+    assert waiters.take(40_001) is None
+
+
 def test_an_outage_in_which_each_message_was_published_alone_is_told_in_linear_time() -> None:
     waiters, told, count = Waiters(), Told(), 200_000
     for id_ in range(1, count + 1):

@@ -1,8 +1,10 @@
 """Credentials that a provider gives: asked for at each connection, renewed on the open one."""
 
+import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -150,11 +152,24 @@ def test_a_thread_that_cannot_be_started_is_an_outage(
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    own = wire(lambda: Credentials("guest", "guest"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
+        own = wire(lambda: Credentials("guest", "guest"))
         words = "no credentials: the credentials provider has no thread: can't start new thread"
         assert reason(own.connect()) == words
+    assert isinstance(own.connect(), Connected)
+
+
+def test_it_is_asked_while_the_interpreter_shuts_down(
+    wire: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.12 starts no thread then."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    own = wire(lambda: Credentials("guest", "guest"))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     assert isinstance(own.connect(), Connected)
 
 
@@ -203,11 +218,25 @@ def test_a_late_answer_grows_old(wire: Open, monkeypatch: pytest.MonkeyPatch) ->
     reason(own.connect())
     time.sleep(0.2)
     go_on.set()
-    own.until(lambda: "reliablepub-credentials" not in {t.name for t in threading.enumerate()})
+    assert own.transport._login is not None
+    question = own.transport._login._question
+    assert question is not None
+    own.until(lambda: question.answer is not None)
     monkeypatch.setattr(login, "PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr(login, "STALE_S", 0.0)
     assert isinstance(own.connect(), Connected)
     assert len(calls) == 2
+
+
+def test_its_thread_ends_with_the_transport(fake_broker: FakeBroker) -> None:
+    own = Wire(fake_broker, lambda: Credentials("guest", "guest"))
+    assert isinstance(own.connect(), Connected)
+    assert own.transport._login is not None
+    thread = own.transport._login._thread
+    assert thread is not None
+    own.transport.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 def test_closing_does_not_wait_for_one_that_hangs(fake_broker: FakeBroker) -> None:
@@ -286,6 +315,45 @@ def test_while_renewing_fails_the_connection_lasts_until_the_end(
     assert "the credentials have expired; the vault is sealed" in reason(own.events[-1])
     assert "the credentials could not be renewed: the vault is sealed" in caplog.text
     assert reason(own.connect()) == "no credentials: the vault is sealed"
+
+
+@pytest.mark.usefixtures("renewed_soon")
+def test_another_user_needs_another_connection(fake_broker: FakeBroker, wire: Open) -> None:
+    """Vault makes a user for each lease, and deletes it with the lease."""
+    fake_broker.set_password("second", SECRET)
+    users = iter([("guest", "guest"), ("second", SECRET)])
+    asked: list[int] = []
+
+    def provider() -> Credentials:
+        asked.append(1)
+        user, secret = next(users)
+        return Credentials(secret, user, PATIENCE_S if user == "guest" else None)
+
+    own = wire(provider)
+    assert isinstance(own.connect(), Connected)
+    own.until(lambda: len(own.events) > 1)
+    assert "names another user" in reason(own.events[-1])
+    assert isinstance(own.connect(), Connected)
+    assert len(asked) == 2
+
+
+def test_a_lost_connection_does_not_stay_in_memory_until_its_credentials_end(
+    wire: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = wire(lambda: Credentials("guest", "guest", lifetime_s=86_400.0))
+    monkeypatch.setattr(own.transport, "_heartbeat_s", 1)
+    connections = []
+    for _ in range(3):
+        assert isinstance(own.connect(), Connected)
+        connections.append(weakref.ref(own.transport._connection))
+        own.transport.disconnect("a test")
+        own.until(lambda: isinstance(own.events[-1], ConnectionLost))
+
+    def are_gone() -> bool:
+        gc.collect()
+        return not any(one() for one in connections)
+
+    own.until(are_gone)
 
 
 def test_a_token_that_ends_while_connecting_is_an_outage(wire: Open) -> None:

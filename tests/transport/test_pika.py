@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +27,11 @@ from reliablepub._core.events import (
     Returned,
     Unblocked,
 )
+from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.message import Message
 from reliablepub.testing import FakeBroker, NodeOptions, faults
+from reliablepub.topology import Queue, Topology
+from reliablepub.transport import provision
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.pika import PikaTransport
@@ -352,6 +356,46 @@ def test_a_name_is_resolved_while_the_interpreter_shuts_down(
     assert "pika failed" not in w.lost_reason()
 
 
+def test_an_attempt_that_fails_before_there_is_a_socket_leaves_waking_as_it_was(
+    wire: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    w = wire("amqp://localhost:1/")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Timer, "start", refuse)
+        w.transport.connect()
+        assert "can't start new thread" in w.lost_reason()
+    while w.transport.listen(0.0):
+        pass
+    since = time.monotonic()
+    w.transport.listen(0.3)
+    assert time.monotonic() - since > 0.2, "it does not sleep any more"
+    w.transport.wake()
+    since = time.monotonic()
+    w.transport.listen(10.0)
+    assert time.monotonic() - since < 5.0
+
+
+@pytest.mark.parametrize("provider", [None, lambda: Credentials("guest", "guest")])
+def test_what_fails_before_connecting_is_a_failed_attempt(
+    provider: CredentialsProvider | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "missing" / "keys"))
+    addresses = parse_addresses("amqps://localhost:1/", credentials=provider)
+    transport = PikaTransport(addresses, run=1, heartbeat_s=10, credentials=provider)
+    with closing(transport):
+        for _ in range(2):
+            transport.connect()
+            deadline = time.monotonic() + 10.0
+            while not (events := transport.listen(0.05)):
+                assert time.monotonic() < deadline, "the attempt never ends"
+            (lost,) = events
+            assert isinstance(lost, ConnectionLost)
+            assert "connecting failed with FileNotFoundError" in lost.reason
+
+
 def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> None:
     urls = [f"amqp://127.0.0.1:{free_ports(1)[0]}/", fake_broker.url]
     transport = PikaTransport(parse_addresses(urls), run=1, heartbeat_s=10)
@@ -474,6 +518,50 @@ def test_a_reset_connection_is_lost_once(wire: Connect, fake_broker: FakeBroker)
     fake_broker.drop_connections()
     assert w.lost_reason()
     assert w.transport.listen(0.1) == []
+
+
+TOPOLOGY = Topology(queues=[Queue("q", durable=True)])
+
+
+def test_a_step_of_the_topology_without_an_answer_ends_the_attempt(
+    fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.transport.pika._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("reliablepub.transport.provision._declare_queue", lambda *_: None)
+    addresses = parse_addresses(fake_broker.url)
+    transport = PikaTransport(addresses, run=1, heartbeat_s=10, topology=TOPOLOGY)
+    with closing(transport):
+        transport.connect()
+        deadline = time.monotonic() + 10.0
+        while not (events := transport.listen(0.05)):
+            assert time.monotonic() < deadline, "the attempt never ends"
+    (lost,) = events
+    assert isinstance(lost, ConnectionLost)
+    assert lost.reason.endswith("no answer within 0.2 s to the declaration of queue 'q'")
+
+
+def test_blocked_during_the_topology_is_blocked_after_it(
+    fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check of a topology publishes, so an alarm may block the connection before it is ready."""
+    addresses = parse_addresses(fake_broker.url)
+    transport = PikaTransport(addresses, run=1, heartbeat_s=10, topology=TOPOLOGY)
+    declare = provision._declare_queue
+
+    def blocked(queue: Any, channel: Any, done: Any) -> None:
+        method = SimpleNamespace(reason="low on disk")
+        transport._on_blocked(channel.connection, SimpleNamespace(method=method))
+        declare(queue, channel, done)
+
+    monkeypatch.setattr(provision, "_declare_queue", blocked)
+    events: list[Event] = []
+    with closing(transport):
+        transport.connect()
+        deadline = time.monotonic() + 10.0
+        while Connected() not in events:
+            assert time.monotonic() < deadline
+            events += transport.listen(0.05)
+    assert events == [Blocked("low on disk"), Connected(), Blocked("low on disk")]
 
 
 def test_blocked_and_unblocked_are_reported(wire: Connect, fake_broker: FakeBroker) -> None:

@@ -41,6 +41,18 @@ class Color(enum.IntEnum):
     RED = 7
 
 
+class Route(enum.StrEnum):
+    PAID = "orders.paid"
+
+
+class Old(str, enum.Enum):  # noqa: UP042 - how it was written before Python 3.11
+    PAID = "orders.paid"
+
+
+class Seconds(float):
+    """As numpy's ``float64``."""
+
+
 class Nowhere(tzinfo):
     """A time zone that knows nothing: such a datetime is naive all the same."""
 
@@ -166,6 +178,33 @@ def test_short_strings_hold_255_bytes_of_utf8(name: str, letter: str, bytes_: in
 @pytest.mark.parametrize("value", ["\ud800", b"bytes", 7])
 def test_short_strings_are_strings_that_utf8_can_write(name: str, value: object) -> None:
     assert problem_with(**{name: value}).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", SHORT_STRINGS)
+@pytest.mark.parametrize("member", [Route.PAID, Old.PAID])
+def test_a_member_of_an_enum_of_texts_is_its_text(name: str, member: str) -> None:
+    message = Message(b"", **{name: member})  # type: ignore[arg-type]
+    value = getattr(message, name)
+    assert type(value) is str
+    assert value == "orders.paid"
+    assert message == Message(b"", **{name: "orders.paid"})  # type: ignore[arg-type]
+    assert message.size == Message(b"", **{name: "orders.paid"}).size  # type: ignore[arg-type]
+
+
+def test_members_of_enums_become_plain_values_elsewhere_too() -> None:
+    message = Message(
+        b"",
+        ordering_key=Route.PAID,
+        priority=Color.RED,
+        expires_in_s=Seconds(2),
+        headers={Route.PAID: Old.PAID},
+    ).with_message_id(Route.PAID)
+    assert message.headers is not None
+    ((name, value),) = message.headers.items()
+    texts = (message.ordering_key, message.message_id, name, value)
+    assert texts == ("orders.paid",) * 4
+    assert {type(text) for text in texts} == {str}
+    assert (type(message.priority), type(message.expires_in_s)) == (int, float)
 
 
 def test_an_empty_message_id_is_no_id() -> None:
