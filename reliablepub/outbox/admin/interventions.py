@@ -30,7 +30,14 @@ from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
 from reliablepub.outbox.database import NO_CHANGE, Database, Relaying, Session
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, rewritten
+from reliablepub.outbox.rows import (
+    ID_MAX,
+    MISTYPED,
+    MessageRow,
+    Unreadable,
+    is_mistyped,
+    rewritten,
+)
 from reliablepub.printable import printable
 
 T = TypeVar("T")
@@ -90,6 +97,8 @@ FIT: Final[dict[Action, tuple[str, ...]]] = {
     Action.SKIP: ("parked",),
 }
 """States of a message in which each action is possible."""
+_REFUSED_IF_MISTYPED: Final = (Action.RETRY, Action.REROUTE, Action.SKIP)
+"""Actions that keep the row as it is, which SQLite refuses if a value has another type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +309,8 @@ class _Step:
         action = self._intervention.action
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
             raise Unreadable("its number is not one that reliablepub assigns")
+        if action in _REFUSED_IF_MISTYPED and is_mistyped(self._row(id_)):
+            raise Unreadable(MISTYPED)
         rerouted = self._rerouted(id_) if action is Action.REROUTE else None
         record = {"id": id_, "at": self._now, "action": action.value}
         record |= {"person": self._intervention.person, "note": self._intervention.note}
@@ -360,9 +371,12 @@ class _Step:
         self._ledger[state] -= 1
         self._ledger["open_bytes"] += size
 
+    def _row(self, id_: int) -> MessageRow:
+        return MessageRow._make(self._session.run("any_message", {"id": id_}).fetchone())
+
     def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
         """Return the columns that the new address changes, and the message's growth in bytes."""
-        row = MessageRow._make(self._session.run("any_message", {"id": id_}).fetchone())
+        row = self._row(id_)
         before = Message(b"", row.exchange.decode(), row.routing_key.decode())
         asked = self._intervention
         after = replace(
