@@ -305,8 +305,8 @@ _WORDS: Final = {
     "disconnected": "not connected to the broker",
     "blocked": "the broker blocks publishing",
     "unblocked": "the broker accepts messages again",
-    "trouble": "the relay is held up",
-    "recovered": "the relay is held up no longer",
+    "trouble": "the outbox has trouble",
+    "recovered": "the outbox has recovered",
 }
 _Kind = tuple[str, str | None, int]
 """Event, exchange (of other events than those of messages: the reason), and the broker's reply

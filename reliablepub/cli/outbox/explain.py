@@ -161,16 +161,16 @@ def next_words(story: Story, database: Database, now: float) -> str:
 
 
 def _but(story: Story, database: Database, now: float) -> str:
-    """Why the relay that should send the message does not get on; empty if it does."""
+    """What may keep the relay from sending the message; empty if nothing does."""
     stored_at = story.message.get("stored_at")
     oldest = stored_at if isinstance(stored_at, int | float) else None
     silent = None if database.file is None else silent_s(story.relay, oldest, now)
     if silent is not None:
         return f"; but the relay hangs, and has shown no sign of life for {age(silent)}"
-    # While the relay is connected, a reason is what keeps it from storing outcomes.
+    # While the relay is connected, a reason is trouble with the outbox.
     is_connected = story.relay.get("link") == Link.CONNECTED
     reason = one_line(story.relay.get("reason") or "") if is_connected else ""
-    return f"; but it is held up{_span(story, now)}: {reason}" if reason else ""
+    return f"; but the outbox has had trouble{_span(story, now)}: {reason}" if reason else ""
 
 
 def _span(story: Story, now: float) -> str:
