@@ -296,6 +296,10 @@ class Watched(Protocol):
         """Whether the relay has ended, so that the status will not change any more."""
 
     @property
+    def failure(self) -> BaseException | None:
+        """The exception that ended the relay; None while it runs or after a regular close."""
+
+    @property
     def limits(self) -> Any:  # noqa: ANN401 - `reliablepub.relay.handover.Limits`
         """Most open messages (``messages_max``) and bytes of them (``bytes_max``)."""
 

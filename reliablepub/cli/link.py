@@ -6,6 +6,7 @@ Knows: `Status`. Must never know: how a connection is made.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, Status
@@ -33,6 +34,9 @@ def describe(status: Status) -> str:
             return "not connected to the broker yet"
 
 
+_TOLD_MAX: Final = 100
+
+
 class LinkNotes:
     """Prints a line for each change of the connection.
 
@@ -44,16 +48,23 @@ class LinkNotes:
     def __init__(self, say: Callable[[str], None], *, is_eager: bool) -> None:
         self._say = say
         self._last = "" if is_eager else "connected to the broker"
+        self._told: set[str] = set()  # in this outage
 
     def look(self, status: Status) -> None:
         """Print the state if it has changed.
 
-        Another attempt to connect is not a change; another reason for failing is.
+        Another attempt to connect is not a change. Each reason for failing is printed once in an
+        outage: with several hosts, the reasons alternate.
         """
         if status.link not in (Link.CONNECTED, Link.BLOCKED) and not status.reason:
             return
         words = describe(status)
-        if words != self._last:
-            self._last = words
-            trying = status.link in (Link.CONNECTING, Link.DISCONNECTED)
-            self._say(f"{words}; trying again" if trying else words)
+        if words == self._last or words in self._told:
+            return
+        self._last = words
+        trying = status.link in (Link.CONNECTING, Link.DISCONNECTED)
+        if not trying:
+            self._told.clear()
+        elif len(self._told) < _TOLD_MAX:
+            self._told.add(words)
+        self._say(f"{words}; trying again" if trying else words)

@@ -19,12 +19,14 @@ from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import ClassVar, Final
 
 import click
 
 from reliablepub.cli.config import CONFIG_VARIABLE, variable_of
+from reliablepub.errors import ReliablePubError
 from reliablepub.printable import one_line
+from reliablepub.relay.journal import EVENTS, LINK
 
 FLAG: Final = "--log-format"
 FORMATS: Final = ("text", "json")
@@ -35,6 +37,13 @@ _OWN: Final = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 class _Mode:
     is_json = False
+    warned: ClassVar[set[str]] = set()
+    """Warnings that were printed as notes."""
+
+
+def warned(text: str) -> None:
+    """Note that a warning was printed; a log record of the same text is not."""
+    _Mode.warned.add(text)
 
 
 def is_json() -> bool:
@@ -91,8 +100,22 @@ def print_line(level: str, text: str, logger: str, fields: Mapping[str, object])
 
 
 class _AsText(logging.Handler):
+    """Prints warnings and errors that the command does not print itself.
+
+    It prints changes of the connection from `Status` (`LinkNotes`), and each warning of exposed
+    files and passwords as a note.
+    """
+
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(one_line(record.getMessage()), err=True)
+        is_link = record.name == LINK.name and getattr(record, "event", None) in EVENTS
+        text = one_line(record.getMessage())
+        if is_link or text in _Mode.warned:
+            return
+        click.echo(text, err=True)
+        error = record.exc_info[1] if record.exc_info else None
+        # An error of the library says what to do; the traceback of any other tells of a bug.
+        if error is not None and not isinstance(error, ReliablePubError):
+            click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
 class _AsJson(logging.Handler):
@@ -104,23 +127,21 @@ class _AsJson(logging.Handler):
 
 
 @contextmanager
-def records(important: logging.Logger) -> Iterator[None]:
+def records() -> Iterator[None]:
     """Print log records of the library within the block.
 
-    Args:
-        important: the logger whose records of level WARNING and above are printed as text. As JSON,
-            all records of level INFO and above are printed.
+    As text: those of level WARNING and above, if the command does not print them itself. As JSON:
+    all of level INFO and above.
     """
     handler = _AsJson(logging.INFO) if is_json() else _AsText(logging.WARNING)
-    logger = LOGGER if is_json() else important
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(handler.level)
+    level = LOGGER.level
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(handler.level)
     try:
         yield
     finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)
+        LOGGER.setLevel(level)
+        LOGGER.removeHandler(handler)
 
 
 def _print_bug(

@@ -98,10 +98,12 @@ def print_note(text: str, *, event: str = "note") -> None:
 
     A note that begins with ``warning:`` has the level WARNING there.
     """
+    said = one_line(text).removeprefix(_WARNING)
+    if text.startswith(_WARNING):
+        loglines.warned(said)
     if not loglines.is_json():
         click.echo(one_line(text), err=True)
         return
-    said = one_line(text).removeprefix(_WARNING)
     level = "WARNING" if text.startswith(_WARNING) else "INFO"
     loglines.print_line(level, said, _LOGGER, {"event": event})
 

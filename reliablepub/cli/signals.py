@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as flags that can be polled and waited for.
+"""SIGINT, SIGTERM, SIGHUP and SIGTSTP as flags that can be polled and waited for.
 
 Knows: signals and file descriptors. Must never know: what is stopped.
 
@@ -13,7 +13,7 @@ import math
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -27,16 +27,21 @@ class Stop:
 
     Args:
         reopens: whether SIGHUP requests a reopen, instead of ending the process.
+        has_screen: whether the caller has the terminal's screen, and must leave it first: SIGHUP
+            sets the flag too, and SIGTSTP (Ctrl-Z) requests a pause.
 
     Attributes:
         is_set: whether SIGINT or SIGTERM has arrived.
         is_reopen_due: whether SIGHUP has arrived; the caller resets it.
+        is_pause_due: whether SIGTSTP has arrived; the caller leaves the screen, and calls `pause`.
     """
 
-    def __init__(self, *, reopens: bool = False) -> None:
+    def __init__(self, *, reopens: bool = False, has_screen: bool = False) -> None:
         self.is_set = False
         self.is_reopen_due = False
+        self.is_pause_due = False
         self._reopens = reopens
+        self._has_screen = has_screen
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -48,6 +53,9 @@ class Stop:
             self._before[number] = signal.signal(number, self._on_signal)
         if self._reopens:
             self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
+        if self._has_screen:
+            self._unless_ignored(signal.SIGHUP, self._on_signal)
+            self._unless_ignored(signal.SIGTSTP, self._on_pause)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,6 +66,13 @@ class Stop:
         os.close(self._reader)
         os.close(self._writer)
 
+    def pause(self) -> None:
+        """Stop the process as SIGTSTP does without a handler; return when it goes on."""
+        self.is_pause_due = False
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a signal arrives or the timeout passes; returns `is_set`."""
         if not self.is_set and readable([self._reader], timeout_s):
@@ -65,8 +80,8 @@ class Stop:
         return self.is_set
 
     def wait_readable(self, fd: int, timeout_s: float | None = None) -> bool:
-        """Wait until a descriptor is readable; False after a stop signal or the timeout."""
-        while not self.is_set:
+        """Wait until a descriptor is readable; False after a signal to stop or the timeout."""
+        while not (self.is_set or self.is_pause_due):
             ready = readable([fd, self._reader], timeout_s)
             if not ready:
                 return False
@@ -74,6 +89,15 @@ class Stop:
                 return not self.is_set
             os.read(self._reader, 1)
         return False
+
+    def _unless_ignored(self, number: signal.Signals, handler: Callable[..., None]) -> None:
+        """Install a handler, unless the caller has the signal ignored, as nohup(1) does."""
+        before = signal.getsignal(number)
+        if before is not signal.SIG_IGN:
+            self._before[number] = signal.signal(number, handler)
+
+    def _on_pause(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_pause_due = True
 
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
         self.is_reopen_due = True

@@ -91,15 +91,16 @@ def _hanging(status: Status, within_s: float) -> list[str]:
 
 
 def _in_the_way(status: Status) -> list[str]:
+    trouble = [status.trouble] if status.trouble else []
     match status.link:
         case Link.CONNECTED:
-            return [status.trouble] if status.trouble else []
+            return trouble
         case Link.FAILED:
             return [_FAILED]
         case Link.BLOCKED:
-            return ["blocked by the broker"]
+            return [*trouble, "blocked by the broker"]
         case _:
-            return ["not connected to the broker"]
+            return [*trouble, "not connected to the broker"]
 
 
 class HealthServer:

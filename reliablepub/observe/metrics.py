@@ -5,11 +5,15 @@ used for.
 
 Events are counted on the relay's thread, in plain numbers that no other thread writes. State (open
 messages, messages in flight, oldest message) is read at the scrape. So nothing runs between
-scrapes, and no value is older than its scrape.
+scrapes, and no value is older than its scrape. The outbox is read on another thread: while its disk
+or its server hangs, the scrape waits for a while, and then exposes the other values.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import shutil
 import threading
 import time
@@ -17,20 +21,21 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from reliablepub.errors import (
     ConfigurationError,
     OutboxDiskFailed,
     OutboxDiskFull,
     OutboxFull,
+    OutboxInUse,
     OutboxLocked,
     OutboxUnreachable,
     OutboxUnsure,
     PublisherClosed,
     RelayHeldUp,
-    ReliablePubError,
 )
 from reliablepub.hooks import (
     AttemptBegun,
@@ -87,6 +92,9 @@ _STATUS_COUNTERS: Final = {
 """Fields of `Status` that only grow while a publisher is open."""
 
 
+OUTBOX_WITHIN_S: Final = 8.0
+"""How long a scrape waits for the outbox. Prometheus gives up after 10 s unless told otherwise."""
+_UNREADABLE: Final = re.compile(rb"^reliablepub_outbox_readable\{.*\} 0\.0$", re.MULTILINE)
 _REASONS: Final = (
     ("full", OutboxFull),
     ("disk_full", OutboxDiskFull),
@@ -153,7 +161,7 @@ class Metrics:
         self, name: str, *, outbox: Where | None = None, registry: CollectorRegistry = REGISTRY
     ) -> None:
         self.name: Final = name
-        self._outbox = None if outbox is None else outbox_at(outbox)
+        self._looking = None if outbox is None else _Looking(outbox_at(outbox))
         # Status counters of publishers that have ended, and the present publisher: one tuple, so
         # that a scrape never counts a publisher twice.
         self._watched: tuple[Counter[str], Watched | None] = (Counter(), None)
@@ -167,6 +175,7 @@ class Metrics:
         self._rejecting = threading.Lock()  # any thread may be rejected
         # One tuple, so that a scrape sees both values change at once.
         self._blocked: tuple[float, float | None] = (0.0, None)
+        self._blocked_told_s = 0.0
         self._board = _board_of(registry)
         self._board.add(self)
 
@@ -192,6 +201,7 @@ class Metrics:
             before = before + Counter(
                 {name: getattr(last.status, field) for name, field in _STATUS_COUNTERS.items()}
             )
+            self._blocked = (self._blocked_s(), None)  # the last one may have ended while blocked
         self._watched = (before, publisher)
 
     def on_stored(self, events: Sequence[MessageStored]) -> None:
@@ -262,8 +272,17 @@ class Metrics:
 
     # ------------------------------------------------------------ called by a scrape
 
-    def samples(self) -> Iterator[Sample]:
-        """All current values except the histograms."""
+    def look(self) -> _Look | None:
+        """Begin to read the outbox, for `samples`; None without an outbox."""
+        return None if self._looking is None else self._looking.begun()
+
+    def samples(self, look: _Look | None = None, until: float = math.inf) -> Iterator[Sample]:
+        """All current values except the histograms.
+
+        Args:
+            look: a look that has begun; None begins one.
+            until: how long to wait for it, monotonic seconds.
+        """
         yield "reliablepub_build_info", _VERSION, 1
         for reason, count in self._rejected.items():
             yield "reliablepub_rejected_messages_total", reason, count
@@ -273,13 +292,13 @@ class Metrics:
             yield from self._events()
             for name, field in _STATUS_COUNTERS.items():
                 yield name, "", before[name] + getattr(status, field)
-            # Gauges of a closed publisher vanish; those of a failed one stay, to be alerted on.
-            if not publisher.is_ended or status.link is Link.FAILED:
+            if _is_at_work(publisher, status):
                 yield from _states(status)
                 yield "reliablepub_open_messages_limit", "", publisher.limits.messages_max
                 yield "reliablepub_open_bytes_limit", "", publisher.limits.bytes_max
-        if self._outbox is not None:
-            yield from _of_outbox(self._outbox)
+        if self._looking is not None:
+            found = (look or self._looking.begun()).found(until)
+            yield from _of_outbox(found)
         elif status is not None:
             yield from _ledger(status.counters)
 
@@ -300,7 +319,27 @@ class Metrics:
 
     def _blocked_s(self) -> float:
         blocked_s, since = self._blocked
-        return blocked_s if since is None else blocked_s + time.monotonic() - since
+        if since is not None:
+            until, publisher = time.monotonic(), self._watched[1]
+            if publisher is not None and publisher.is_ended:  # nothing ends its block any more
+                until -= publisher.status.turn_age_s
+            blocked_s += max(0.0, until - since)
+        # A counter never falls: the publisher's last turn may have begun before the last scrape.
+        told_s = max(self._blocked_told_s, blocked_s)
+        if told_s != self._blocked_told_s:
+            self._blocked_told_s = told_s
+        return told_s
+
+
+def _is_at_work(publisher: Watched, status: Status) -> bool:
+    """Whether a publisher has a state that is worth an alert.
+
+    One that has not begun, or that another relay has replaced, stands by. The gauges of a closed
+    one vanish; those of one that has failed stay, to be alerted on.
+    """
+    if not status.turns or isinstance(publisher.failure, OutboxInUse):
+        return False
+    return not publisher.is_ended or status.link is Link.FAILED
 
 
 def _states(status: Status) -> Iterator[Sample]:
@@ -316,14 +355,68 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_paused_messages", "", sum(one.waiting for one in status.paused)
 
 
-def _of_outbox(database: Database) -> Iterator[Sample]:
-    """Values of the outbox. One that cannot be read does not make the scrape fail."""
-    try:
-        found = read_status(database)
-        disk = None if database.file is None else shutil.disk_usage(database.file.parent)
-    except (ReliablePubError, OSError):
+class _Look:
+    """One look at an outbox, on a thread of its own. Any number of scrapes may wait for it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._found: tuple[OutboxStatus, _Disk | None] | None = None
+        self._done = threading.Event()
+        self._pid = os.getpid()
+        thread = threading.Thread(target=self._look, name="reliablepub-scrape", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the process has no room for a thread, or ends
+            self._look()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or was left in the parent of this forked process."""
+        return self._done.is_set() or os.getpid() != self._pid
+
+    def found(self, until: float) -> tuple[OutboxStatus, _Disk | None] | None:
+        """What was found; None if the outbox cannot be read, or not in time.
+
+        Args:
+            until: monotonic seconds.
+        """
+        left_s = until - time.monotonic()
+        self._done.wait(None if left_s == math.inf else max(0.0, left_s))
+        return self._found
+
+    def _look(self) -> None:
+        folder = None if self._database.file is None else self._database.file.parent
+        with suppress(Exception):  # nothing in an outbox makes the scrape of a process fail
+            disk = None if folder is None else shutil.disk_usage(folder)
+            self._found = read_status(self._database), disk
+        self._done.set()
+
+
+_Disk: TypeAlias = Any
+"""What `shutil.disk_usage` returns."""
+
+
+class _Looking:
+    """Begins looks at an outbox; while one is not over, no other."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._last: _Look | None = None
+
+    def begun(self) -> _Look:
+        """A look that has begun, perhaps by another scrape."""
+        last = self._last
+        if last is None or last.is_over:
+            last = self._last = _Look(self._database)
+        return last
+
+
+def _of_outbox(look: tuple[OutboxStatus, _Disk | None] | None) -> Iterator[Sample]:
+    """Values of the outbox."""
+    if look is None:
         yield "reliablepub_outbox_readable", "", 0
         return
+    found, disk = look
     yield "reliablepub_outbox_readable", "", 1
     yield "reliablepub_outbox_relayed", "", None not in found.relays
     yield from _ledger(found)
@@ -378,17 +471,23 @@ def exposition_of(name: str, outbox: Where) -> tuple[bytes, bool]:
     """
     registry = CollectorRegistry(auto_describe=True)
     Metrics(name, outbox=outbox, registry=registry)
-    readable = registry.get_sample_value("reliablepub_outbox_readable", {OUTBOX_LABEL: name})
-    return generate_latest(registry), bool(readable)
+    _board_of(registry).within_s = math.inf
+    text = generate_latest(registry)
+    return text, _UNREADABLE.search(text) is None
 
 
 # ---------------------------------------------------------------------- all of one registry
 
 
 class _Board(Collector):
-    """Collector of all `Metrics` of one registry: a metric family may be registered only once."""
+    """Collector of all `Metrics` of one registry: a metric family may be registered only once.
+
+    Attributes:
+        within_s: how long a scrape waits for outboxes, in seconds.
+    """
 
     def __init__(self) -> None:
+        self.within_s = OUTBOX_WITHIN_S
         self._lock = threading.Lock()
         self._all: dict[str, Metrics] = {}
 
@@ -420,8 +519,10 @@ class _Board(Collector):
         with self._lock:
             registered = list(self._all.values())
         families = {metric.name: _family(metric) for metric in CATALOGUE}
-        for metrics in registered:
-            for name, value, number in metrics.samples():
+        until = time.monotonic() + self.within_s
+        looks = [metrics.look() for metrics in registered]  # all begin before one is waited for
+        for metrics, look in zip(registered, looks, strict=True):
+            for name, value, number in metrics.samples(look, until):
                 labels = [metrics.name, value] if value else [metrics.name]
                 families[name].add_metric(labels, float(number))  # type: ignore[arg-type, call-arg]
             for name, buckets, sum_s in metrics.histograms():

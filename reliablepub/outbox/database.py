@@ -109,7 +109,8 @@ class Relaying:
             shown: the status that was found, of any type.
         """
         status = shown if isinstance(shown, dict) else {}
-        is_its_own = status.get("pid") == pid if pid is not None else IS_LAST in status
+        is_last = IS_LAST in status
+        is_its_own = is_last if pid is None else status.get("pid") == pid and not is_last
         return cls(shard, pid, status if is_its_own else {})
 
     @classmethod

@@ -322,6 +322,7 @@ class Outbox:
 
         Raises:
             OutboxInUse: a relay still uses the damaged outbox.
+            NotAnOutbox: the damaged file holds no outbox, and no message of one.
             OutboxError: the damaged file cannot be read, or this one exists or cannot be written.
         """
         from reliablepub.outbox.sqlite.salvage import salvage

@@ -35,6 +35,8 @@ from reliablepub.relay.journal import write
 from reliablepub.relay.status import Link, Status
 
 LOGGER: Final = logging.getLogger("reliablepub.hooks")
+REASONS_MAX: Final = 100
+"""Most reasons of an outage that are remembered; a further one is told each time."""
 
 
 class Running(NamedTuple):
@@ -153,6 +155,7 @@ class Notices:
         self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
         self._looked_at = self._link
+        self._reasons: set[str] = set()  # why no connection was made, since the last one was lost
         self.hears_sent = "sent" in self._events
         self.hears_confirms = "confirmed" in self._events
 
@@ -257,6 +260,12 @@ class Notices:
         last, self._link = self._link, (link, reason)
         if last == self._link:
             return
+        if link is not Link.DISCONNECTED:
+            self._reasons.clear()
+        elif reason in self._reasons:
+            return  # with several hosts, the reasons of their failures alternate
+        elif len(self._reasons) < REASONS_MAX:
+            self._reasons.add(reason)
         name = link.value
         if link is Link.CONNECTED and last[0] is Link.BLOCKED:
             name = "unblocked"

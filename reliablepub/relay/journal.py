@@ -33,6 +33,7 @@ from reliablepub.hooks import (
     MessageGivenUp,
 )
 from reliablepub.printable import one_line, printable
+from reliablepub.relay.status import Status
 
 LINES_MAX: Final = 1_000
 """Most lines that wait to be written. Further ones are dropped; the relay's own are counted, those
@@ -98,6 +99,7 @@ class LogWriter:
         """Wait up to `LAST_LINES_S` for the last lines; a handler that hangs is abandoned."""
         _attending.pop(threading.get_ident(), None)
         if self._thread is not None:
+            self._put_dropped(LINK)
             self._lines.put(None)
             self._thread.join(LAST_LINES_S)
 
@@ -106,13 +108,16 @@ class LogWriter:
         if self._lines.qsize() >= LINES_MAX:
             self._dropped += 1
             return
+        self._put_dropped(logger)
+        self._lines.put(line)
+        if self._thread is None:
+            self._begin()
+
+    def _put_dropped(self, logger: logging.Logger) -> None:
         if self._dropped:
             said = f"{self._dropped} lines were dropped here: a logging handler is too slow"
             self._lines.put(_Line(logger, logging.WARNING, said, {"event": "dropped"}, None))
             self._dropped = 0
-        self._lines.put(line)
-        if self._thread is None:
-            self._begin()
 
     def _begin(self) -> None:
         thread = threading.Thread(target=self._main, name="reliablepub-log", daemon=True)
@@ -262,6 +267,7 @@ class Digest(Generic[Kind]):
 
 LINK: Final = logging.getLogger("reliablepub.link")
 MESSAGES: Final = logging.getLogger("reliablepub.messages")
+RELAY: Final = logging.getLogger("reliablepub.relay")
 
 _ADDRESS: Final = ("message_id", "exchange", "routing_key")
 _SAID: Final = ("reply_code", "reply_text", "attempts")
@@ -269,6 +275,7 @@ _ATTEMPT: Final = (*_ADDRESS, *_SAID, "epoch", "tag", "trace_id")
 _GIVEN_UP: Final = (*_ADDRESS, "outcome", *_SAID, "trace_id")
 _PAUSE: Final = ("exchange", "routing_key", "refusals", "reply_code", "reply_text")
 _LINK: Final = ("reason", "connects", "open")
+_TROUBLE: Final = ("reason", "open")
 
 EVENTS: Final[Mapping[str, tuple[logging.Logger, int, tuple[str, ...]]]] = {
     "connected": (LINK, logging.INFO, _LINK),
@@ -284,6 +291,8 @@ EVENTS: Final[Mapping[str, tuple[logging.Logger, int, tuple[str, ...]]]] = {
     "parked": (MESSAGES, logging.ERROR, _GIVEN_UP),
     "expired": (MESSAGES, logging.ERROR, _GIVEN_UP),
     "discarded": (MESSAGES, logging.ERROR, _GIVEN_UP),
+    "trouble": (RELAY, logging.WARNING, _TROUBLE),
+    "recovered": (RELAY, logging.INFO, _TROUBLE),
 }
 """Logger, level and fields of each event; docs/observing.md shows them."""
 SUM_FIELDS: Final = ("repeats", "exchange", "reply_code", "count", "seconds")
@@ -296,9 +305,12 @@ _WORDS: Final = {
     "disconnected": "not connected to the broker",
     "blocked": "the broker blocks publishing",
     "unblocked": "the broker accepts messages again",
+    "trouble": "the outbox has trouble",
+    "recovered": "the outbox has recovered",
 }
 _Kind = tuple[str, str | None, int]
-"""Event, exchange (for the connection: the reason), and the broker's reply code. None: any."""
+"""Event, exchange (of other events than those of messages: the reason), and the broker's reply
+code. None: any."""
 
 
 def _any_of_its_event(kind: _Kind) -> _Kind:
@@ -318,13 +330,21 @@ class Journal:
         self._clock = clock
         self._log = log
         self._digest: Digest[_Kind] = Digest(_any_of_its_event)
+        self._trouble = ""
 
     def calls(self) -> dict[str, Callable[[Sequence[Any]], None]]:
         """The callbacks of the journal, by event."""
-        return {name: getattr(self, f"on_{name}") for name in EVENTS}
+        return {name: getattr(self, f"on_{name}") for name in EVENTS if hasattr(self, f"on_{name}")}
 
-    def turned(self) -> None:
-        """Write the sums that are due. Called after each turn of the relay."""
+    def turned(self, status: Status) -> None:
+        """Write what has changed and the sums that are due. Called after each turn of the relay."""
+        if status.trouble != self._trouble:
+            was, self._trouble = self._trouble, status.trouble
+            name = "trouble" if status.trouble else "recovered"
+            reason = one_line(status.trouble or was)
+            if self._is_said(name, reason, 0):
+                words = f"{_WORDS[name]}: {reason}; {_are_open(status.open)}"
+                self._write(name, words, (reason, status.open))
         if self._digest.intervals:
             for found in self._digest.due(self._clock()):
                 self._write_sum(found)
@@ -391,8 +411,7 @@ class Journal:
             if self._is_said(name, event.reason, 0):
                 why = f": {one_line(event.reason)}" if event.reason else ""
                 values = (one_line(event.reason), event.connects, event.open)
-                count = f"{event.open} message{' is' if event.open == 1 else 's are'} open"
-                self._write(name, f"{_WORDS[name]}{why}; {count}", values)
+                self._write(name, f"{_WORDS[name]}{why}; {_are_open(event.open)}", values)
 
     def _destination(self, name: str, events: Sequence[DestinationChanged]) -> None:
         for event in events:
@@ -439,13 +458,14 @@ class Journal:
         name, what, code = found.kind
         logger, level, _ = EVENTS[name]
         about = f"{name}{f', {code}' if code else ''}"
+        has_reason = logger is not MESSAGES
         if what is None:
-            about += ", for other reasons" if logger is LINK else ", other exchanges and codes"
-        elif logger is LINK:
+            about += ", for other reasons" if has_reason else ", other exchanges and codes"
+        elif has_reason:
             about += f", {one_line(what)}" if what else ""
         else:
             about += f", exchange {what!r}"
-        values = (name, "" if logger is LINK else what, code, found.count, round(found.seconds, 1))
+        values = (name, "" if has_reason else what, code, found.count, round(found.seconds, 1))
         fields = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
         words = f"{about}: {found.count} more in {found.seconds:.1f} s"
         self._log(logger, level, words, fields)
@@ -459,6 +479,10 @@ def trace_id_of(event: MessageEvent) -> str | None:
     found = (event.headers or {}).get("traceparent")
     fits = _TRACE.match(found) if isinstance(found, str) else None
     return None if fits is None else fits[1]
+
+
+def _are_open(count: int) -> str:
+    return f"{count} message{' is' if count == 1 else 's are'} open"
 
 
 def _said(event: AttemptEnded | MessageGivenUp) -> tuple[int, str, int]:

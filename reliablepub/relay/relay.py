@@ -568,6 +568,7 @@ class Relay:
             buffered=session.buffered,
             connects=self._wire.connects,
             server=self._wire.server,
+            trying=self._wire.trying,
             violations=session.violations.total(),
             stale=session.stale,
             aside=session.aside,

@@ -53,6 +53,7 @@ class Latencies:
     def __init__(self) -> None:
         self._run_s = -1.0
         self._run = 0
+        self._new = [0] * _CLASSES  # since the last `told`
         self._now = [0] * _CLASSES
         self._before = [0] * _CLASSES
         self._begun_at: float | None = None
@@ -83,6 +84,9 @@ class Latencies:
             self._before = self._now if spans < 2 else [0] * _CLASSES  # noqa: PLR2004 - both are over
             self._now = [0] * _CLASSES
             self._begun_at += spans * SPAN_S
+        # Only now: after a minute without confirms, the first one would be dropped with the old.
+        self._now = [new + old for new, old in zip(self._new, self._now, strict=True)]
+        self._new = [0] * _CLASSES
         counts = [new + old for new, old in zip(self._now, self._before, strict=True)]
         total = sum(counts)
         if not total:
@@ -95,7 +99,7 @@ class Latencies:
     def _count_run(self) -> None:
         if self._run:
             doublings = log2(max(self._run_s, _SHORTEST_S) / _SHORTEST_S)
-            self._now[min(int(doublings * _PER_DOUBLING), _CLASSES - 1)] += self._run
+            self._new[min(int(doublings * _PER_DOUBLING), _CLASSES - 1)] += self._run
             self._run, self._run_s = 0, -1.0
 
 
@@ -197,6 +201,8 @@ class Status:
             if the number does not grow, the relay is stuck. Ignored when statuses are compared.
         turn_age_s: seconds since the last turn began; 0 before the first one. If it exceeds a few
             seconds, the relay is stuck. Ignored when statuses are compared.
+        trying: host and port of the broker to which a connection is being made; else empty. Ignored
+            when statuses are compared.
     """
 
     link: Link = Link.DISCONNECTED
@@ -222,6 +228,7 @@ class Status:
     server: str = field(default="", compare=False)
     turns: int = field(default=0, compare=False)
     turn_age_s: float = field(default=0.0, compare=False)
+    trying: str = field(default="", compare=False)
 
     @property
     def open(self) -> int:
@@ -233,7 +240,9 @@ def waits_for(status: Status) -> list[str]:
     """The reasons, as far as the relay knows, why messages stay open: a few lines of text."""
     told = []
     if status.link is not Link.CONNECTED:
-        told.append(f"the publisher is {status.link}" + (status.reason and f": {status.reason}"))
+        to = f" to {status.trying}" if status.trying and not status.reason else ""
+        why = f": {status.reason}" if status.reason else ""
+        told.append(f"the publisher is {status.link}{to}{why}")
     elif said := status.trouble or status.reason:
         told.append(said)
     for one in status.paused[:_PAUSES_TOLD]:
@@ -254,14 +263,21 @@ def described(failure: BaseException) -> str:
 
 
 EVERY_S: Final = 1.0
+BEAT_S: Final = 10.0
+"""Interval at which an unchanged status is written while messages are open."""
+SILENT_S: Final = 30.0
+"""Age of a status, while messages are open, from which the relay counts as hanging."""
 PAUSED_SHOWN: Final = 10
+_REASON_MAX: Final = 2_000
+"""Characters of a reason that are written: the text of an exception can be of any length."""
 
 
 class Beacon:
     """Decides when to write the status file, through which other processes see the relay's status.
 
     It is written at once when the connection changes; otherwise at most once a second, and only if
-    the status has changed, so that an idle relay writes nothing.
+    the status has changed, so that an idle relay writes nothing. While messages are open, it is
+    written every `BEAT_S` seconds: an old status then means that the relay takes no turns.
 
     Args:
         show: writes the status file.
@@ -283,8 +299,8 @@ class Beacon:
         self._wall = wall
         self._monotonic = monotonic
         self._last: Status | None = None
-        self._next_at = 0.0
-        self._where: tuple[str, str] | None = None
+        self._next_at = self._beat_at = 0.0
+        self._where: tuple[Link, str] | None = None
         self._since = 0.0
 
     def turned(self, status: Status) -> None:
@@ -292,16 +308,48 @@ class Beacon:
         now = self._monotonic()
         # Another attempt to connect is no change: without a broker, the relay makes many.
         link = Link.DISCONNECTED if status.link is Link.CONNECTING else status.link
-        where = (link.value, status.reason)
+        where = (link, status.reason)
         is_new_link = where != self._where
-        if not is_new_link and (now < self._next_at or status == self._last):
+        if not is_new_link and (now < self._next_at or not self._has_news(status, now)):
             return
         wall = self._wall()
-        if is_new_link:
-            self._where, self._since = where, wall
-        self._last, self._next_at = status, now + EVERY_S
+        if self._begins(link, status.reason):
+            self._since = wall
+        self._where = where
+        self._last, self._next_at, self._beat_at = status, now + EVERY_S, now + BEAT_S
         latency = self._latency()
         self._show(_contents(replace(status, link=link), wall, self._since, latency))
+
+    def _has_news(self, status: Status, now: float) -> bool:
+        return status != self._last or (status.open > 0 and now >= self._beat_at)
+
+    def _begins(self, link: Link, reason: str) -> bool:
+        """Whether a state begins now that its reader wants the age of.
+
+        While the relay is not connected, another reason does not begin a new outage: with several
+        hosts, each attempt fails at another one.
+        """
+        if self._where is None or link is not self._where[0]:
+            return True
+        return link is Link.CONNECTED and reason != self._where[1]
+
+
+def silent_s(shown: Mapping[str, object], oldest_open_at: float | None, now: float) -> float | None:
+    """For how long a relay has shown no sign of life; None if it has, or has nothing to do.
+
+    Only for a relay on this host, whose clock wrote the times.
+
+    Args:
+        shown: contents of its status file.
+        oldest_open_at: when the oldest open message was stored; None if no message is open.
+        now: wall clock, seconds since 1970.
+    """
+    at = shown.get("at")
+    if not isinstance(at, int | float) or oldest_open_at is None:
+        return None
+    # An idle relay writes nothing, so its status is old at the moment of the next message.
+    is_silent = now - at > SILENT_S and now - oldest_open_at > SILENT_S
+    return now - at if is_silent else None
 
 
 def failed_status(status: Status, wall: float) -> Mapping[str, object]:
@@ -315,13 +363,14 @@ def _contents(
     return {
         "at": wall,
         "link": status.link.value,
-        "reason": status.reason,
+        "reason": status.reason[:_REASON_MAX],
         "since": since,
         "in_flight": status.in_flight,
         "window": status.window,
         "buffered": status.buffered,
         "aside": status.aside,
         "hooks_off": status.hooks_off,
+        "trying": status.trying,
         "connects": status.connects,
         "violations": status.violations,
         "stale": status.stale,

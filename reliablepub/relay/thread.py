@@ -422,7 +422,7 @@ class RelayThread:
         while True:
             is_closing = self._close_at is not None
             wait_s = relay.turn(is_flushing=bool(self._flushes) or is_closing)
-            journal.turned()
+            journal.turned(relay.status)
             beacon.turned(relay.status)
             if self._flushes:
                 self._answer_flushes(relay)

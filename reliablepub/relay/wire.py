@@ -175,6 +175,11 @@ class Wire:
         return self._reconnect.due_at is None and not self._session.is_connected
 
     @property
+    def trying(self) -> str:
+        """Host and port of the broker to which a connection is being made; else empty."""
+        return self._transport.trying if self.is_connecting else ""
+
+    @property
     def link(self) -> tuple[Link, str]:
         """The state of the connection, and the reason for it."""
         session = self._session

@@ -264,6 +264,11 @@ class AioPikaTransport:
         """Always empty: without the hooks there is no access to confirms with delivery tags."""
         return ""
 
+    @property
+    def trying(self) -> str:
+        """Always empty: the application makes the connection."""
+        return ""
+
     def connect(self) -> None:
         """Wait for the application's connection to be open."""
         self._post(self._guest.connect)

@@ -66,6 +66,10 @@ class Transport(Protocol):
     def hooks_off(self) -> str:
         """Why only the client library's public interface is used; empty if the hooks are used."""
 
+    @property
+    def trying(self) -> str:
+        """Host and port of the broker that `connect` tries; empty if that is not known."""
+
     def connect(self) -> None:
         """Start connecting; `Connected` or `ConnectionLost` follows."""
 

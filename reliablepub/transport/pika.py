@@ -268,6 +268,11 @@ class PikaTransport:
         self._login = None if credentials is None else Login(credentials, self._loop, self.wake)
         self._tenure: Tenure | None = None
 
+    @property
+    def trying(self) -> str:
+        """Host and port of the broker that the last `connect` tries."""
+        return self._where
+
     def connect(self) -> None:
         """Start connecting to the next address."""
         address = self._addresses[self._next_address % len(self._addresses)]

@@ -1,8 +1,11 @@
 """`reliablepub doctor`: what is wrong is found, and each finding comes with a remedy."""
 
+import errno
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -353,6 +356,49 @@ def test_a_connected_relay_that_can_record_nothing_is_a_problem(path: Path) -> N
     assert found[-1].level is Level.PROBLEM
     assert found[-1].found == "the relay is connected, but disk full: no space (for 1 min 0 s)"
     assert found[-1].remedy
+
+
+def test_a_relay_that_hangs_is_a_problem_and_its_connection_is_not_vouched_for(path: Path) -> None:
+    now = time.time() + 60
+    shown = {"pid": 17, "link": "connected", "reason": "", "since": now - 90, "at": now - 59.5}
+    status = replace(Outbox(path).status(), relay=17)
+    (row,) = (f for f in of_outbox(status, GOOD, now, shown) if f.check == "relay")
+    assert (row.level, row.found) == (
+        Level.PROBLEM,
+        "process 17 hangs: no sign of life for 59 s",
+    )
+    assert "py-spy dump --pid 17" in row.remedy
+    found = of_outbox(status, GOOD, now, {**shown, "at": now - 29})
+    assert [f.level for f in found if f.check == "relay"] == [Level.OK, Level.OK]
+
+
+def test_a_relay_that_shows_no_status_is_a_warning(path: Path) -> None:
+    status = replace(Outbox(path).status(), relay=17)
+    (row,) = (f for f in of_outbox(status, GOOD, 0.0, {}) if f.check == "relay")
+    assert (row.level, row.found) == (Level.WARNING, "process 17, which shows no status")
+
+
+def test_a_first_attempt_without_an_answer_is_a_problem_in_time(path: Path) -> None:
+    shown = {"link": "disconnected", "reason": "", "since": 0.0, "at": 0.0, "trying": "host:5672"}
+    status = replace(Outbox(path).status(), relay=17)
+    found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
+    assert found[-1].level is Level.PROBLEM
+    assert found[-1].found.endswith("for 1 min 0 s: host:5672 has not answered its first attempt")
+
+
+def test_a_disk_that_nothing_can_be_written_to_is_a_problem(
+    run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/lib/orders")
+
+    monkeypatch.setattr("reliablepub.outbox.sqlite.environment.TemporaryFile", refuse)
+    result = run("--json")
+    assert result.exit_code == 4
+    rows = {row["check"]: row for row in json.loads(result.stdout)}
+    assert rows["durability"]["level"] == "problem"
+    assert "Read-only file system" in rows["durability"]["found"]
+    assert rows["backlog"]["found"].startswith("4 messages open")
 
 
 def test_a_relay_that_has_just_started_is_a_warning(path: Path) -> None:

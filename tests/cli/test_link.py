@@ -27,6 +27,12 @@ def test_another_reason_is_news() -> None:
     assert len(said(REFUSED, Status(link=Link.DISCONNECTED, reason="Timed out"))) == 2
 
 
+def test_the_reasons_of_several_hosts_are_said_once_in_an_outage() -> None:
+    one, two = (Status(link=Link.DISCONNECTED, reason=f"{host}: refused") for host in ("a", "b"))
+    assert len(said(*(one, two) * 9)) == 2
+    assert len(said(*(one, two) * 9, CONNECTED, *(one, two) * 9)) == 5
+
+
 def test_that_it_is_connected_is_only_said_where_it_was_in_doubt() -> None:
     assert said(CONNECTED, is_eager=False) == []
     assert len(said(CONNECTED, REFUSED, CONNECTED, is_eager=False)) == 2

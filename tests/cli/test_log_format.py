@@ -1,17 +1,21 @@
 """`reliablepub relay --log-format json`: every line is an object, also errors at the start."""
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reliablepub import Message, Outbox
+from reliablepub import Message, Outbox, OutboxMoved
 from reliablepub.cli import loglines
+from reliablepub.cli.output import print_note
+from reliablepub.relay.status import described
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import NOBODY, Cli
 
@@ -97,6 +101,28 @@ def test_a_bug_is_a_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) 
     (line,) = lines(capsys.readouterr().err)
     assert (line["level"], line["event"]) == ("CRITICAL", "bug")
     assert "ZeroDivisionError: ours" in line["traceback"]
+
+
+def test_as_text_a_bug_has_its_traceback_and_nothing_is_told_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_note("warning: everybody can write to folder x")
+    write = partial(logging.Logger.log, logging.getLogger("reliablepub.relay"), logging.CRITICAL)
+    with loglines.records():
+        for error in (ZeroDivisionError("ours"), OutboxMoved("it was moved")):
+            write(described(error), extra={"event": "failed"}, exc_info=error)
+        logging.getLogger("reliablepub.outbox").warning("everybody can write to folder x")
+        logging.getLogger("reliablepub.outbox").warning("the locks were lost")
+        link = logging.getLogger("reliablepub.link")
+        link.warning("not connected", extra={"event": "disconnected"})  # a note says that, too
+        link.warning("public interface", extra={"event": "hooks_off"})
+        link.info("connected", extra={"event": "connected"})
+    text = capsys.readouterr().err
+    assert text.count("everybody can write to folder x") == 1
+    assert "not connected" not in text
+    assert "the locks were lost\npublic interface\n" in text
+    assert "the relay has failed: ZeroDivisionError: ours\nZeroDivisionError: ours\n" in text
+    assert text.count("it was moved") == 1, "it says what to do, and is no bug"
 
 
 def test_it_is_among_the_last_of_the_same_flag() -> None:

@@ -211,6 +211,34 @@ def test_a_relay_that_has_failed_tells_when(run: Run, relay: SqliteStore) -> Non
     assert "failed 1 min 1 s ago: a bug" in run("status").stdout
 
 
+def test_a_relay_that_shows_nothing_is_not_called_disconnected(
+    run: Run, relay: SqliteStore
+) -> None:
+    assert "broker       unknown: its relay shows no status" in run("status", "--over", 0).stdout
+
+
+def test_a_relay_that_hangs_is_not_called_connected(run: Run, relay: SqliteStore) -> None:
+    now = time.time()
+    relay.show({"link": "connected", "reason": "", "since": 0.0, "at": now - 61.5})
+    words = "unknown: its relay hangs, and has shown no sign of life for 1 min"
+    assert words in run("status", "--over", 0).stdout
+    (row,) = parsed(run("status", "--json", "--over", 0))["relays"]
+    assert row["silent_s"] > 60
+    for id_ in (5, 6, 7):
+        assert (
+            "; but the relay hangs, and has shown no sign of life for" in run("explain", id_).stdout
+        )
+    relay.show({"link": "connected", "reason": "", "since": now, "at": now})
+    assert "broker       connected for" in run("status", "--over", 0).stdout
+
+
+def test_a_relay_that_can_store_nothing_does_not_send(run: Run, relay: SqliteStore) -> None:
+    now = time.time()
+    why = "the outbox is locked by another process"
+    relay.show({"link": "connected", "reason": why, "since": now - 61, "at": now})
+    assert f"before it; but the outbox has had trouble for 1 min 1 s: {why}" in run("explain", 7).stdout
+
+
 def test_one_byte_is_one(run: Run, path: Path) -> None:
     id_ = Outbox(path).enqueue(b"x", routing_key="q")
     assert "'q'; 1 byte\n" in run("explain", id_).stdout

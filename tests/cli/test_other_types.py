@@ -17,6 +17,10 @@ TABLES = {
     "reliablepub_attempts": ("at", "tag", "persistence", "outcome", "reply_text"),
     "reliablepub_interventions": ("at", "action", "person", "note"),
 }
+LOOKS = (
+    *("outbox status --over 0", "outbox metrics", "outbox stats", "outbox schedule"),
+    *("outbox keys", "outbox in-flight", "watch --count 1", "doctor"),
+)
 COMMANDS = (
     *("show 1", "show 2", "explain 1", "explain 2", "duplicates"),
     *("list --exchange e*", "list --sort size", "list --sort attempts"),
@@ -69,6 +73,24 @@ def test_they_are_shown_as_far_as_they_can_be_read(
         assert invoke(path, f"outbox {command}").exit_code == 0
         out = invoke(path, f"outbox {command} --json").stdout
         json.loads(out, parse_constant=no_json)
+    for command in LOOKS:
+        assert invoke(path, command).exit_code in {0, 4}
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(("table", "column"), [(t, c) for t in list(TABLES)[:2] for c in TABLES[t]])
+def test_they_are_left_alone_and_the_others_changed(
+    whole: Path, tmp_path: Path, table: str, column: str, value: str
+) -> None:
+    path = tmp_path / "o.db"
+    path.write_bytes(whole.read_bytes())
+    sql(path, "PRAGMA ignore_check_constraints = ON", f"UPDATE {table} SET {column} = {value}")
+    with Outbox(path) as outbox:
+        id_ = outbox.enqueue(Message(b"{}", "e", "q"))
+    for command in ("retry 2", f"reroute 1 2 {id_} --to-exchange x"):
+        for options in (" --dry-run", ""):
+            assert invoke(path, f"outbox {command}{options}").exit_code in {0, 2}
+    assert json.loads(invoke(path, f"outbox show {id_} --json").stdout)["exchange"] == "x"
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -123,6 +123,15 @@ def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> 
     assert "exists already" in again.stderr
 
 
+def test_a_file_that_is_no_outbox_is_not_rescued(run: Run, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not an outbox")
+    result = run("salvage", notes, tmp_path / "new.db")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "nothing was copied; name the file of the outbox" in result.stderr
+    assert not (tmp_path / "new.db").exists()
+
+
 def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path) -> None:
     sql(outbox, "UPDATE reliablepub_parked SET body = x'00' WHERE id = 3")
     result = run("salvage", outbox, tmp_path / "new.db")

@@ -1,8 +1,12 @@
 """`reliablepub relay --standby`: one relay owns the outbox, the others wait for its end."""
 
+import json
+import re
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Cli
 from tests.stores import Where
+from tests.waiting import until as wait_until
 
 TAKEN_OVER_S = 5.0
 
@@ -49,6 +54,34 @@ def test_a_standby_takes_over_from_a_relay_that_was_killed(
     standby.send_signal(signal.SIGTERM)
     assert cli.ended(standby).json["open"] == 0
     assert took_s < TAKEN_OVER_S
+
+
+def test_a_standby_is_no_relay_without_a_broker(cli: Cli, fake: FakeBroker) -> None:
+    owner = cli.begin("relay", "--outbox", "o.db")
+    assert line_of(owner) == "connected to the broker\n"
+    standby = cli.begin("relay", "--outbox", "o.db", "--standby", "--health-port", "0")
+    url = re.sub(r"health: (.*)/live.*\n", r"\1", line_of(standby))
+    assert line_of(standby) == "standing by: another relay owns the outbox\n"
+
+    def samples() -> set[str]:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+            return set(re.findall(r"^(reliablepub_\w+)\{", answer.read().decode(), re.MULTILINE))
+
+    for _ in range(20):  # it tries to own the outbox all the time
+        assert not samples() & {"reliablepub_connected", "reliablepub_last_turn_age_seconds"}
+    assert "reliablepub_outbox_relayed" in samples()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url}/ready", timeout=30)
+    with refused.value as answer:
+        reasons = json.loads(answer.read())["reasons"]
+    assert reasons == ["standing by: another relay owns the outbox", "not connected to the broker"]
+    with urllib.request.urlopen(f"{url}/live", timeout=30) as answer:
+        assert answer.status == 200
+    owner.send_signal(signal.SIGTERM)
+    until(standby, "this relay has taken over the outbox")
+    wait_until(lambda: "reliablepub_connected" in samples())
+    standby.send_signal(signal.SIGTERM)
+    assert cli.ended(standby).code == 0
 
 
 def test_a_wrong_configuration_does_not_end_a_standby(

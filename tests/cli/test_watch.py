@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from contextlib import closing
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 
@@ -25,12 +26,15 @@ from reliablepub.cli import main
 from reliablepub.cli.watch.lookout import Look, look
 from reliablepub.cli.watch.screen import Trail, draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.database import Relaying
+from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.cli.conftest import Cli
 from tests.cli.test_app import section
 from tests.cli.trouble import make_trouble
+from tests.waiting import until
 
 SIZES = [(200, 60), (110, 30), (80, 24), (79, 24), (40, 24), (40, 12), (20, 5)]
 LATENCY = {"confirms": 9, "p50_s": 0.0012, "p95_s": 0.025, "p99_s": 0.2, "max_s": 1.0}
@@ -134,9 +138,65 @@ def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (
+            {"reason": "the disk of the outbox fails: look at the system's log"},
+            "messages wait: the disk of the outbox fails: look at the system's log",
+        ),
+        ({"at": time.time() - 300}, "the relay hangs: find out what it waits for, and restart it"),
+        ({"aside": 2}, "2 messages set aside: see `reliablepub outbox list --sort attempts`"),
+        (None, "the relay shows no status: if that stays so, look into its log"),
+    ],
+)
+def test_nothing_that_needs_a_person_is_nothing_to_do(
+    path: Path, shown: dict[str, object] | None, words: str
+) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=[Entry(Message(b"x", message_id="m"), time.time() - 200)]))
+        if shown is not None:
+            store.show({**LINK, "aside": 0, **shown})
+        assert drawn(look(outbox_at(path), closely=True), width=200)[2] == words
+
+
+def test_a_full_disk_comes_first(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.show({**LINK, "link": "disconnected", "reason": "no route to host"})
+        seen = look(outbox_at(path), closely=True)
+    seen = replace(seen, more={**seen.more, "is_disk_full": True})
+    assert drawn(seen)[2].startswith("the disk is full: free space")
+
+
+def test_a_relay_that_has_failed_is_told_also_if_nothing_is_open(path: Path) -> None:
+    store = SqliteStore(path)
+    store.close({**LINK, "link": "failed", "reason": "the relay has failed: a bug"})
+    lines = drawn(look(outbox_at(path), closely=True))
+    assert lines[1].startswith("no relay: failed ")
+    assert lines[1].endswith("ago: the relay has failed: a bug; 2 connections made")
+    assert lines[2] == "the relay has failed: start `reliablepub relay` again"
+
+
+def test_all_shards_are_shown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Outbox(path).create()
+    row = {"exchange": "", "routing_key": "q", "refusals": 5, "probe_in_s": 10.0, "waiting": 1}
+    paused = [row | {"since": since, "reason": f"nacked {since}"} for since in (1.0, 2.0, 3.0)]
+    shown = {**LINK, "hooks_off": ""}
+    one = {**shown, "paused": [paused[1]], "paused_destinations": 1}
+    two = {**shown, "paused": [paused[0], paused[2]], "paused_destinations": 9, "hooks_off": "old"}
+    two |= {"latency": {**LATENCY, "p50_s": 0.5, "max_s": 0.9}}
+    relays = [Relaying(0, 17, one), Relaying(1, None, {}), Relaying(2, 18, two)]
+    monkeypatch.setattr("reliablepub.cli.watch.lookout.read_relays", lambda _: relays)
+    more = look(outbox_at(path), closely=True).more
+    assert more["paused"] == paused
+    assert (more["paused_destinations"], more["window"], more["aside"]) == (10, 2000, 2)
+    assert more["hooks_off"] == "old"
+    assert more["latency"] == {**LATENCY, "confirms": 18, "p50_s": 0.5}
+
+
 def test_an_idle_outbox_needs_no_operator(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
-        store.show(LINK)
+        store.show({**LINK, "aside": 0})
         lines = drawn(look(outbox_at(path), closely=True))
     assert lines[2] == "nothing to do"
     assert any("newest failures" in line for line in lines)
@@ -211,7 +271,7 @@ def test_a_signal_ends_it(cli: Cli, path: Path) -> None:
 class Terminal:
     """The command in a terminal of its own."""
 
-    def __init__(self, path: Path, **environment: str) -> None:
+    def __init__(self, path: Path, stderr: int | None = None, **environment: str) -> None:
         self.fd, child = pty.openpty()
         ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
         self.modes = termios.tcgetattr(child)
@@ -220,7 +280,7 @@ class Terminal:
             [*command, "--outbox", str(path), "--interval", "1h"],
             stdin=child,
             stdout=child,
-            stderr=child,
+            stderr=child if stderr is None else stderr,
             cwd=Path(__file__).parents[2],
             env={**os.environ, "TERM": "xterm-256color", **environment},
         )
@@ -241,6 +301,73 @@ class Terminal:
         self.process.wait()
         os.close(self.child)
         os.close(self.fd)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_gives_the_screen_back(path: Path, number: signal.Signals) -> None:
+    make_trouble(path).close()
+    terminal = Terminal(path)
+    try:
+        terminal.until("q quits")
+        terminal.process.send_signal(number)
+        terminal.until("\x1b[?1049l")
+        assert terminal.process.wait(60) == 0
+        assert termios.tcgetattr(terminal.child) == terminal.modes
+    finally:
+        terminal.close()
+
+
+def test_while_it_is_stopped_the_shell_has_the_screen(path: Path) -> None:
+    make_trouble(path).close()
+    terminal = Terminal(path)
+    try:
+        terminal.until("q quits")
+        terminal.process.send_signal(signal.SIGTSTP)
+        terminal.until("\x1b[?1049l")
+        until(lambda: _state_of(terminal.process.pid) == "T")
+        assert termios.tcgetattr(terminal.child) == terminal.modes
+        terminal.output = ""
+        terminal.process.send_signal(signal.SIGCONT)
+        terminal.until("\x1b[?1049h")
+        terminal.until("q quits")
+        os.write(terminal.fd, b"q")
+        terminal.until("\x1b[?1049l")
+        assert terminal.process.wait(60) == 0
+    finally:
+        terminal.close()
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_terminal_that_is_gone_ends_it_without_a_traceback(path: Path) -> None:
+    make_trouble(path).close()
+    terminal = Terminal(path, stderr=subprocess.PIPE)
+    terminal.until("q quits")
+    os.close(terminal.child)
+    os.close(terminal.fd)
+    assert terminal.process.stderr is not None
+    assert terminal.process.stderr.read() == b""
+    assert terminal.process.wait(60) in {0, 2}
+    terminal.process.stderr.close()
+
+
+def test_a_terminal_without_utf8_keeps_its_lines(path: Path) -> None:
+    make_trouble(path).close()
+    terminal = Terminal(path, PYTHONIOENCODING="iso-8859-1", PYTHONUTF8="0")
+    try:
+        terminal.until("q quits")
+        assert "\\u" not in terminal.output
+    finally:
+        terminal.close()
+
+
+def test_without_unicode_the_bars_are_ascii() -> None:
+    trail = Trail(is_unicode=False)
+    for rate in (0.0, 50.0, 100.0):
+        trail.add(Look(0.0, 0.0, {}, {"stored_per_s": rate, "confirmed_per_s": rate}))
+    assert trail.bars("stored_per_s", 10) == "_=#"
 
 
 @pytest.mark.parametrize("key", ["q", "\x1b", None])

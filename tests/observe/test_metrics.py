@@ -18,6 +18,7 @@ from reliablepub import (
     Message,
     Outbox,
     OutboxFull,
+    OutboxInUse,
     Publisher,
     PublisherClosed,
 )
@@ -28,7 +29,12 @@ from reliablepub.observe.catalogue import (
     PROCESS_METRICS,
     Metric,
 )
-from reliablepub.observe.metrics import Metrics, exposition
+from reliablepub.observe.metrics import Metrics, _board_of, _Looking, exposition
+from reliablepub.outbox.admin.inspection import OutboxStatus, read_status
+from reliablepub.outbox.database import Database
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.relay.handover import Limits
+from reliablepub.relay.status import Link, Status
 from reliablepub.testing import FakeBroker, faults
 from tests.observe.conftest import Scrape
 from tests.policies import AT_ONCE
@@ -273,6 +279,103 @@ def test_who_only_enqueues_exposes_what_the_file_tells(
 def test_no_header_of_a_scraper_makes_the_scrape_fail(version: str) -> None:
     _, body = exposition(f"application/openmetrics-text; version={version}")
     assert b"python_info" in body
+
+
+def test_a_publisher_that_ends_while_it_is_blocked_is_blocked_no_longer(
+    broker: FakeBroker, registry: CollectorRegistry, scrape: Scrape, becomes: Becomes
+) -> None:
+    metrics = Metrics("o", registry=registry)
+    options: dict[str, Any] = {"outbox": None, "hooks": [metrics], "close_timeout_s": 0}
+    with Publisher(broker.url, **options) as publisher:
+        publisher.publish(b"x", routing_key="q").result(30)
+        broker.block("low on memory")
+        publisher.publish(b"x", routing_key="q")  # RabbitMQ tells only those who publish
+        becomes(1, "blocked")
+        until(lambda: metrics._blocked_s() > 0.2)
+        seen = [scrape("blocked_seconds_total") or 0]
+    broker.unblock()
+    for _ in range(2):
+        seen.append(scrape("blocked_seconds_total") or 0)
+        time.sleep(0.3)
+    with Publisher(broker.url, **options) as publisher:
+        publisher.publish(b"x", routing_key="q").result(30)
+        for _ in range(2):
+            seen.append(scrape("blocked_seconds_total") or 0)
+            time.sleep(0.3)
+    assert seen == sorted(seen), "a counter never falls"
+    assert seen[1:] == pytest.approx([seen[1]] * 4, abs=0.01)
+    assert seen[1] - seen[0] < 2
+
+
+def test_a_publisher_that_finds_no_free_outbox_has_no_state(
+    broker: FakeBroker, outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", outbox=outbox, registry=registry)
+    with Publisher(broker.url, outbox=outbox):
+        for _ in range(2):
+            with pytest.raises(OutboxInUse):
+                Publisher(broker.url, outbox=outbox, hooks=[metrics])
+            assert scrape("connected") is None
+            assert scrape("last_turn_age_seconds") is None
+            assert scrape("outbox_relayed") == 1
+    with Publisher(broker.url, outbox=outbox, hooks=[metrics]):
+        until(lambda: scrape("connected") == 1)
+
+
+def test_a_publisher_whose_outbox_another_has_taken_over_has_no_state(
+    registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    class Lost:
+        status = Status(Link.FAILED, "the relay has failed", turns=9, turn_age_s=600.0)
+        is_ended = True
+        failure: BaseException | None = OutboxInUse("process 17 relays it")
+        limits = Limits(1, 1, 1, 1)
+
+    metrics = Metrics("o", registry=registry)
+    metrics.watch(Lost())
+    assert scrape("connected") is None
+    assert scrape("relay_turns_total") == 9
+    Lost.failure = ZeroDivisionError()
+    assert (scrape("connected"), scrape("last_turn_age_seconds")) == (0, 600)
+
+
+def test_a_scrape_does_not_wait_for_an_outbox_that_hangs(
+    outbox: Path, registry: CollectorRegistry, scrape: Scrape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Outbox(outbox).create()
+    goes_on, begun = threading.Event(), []
+
+    def hangs(database: Database) -> OutboxStatus:
+        begun.append(database)
+        assert goes_on.wait(60)
+        return read_status(database)
+
+    monkeypatch.setattr("reliablepub.observe.metrics.read_status", hangs)
+    for name in "op":
+        Metrics(name, outbox=outbox, registry=registry)
+    _board_of(registry).within_s = 0.2
+    since = time.monotonic()
+    for _ in range(2):
+        assert scrape("outbox_readable") == 0
+        assert scrape("rejected_messages_total", reason="full") == 0
+    assert time.monotonic() - since < 10
+    assert len(begun) == 2, "one look at each, and no second one beside it"
+    goes_on.set()
+    until(lambda: scrape("outbox_readable") == 1)
+
+
+def test_a_look_of_the_parent_does_not_hold_up_a_forked_child(
+    outbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Outbox(outbox).create()
+    looking = _Looking(outbox_at(outbox))
+    goes_on = threading.Event()
+    monkeypatch.setattr("reliablepub.observe.metrics.read_status", lambda _: goes_on.wait(60))
+    first = looking.begun()
+    assert looking.begun() is first
+    monkeypatch.setattr("reliablepub.observe.metrics.os.getpid", lambda: -1)  # as in a child
+    assert looking.begun() is not first
+    goes_on.set()
 
 
 class Scraped(Metrics):

@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -261,10 +262,26 @@ def test_what_the_system_refuses_is_told_in_its_words(
     SqliteStore(path).close()  # the lease was given back
 
 
-def test_garbage_holds_nothing(path: Path) -> None:
+def write_garbage(path: Path) -> None:
     path.write_bytes(random.Random(1).randbytes(PAGE_BYTES * 20))
+
+
+def write_database(path: Path) -> None:
+    sql(path, "CREATE TABLE orders (id)", "INSERT INTO orders VALUES (1)")
+
+
+@pytest.mark.parametrize("write", [write_garbage, write_database, Path.touch])
+def test_what_is_no_outbox_is_refused(path: Path, write: Callable[[Path], None]) -> None:
+    write(path)
+    with pytest.raises(NotAnOutbox, match=f"^{path} has no message of an outbox"):
+        Outbox(path.with_name("new.db")).salvage(path)
+    assert {file.name for file in path.parent.iterdir()} <= {path.name, f"{path.name}.lock"}
+
+
+def test_an_outbox_without_messages_is_one(path: Path) -> None:
+    SqliteStore(path).close()
     found = Outbox(path.with_name("new.db")).salvage(path)
-    assert (found.open, found.parked, found.broken, found.has_sources) == (0, 0, (), False)
+    assert (found.open, found.parked, found.broken, found.has_sources) == (0, 0, (), True)
 
 
 def test_an_audit_finds_what_was_changed_by_hand(path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import email.message
 import math
+import socket
 import sqlite3
 import warnings
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from reliablepub import (
 from reliablepub.outbox.postgres.enqueue import execute
 from reliablepub.relay.handover import Chunk, Inbox
 from reliablepub.testing import FakeBroker
+from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1/"
 
@@ -417,3 +419,12 @@ def test_a_stamp_that_returns_nothing_is_named() -> None:
         with pytest.raises(TypeError, match=words):
             publisher.publish_many([Message(b"x", routing_key="q")])
         assert publisher.status.open == 0
+
+
+def test_a_wait_during_the_first_attempt_names_the_host_that_is_tried(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts, and never answers
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Publisher(f"amqp://guest:guest@{host}/", outbox=path, close_timeout_s=0) as publisher:
+            until(lambda: publisher.status.trying)
+            with pytest.raises(StillOpen, match=f"; the publisher is connecting to {host}$"):
+                publisher.publish(b"x", routing_key="q").result(timeout_s=0.1)

@@ -63,6 +63,7 @@ class ScriptedTransport:
     """Writes down what it is told to do, in a log that it shares with the store."""
 
     hooks_off = ""
+    trying = ""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

@@ -1,12 +1,17 @@
 """What a relay shows of itself, and when."""
 
+import errno
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reliablepub.outbox.database import IS_LAST
+from reliablepub.outbox.entry import Counters
+from reliablepub.outbox.sqlite import status_file
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import (
     relaying,
@@ -14,7 +19,15 @@ from reliablepub.outbox.sqlite.status_file import (
     status_file_path,
     write_status_file,
 )
-from reliablepub.relay.status import Beacon, Link, Percentiles, Status
+from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.relay.status import (
+    Beacon,
+    Link,
+    Percentiles,
+    Status,
+    failed_status,
+    silent_s,
+)
 
 
 @pytest.fixture
@@ -56,6 +69,54 @@ def test_trying_again_is_no_change(beacon: Beacon, shown: list[Any]) -> None:
         at(100.0 + 2 * n)
         beacon.turned(Status(link, "refused"))
     assert {(p["link"], p["since"]) for p in shown} == {("disconnected", 1100.0)}
+
+
+def test_another_reason_begins_no_other_outage(beacon: Beacon, shown: list[Any]) -> None:
+    for n, reason in enumerate(["", "one: refused", "two: refused"] * 3):
+        at(100.0 + n)
+        beacon.turned(Status(Link.CONNECTING if n % 2 else Link.DISCONNECTED, reason))
+    assert {p["since"] for p in shown} == {1100.0}
+    assert [p["reason"] for p in shown[-2:]] == ["one: refused", "two: refused"]
+
+
+def test_trouble_of_a_connected_relay_has_its_own_age(beacon: Beacon, shown: list[Any]) -> None:
+    for now, reason in ((100.0, ""), (105.0, "disk full"), (107.0, "")):
+        at(now)
+        beacon.turned(Status(Link.CONNECTED, reason))
+    assert [p["since"] for p in shown] == [1100.0, 1105.0, 1107.0]
+
+
+@pytest.mark.parametrize(("stored", "beats"), [(0, 1), (1, 4)])
+def test_while_messages_are_open_it_shows_that_it_is_alive(
+    beacon: Beacon, shown: list[Any], stored: int, beats: int
+) -> None:
+    for n in range(40):
+        at(100.0 + n)
+        beacon.turned(Status(Link.CONNECTED, counters=Counters(stored=stored)))
+    assert len(shown) == beats
+
+
+@pytest.mark.parametrize(
+    ("at", "oldest", "silent"),
+    [
+        (969.0, 900.0, 31.0),
+        (971.0, 900.0, None),
+        (0.0, 971.0, None),  # it was idle; a message has just come
+        (0.0, None, None),
+        (None, 900.0, None),
+        (2_000.0, 900.0, None),  # the clock was set back
+    ],
+)
+def test_a_relay_is_silent_if_it_has_work_and_shows_no_life(
+    at: float | None, oldest: float | None, silent: float | None
+) -> None:
+    assert silent_s({"at": at}, oldest, 1_000.0) == silent
+
+
+def test_a_reason_of_any_length_can_be_read(tmp_path: Path) -> None:
+    status = Status(Link.FAILED, "\U0001f600" * 100_000)
+    write_status_file(tmp_path / "o.db", {**failed_status(status, 1.0), IS_LAST: True})
+    assert relaying(tmp_path / "o.db").status["link"] == "failed"
 
 
 def test_figures_are_shown_once_a_second_and_only_new_ones(
@@ -101,6 +162,41 @@ def test_a_draft_that_was_left_is_replaced(tmp_path: Path) -> None:
     write_status_file(outbox, {})
     assert json.loads(status_file_path(outbox).read_text()) == {"pid": os.getpid()}
     assert not (tmp_path / "o.db.relay.new").exists()
+
+
+def test_on_a_full_disk_no_old_status_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = tmp_path / "o.db"
+    write_status_file(outbox, {"link": "connected"})
+    lease = RelayLock(outbox)
+    replaced = status_file._replace
+    left = [1]
+
+    def full(path: Path, text: str) -> None:
+        if left:
+            left.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replaced(path, text)
+
+    monkeypatch.setattr(status_file, "_replace", full)
+    write_status_file(outbox, {"link": "blocked"})
+    assert relaying(outbox).status["link"] == "blocked", "in the space of the old one"
+    left += [1, 1]
+    write_status_file(outbox, {"link": "connected"})
+    assert not relaying(outbox).status
+    assert {file.name for file in tmp_path.iterdir()} == {"o.db.lock"}
+    lease.release()
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_the_status_of_a_predecessor_with_the_same_process_id_does_not_count(
+    tmp_path: Path, *, is_last: bool
+) -> None:
+    outbox = tmp_path / "o.db"
+    write_status_file(outbox, {"link": "connected"} | ({IS_LAST: True} if is_last else {}))
+    with closing(SqliteStore(outbox)):  # in a container, both are process 1
+        assert not relaying(outbox).status
 
 
 def test_a_status_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import pytest
 from reliablepub import Publisher, RetryPolicy, Unroutable
 from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
+from reliablepub.outbox.entry import Counters
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay import journal, thread
 from reliablepub.relay.journal import EVENTS, SUM_FIELDS, Journal, LogWriter
+from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
 from tests.policies import ONCE
 from tests.waiting import until
@@ -63,7 +65,7 @@ SAMPLES: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_an_event_is_one_line_with_its_fields(
     written: Journal, log: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -75,6 +77,27 @@ def test_an_event_is_one_line_with_its_fields(
     assert vars(record)["event"] == name
     for field in fields:
         assert vars(record)[field] is not None
+
+
+def test_trouble_with_the_outbox_is_a_line_and_so_is_its_end(
+    written: Journal, now: Now, log: pytest.LogCaptureFixture
+) -> None:
+    full = Status(trouble="disk full: nothing can\nbe recorded", counters=Counters(stored=1))
+    for status in (Status(), full, full, Status(), full, Status()):
+        written.turned(status)
+    now.now += 11
+    written.turned(Status())
+    said = "disk full: nothing can be recorded"
+    assert [record.getMessage() for record in log.records] == [
+        f"the outbox has trouble: {said}; 1 message is open",
+        f"the outbox has recovered: {said}; 0 messages are open",
+        f"trouble, {said}: 1 more in 11.0 s",
+        f"recovered, {said}: 1 more in 11.0 s",
+    ]
+    first, second, *_ = map(vars, log.records)
+    assert (first["event"], first["reason"], first["open"]) == ("trouble", said, 1)
+    assert (second["event"], second["levelname"]) == ("recovered", "INFO")
+    assert {*EVENTS} == {*SAMPLES, "trouble", "recovered"}
 
 
 def test_the_words_say_what_happened_to_which_message(
@@ -95,7 +118,7 @@ def test_ten_thousand_refusals_a_second_are_two_lines_in_ten(
 ) -> None:
     for _ in range(1_000):
         written.on_nacked([attempt("nacked")] * 100)
-        written.turned()
+        written.turned(Status())
         now.now += 0.0101
     first, repeated = log.records
     assert vars(first)["event"] == "nacked"
@@ -120,7 +143,7 @@ def test_errors_of_many_exchanges_stay_errors(
     assert (first.levelno, vars(first)["event"]) == (logging.ERROR, "parked")
     now.now += 10
     log.clear()
-    written.turned()
+    written.turned(Status())
     [found] = [record for record in log.records if record.levelno >= logging.ERROR]
     assert [vars(found)[name] for name in SUM_FIELDS[:4]] == ["parked", None, 0, 599]
     assert found.getMessage() == "parked, other exchanges and codes: 599 more in 10.0 s"
@@ -147,7 +170,7 @@ def test_what_is_not_logged_is_not_counted(written: Journal, now: Now) -> None:
     finally:
         journal.MESSAGES.setLevel(logging.NOTSET)
     now.now += 100
-    written.turned()
+    written.turned(Status())
 
 
 def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
@@ -183,8 +206,9 @@ def test_a_publisher_logs_its_failures_and_no_secret(
     assert "guest:guest" not in text
 
 
+@pytest.mark.parametrize("later", [[], ["after"]])
 def test_lines_that_a_slow_handler_has_no_time_for_are_counted(
-    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, later: list[str]
 ) -> None:
     monkeypatch.setattr(journal, "LINES_MAX", 1)
     gate, is_held = threading.Event(), threading.Event()
@@ -205,9 +229,10 @@ def test_lines_that_a_slow_handler_has_no_time_for_are_counted(
         writer.take(logger.makeRecord(logger.name, logging.INFO, "", 0, "dropped, too", (), None))
         gate.set()
         until(lambda: log.messages[-1:] == ["queued"])
-        writer.write(logger, logging.INFO, "after", {})
+        for text in later:
+            writer.write(logger, logging.INFO, text, {})
         writer.close()
     finally:
         logger.removeHandler(slow)
     told = "2 lines were dropped here: a logging handler is too slow"
-    assert log.messages == ["held", "queued", told, "after"]
+    assert log.messages == ["held", "queued", told, *later]

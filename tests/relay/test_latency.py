@@ -37,6 +37,16 @@ def test_nothing_is_told_before_a_confirm_and_long_after_the_last_one() -> None:
     assert latencies.told(9 * SPAN_S) is None, "two generations later"
 
 
+def test_the_first_confirm_after_a_long_rest_is_told() -> None:
+    latencies = Latencies()
+    latencies.told(0.0)
+    for n in range(1, 4):
+        latencies.took(0.5, 1)
+        found = latencies.told(n * 3 * SPAN_S)
+        assert found is not None
+        assert found.confirms == 1
+
+
 def test_a_run_of_equal_durations_counts_each() -> None:
     latencies = Latencies()
     for taken_s, times in ((0.001, 900), (0.5, 100), (0.001, 1)):

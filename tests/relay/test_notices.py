@@ -136,6 +136,22 @@ def test_a_lost_connection_is_told_once_for_each_reason(store: Store) -> None:
     assert listener.told("sent")[-1].attempt == 2
 
 
+def test_the_reasons_of_several_hosts_are_told_once_in_an_outage(store: Store) -> None:
+    listener = Listener()
+    w = World(store, hooks=[listener])
+    w.connect()
+    w.turn()
+    for _ in range(2):
+        for n in range(6):
+            w.lose_connection(f"host {n % 2}: refused")
+            w.turn()
+            w.turn(after_s=100)
+        w.connect()
+        w.turn()
+    told = [event.reason for event in listener.told("disconnected")]
+    assert told == ["host 0: refused", "host 1: refused"] * 2
+
+
 def test_a_lost_connection_is_told_when_the_next_attempt_begins_in_the_same_turn(
     store: Store,
 ) -> None:

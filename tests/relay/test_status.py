@@ -14,6 +14,14 @@ PAUSED = Paused("orders", None, 1, 2.0, 0.0, "refused: 404 NOT_FOUND\nx", 7)
         (Status(link=Link.CONNECTED), []),
         (Status(), ["the publisher is disconnected"]),
         (
+            Status(link=Link.CONNECTING, trying="rabbit-1:5672"),
+            ["the publisher is connecting to rabbit-1:5672"],
+        ),
+        (
+            Status(link=Link.CONNECTING, trying="two:5672", reason="one:5672: refused"),
+            ["the publisher is connecting: one:5672: refused"],
+        ),
+        (
             Status(link=Link.BLOCKED, reason="low on memory"),
             ["the publisher is blocked: low on memory"],
         ),

@@ -220,6 +220,7 @@ class SimTransport:
     """
 
     hooks_off = ""
+    trying = ""
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ class Wire:
     """A transport that makes real frames, and confirms each publish at the next listen."""
 
     hooks_off = ""
+    trying = ""
 
     def __init__(self) -> None:
         self._frames = PublishFrames(1, 131_072)

@@ -22,7 +22,7 @@ from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.sqlite.checkup import Checkup
 from reliablepub.outbox.sqlite.environment import Surroundings
 from reliablepub.printable import one_line
-from reliablepub.relay.status import Link
+from reliablepub.relay.status import Link, silent_s
 from reliablepub.transport.address import Address
 from reliablepub.transport.probe import Probe
 
@@ -35,6 +35,8 @@ SYNC_TOO_FAST_MS: Final = 0.02
 SYNC_SLOW_MS: Final = 50.0
 OLD_S: Final = 3_600.0
 AHEAD_S: Final = 5.0
+CONNECTING_S: Final = 30.0
+"""Time within which a relay's first attempt to connect succeeds or fails."""
 WAL_RESET_FIXED: Final = (3, 51, 3)
 """The first SQLite without the WAL-reset bug, which `outbox/sqlite/checkpoints.py` describes."""
 FRAME_BYTES_MIN: Final = 131_072
@@ -97,10 +99,13 @@ def of_outbox(
         relay_status: content of the relay's status file; empty without one.
         failed: why the last relay failed; empty if it did not.
     """
-    yield _relay(status, failed)
-    yield from of_messages(status, now, [Relaying(0, status.relay, relay_status)])
+    silent = silent_s(relay_status, status.oldest_open_at, now)
+    yield _relay(status, relay_status, silent, failed)
+    # The connection that a silent relay had says nothing about the one it has.
+    shown = relay_status if silent is None else {**relay_status, "link": None}
+    yield from of_messages(status, now, [Relaying(0, status.relay, shown)])
     yield _sqlite(around)
-    yield _sync(around.sync_ms)
+    yield _sync(around.sync_ms, around.sync_problem)
     yield _disk(status, around)
     yield _log(status)
     yield of_clock(around.ahead_s)
@@ -308,7 +313,17 @@ def _unused(found: Checkup) -> Finding:
     return finding("space", warn_unless(is_little), words, f"to give it back: {remedy}")
 
 
-def _relay(status: OutboxStatus, failed: str) -> Finding:
+def _relay(
+    status: OutboxStatus, relay_status: Mapping[str, Any], silent: float | None, failed: str
+) -> Finding:
+    if status.relay is not None and silent is not None:
+        found = f"process {status.relay} hangs: no sign of life for {age(silent)}"
+        remedy = f"find out what it waits for (py-spy dump --pid {status.relay}); restart it"
+        return finding("relay", Level.PROBLEM, found, remedy)
+    if status.relay is not None and not relay_status:
+        found = f"process {status.relay}, which shows no status"
+        remedy = "run this again in a few seconds; if it shows none then, look into its log"
+        return finding("relay", Level.WARNING, found, remedy)
     if status.relay is not None:
         return finding("relay", Level.OK, f"process {status.relay}")
     if failed:
@@ -335,11 +350,13 @@ def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
             "messages wait, and are then published"
         )
         return finding("relay", Level.PROBLEM, found, remedy, about="broker")
-    if not reason:
+    if not reason and now - relay_status["since"] < CONNECTING_S:
         found = f"{whose} has not been connected yet, {span}"
         return finding(
             "relay", Level.WARNING, found, "run this again in a few seconds", about="broker"
         )
+    tried = one_line(relay_status.get("trying") or "the broker")
+    reason = reason or f"{tried} has not answered its first attempt"
     remedy = (
         "the relay keeps trying; compare its own URL, user, password and TLS files, which may "
         "differ from those given here, with the broker's, and read the broker's log"
@@ -371,7 +388,11 @@ def _sqlite(around: Surroundings) -> Finding:
     return finding("sqlite", Level.OK, f"{found}; {excluded}")
 
 
-def _sync(sync_ms: float | None) -> Finding:
+def _sync(sync_ms: float | None, sync_problem: str = "") -> Finding:
+    if sync_problem:
+        found = f"no page can be written beside the outbox: {sync_problem}"
+        remedy = "look at the system's log, and at how the disk is mounted: nothing can be stored"
+        return finding("durability", Level.PROBLEM, found, remedy)
     if sync_ms is None:
         found = "not measured, because the disk is full"
         remedy = "free disk space, and run this again"

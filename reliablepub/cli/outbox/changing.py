@@ -208,7 +208,8 @@ def _foreseen(
         story = tell(database, id_)
         message = dict(story.message)
         if message:
-            tries = sum(message[name] for name in ("nacked", "returned", "refused", "uncertain"))
+            counts = [message[name] for name in ("nacked", "returned", "refused", "uncertain")]
+            tries = sum(count for count in counts if isinstance(count, int))  # else it is damaged
             rows.append(message | {"attempts": tries})
         was_sent = story.in_flight or message.get("nacked") or message.get("uncertain")
         if story.state not in (*what.states, "in flight"):

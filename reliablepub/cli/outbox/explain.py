@@ -21,6 +21,7 @@ from reliablepub.errors import Expired, Nacked, Refused, Unroutable
 from reliablepub.outbox.admin.story import Next, Story, tell
 from reliablepub.outbox.database import Database
 from reliablepub.printable import one_line
+from reliablepub.relay.status import Link, silent_s
 
 _WHERE: Final = {
     "ready": "is open, and ready to be sent",
@@ -134,13 +135,14 @@ def next_words(story: Story, database: Database, now: float) -> str:
     since, span = ago(story.relay.get("since"), now), _span(story, now)
     reason = one_line(story.relay.get("reason") or "no connection yet")
     is_blocked = story.relay.get("link") == "blocked"
+    but = _but(story, database, now)
     words = {
         Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes"
-        + (f"; but the broker has blocked the relay{span}: {reason}" if is_blocked else ""),
+        + (f"; but the broker has blocked the relay{span}: {reason}" if is_blocked else but),
         Next.SENT: f"the relay (process {story.relay_pid}) sends it after the "
-        f"{count_of(story.before or 0, 'message')} before it",
+        f"{count_of(story.before or 0, 'message')} before it{but}",
         Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
-        f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now",
+        f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now{but}",
         Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
         f"goes first; see `reliablepub outbox explain {story.held_by}`",
         Next.PAUSED: _paused_words(story, now),
@@ -156,6 +158,19 @@ def next_words(story: Story, database: Database, now: float) -> str:
         else "nothing; if it did not arrive, look at the queue and its consumers",
     }
     return words[story.next]
+
+
+def _but(story: Story, database: Database, now: float) -> str:
+    """What may keep the relay from sending the message; empty if nothing does."""
+    stored_at = story.message.get("stored_at")
+    oldest = stored_at if isinstance(stored_at, int | float) else None
+    silent = None if database.file is None else silent_s(story.relay, oldest, now)
+    if silent is not None:
+        return f"; but the relay hangs, and has shown no sign of life for {age(silent)}"
+    # While the relay is connected, a reason is trouble with the outbox.
+    is_connected = story.relay.get("link") == Link.CONNECTED
+    reason = one_line(story.relay.get("reason") or "") if is_connected else ""
+    return f"; but the outbox has had trouble{_span(story, now)}: {reason}" if reason else ""
 
 
 def _span(story: Story, now: float) -> str:

@@ -60,7 +60,7 @@ def audit(database: Database, as_json: bool) -> int:
     exits={
         0: "done; no damaged message was found",
         1: "some messages are damaged; they are listed, and were not copied",
-        4: "one of the files cannot be used",
+        4: "one of the files cannot be used, or DAMAGED is no outbox",
     },
 )
 @click.argument("damaged", type=click.Path(path_type=Path))

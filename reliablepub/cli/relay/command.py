@@ -1,7 +1,7 @@
 """``reliablepub relay``: publishes the messages that other processes put into the outbox.
 
-Knows: its options, the logger of failed messages, and the report at the end. Must never know: how
-messages are published, or which failures are logged.
+Knows: its options, and the report at the end. Must never know: how messages are published, or which
+failures are logged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox.database import Database
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import printable
-from reliablepub.relay.journal import MESSAGES
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import has_password
 
@@ -172,7 +171,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         )
         # The health port comes first: one that is taken ends the command before it relays.
         health = _healthy(service, health_host, health_port, expose)
-        with health, loglines.records(MESSAGES), service:
+        with health, loglines.records(), service:
             service.run(is_draining=drain)
     status = service.status
     _report(

@@ -47,6 +47,7 @@ _REST_S: Final = 0.5
 _ALIVE_S: Final = 1.0
 _STANDBY_S: Final = 0.05
 """Interval at which a standby tries to own the outbox."""
+_STANDING_BY: Final = "standing by: another relay owns the outbox"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +168,13 @@ class Service:
         self._seen = Status()
         self._pause_s = _LOOK_S
         self._publisher: Publisher | None = None
+        self._is_standing_by = False
         self.last = self.before = Status()
 
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying; a standby may have to wait."""
         if not self._take_over():
-            print_note("standing by: another relay owns the outbox", event="standing_by")
+            print_note(_STANDING_BY, event="standing_by")
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
         return self
 
@@ -186,7 +188,9 @@ class Service:
     @property
     def status(self) -> Status:
         """Status of the relay; may be read from any thread, and before the relay is open."""
-        return Status() if self._publisher is None else self._publisher.status
+        if self._publisher is not None:
+            return self._publisher.status
+        return Status(trouble=_STANDING_BY) if self._is_standing_by else Status()
 
     def run(self, *, is_draining: bool) -> None:
         """Run until a signal stops the service; with `is_draining`, until no message is open.
@@ -207,6 +211,7 @@ class Service:
                 if not (self._is_standby and isinstance(lost, OutboxInUse)):
                     raise
                 print_note(f"standing by: {lost}", event="standing_by")
+                self._is_standing_by = True
                 self._publisher = None
                 with suppress(PublisherFailed):
                     publisher.close()
@@ -243,7 +248,9 @@ class Service:
         except OutboxInUse:
             if not self._is_standby:
                 raise
+            self._is_standing_by = True
             return False
+        self._is_standing_by = False
         self.before = self._publisher.status
         return True
 

@@ -6,11 +6,13 @@ is drawn, SQL, or a broker.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import termios
 import tty
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, takewhile
 from itertools import count as count_up
 from typing import Final, Self
@@ -69,13 +71,18 @@ def watch(database: Database, interval_s: float, count: int | None, as_json: boo
     """
     interval_s = max(_INTERVAL_S_MIN, interval_s)
     looks: Iterable[int] = range(count) if count is not None else count_up()
-    with Stop() as stop:
-        if as_json or not _is_seen():
+    is_seen = not as_json and _is_seen()
+    with Stop(has_screen=is_seen) as stop:
+        if not is_seen:
             looks = takewhile(lambda number: not number or not stop.wait(interval_s), looks)
             for seen in _looks(database, iter(looks)):
                 print_json(seen.values)
             return Exit.CONFIRMED
-        _show(database, interval_s, iter(looks), stop)
+        try:
+            _show(database, interval_s, iter(looks), stop)
+        except OSError:
+            if not _is_gone(sys.stdin.fileno()):
+                raise
     return Exit.CONFIRMED
 
 
@@ -92,26 +99,46 @@ def _is_seen() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and is_smart
 
 
+def _is_gone(fd: int) -> bool:
+    """Whether the other end of a terminal is closed."""
+    try:
+        termios.tcgetattr(fd)
+    except termios.error:
+        return True
+    return False
+
+
 def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: Stop) -> None:
     from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
     from rich.live import Live  # noqa: PLC0415
 
     from reliablepub.cli.watch.screen import Trail, draw  # noqa: PLC0415
 
-    console, trail = Console(), Trail()
+    console = Console()
+    is_unicode = console.encoding.lower().startswith("utf")
+    if not is_unicode and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an escape would make a line longer than it is
+    trail = Trail(is_unicode=is_unicode)
     looks = _looks(database, numbers)
-    first = next(looks)  # an outbox that cannot be used fails before the screen is switched
-    with (
-        _Keyboard(sys.stdin.fileno()) as keyboard,
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
-        for seen in chain((first,), looks):
-            trail.add(seen)
-            width, height = console.size
-            live.update(draw(seen, trail, width=width, height=height, hint=_HINT), refresh=True)
-            key = keyboard.pressed(stop, interval_s)
-            if stop.is_set or key in _QUIT:
+    first: Look | None = next(looks)  # an outbox that cannot be used fails before the screen
+    while first is not None:
+        with (
+            _Keyboard(sys.stdin.fileno()) as keyboard,
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
+            for seen in chain((first,), looks):
+                trail.add(seen)
+                width, height = console.size
+                live.update(draw(seen, trail, width=width, height=height, hint=_HINT), refresh=True)
+                key = keyboard.pressed(stop, interval_s)
+                if stop.is_pause_due:
+                    break
+                if stop.is_set or key in _QUIT:
+                    return
+            else:
                 return
+        stop.pause()  # the shell gets back its own screen first
+        first = next(looks, None)
 
 
 class _Keyboard:
@@ -131,8 +158,9 @@ class _Keyboard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the terminal's mode."""
-        termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+        """Restore the terminal's mode, unless the terminal is gone."""
+        with suppress(termios.error):
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def pressed(self, stop: Stop, timeout_s: float) -> str | None:
         """Wait for a key, at most ``timeout_s`` seconds or until a signal.
@@ -142,4 +170,7 @@ class _Keyboard:
         """
         if not stop.wait_readable(self._fd, timeout_s):
             return None
-        return os.read(self._fd, _KEY_BYTES_MAX).decode(errors="replace")
+        try:
+            return os.read(self._fd, _KEY_BYTES_MAX).decode(errors="replace")
+        except OSError:
+            return ""

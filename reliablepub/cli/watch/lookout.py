@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from reliablepub.cli.output import age, size_of
 from reliablepub.outbox.admin.inspection import read_failures, read_relays, read_status
 from reliablepub.outbox.database import Database, Relaying
 from reliablepub.printable import one_line
+from reliablepub.relay.status import PAUSED_SHOWN, silent_s
 
 FAILURES: int = 20
 REASONS: int = 5
@@ -27,9 +29,9 @@ _COUNTS = (
     *("stored", "open", "in_flight", "waiting", "held_keys"),
     *("confirmed", "parked", "expired", "discarded"),
 )
-_RELAY = ("window", "hooks_off", "paused", "paused_destinations")
-_RELAY_CLOSELY = ("buffered", "aside", "connects", "violations", "latency")
-"""Values of the relay's status file."""
+_SUMS = ("window", "paused_destinations")
+_SUMS_CLOSELY = ("buffered", "aside", "connects", "violations")
+"""Values of the relays' status files, added up over the shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
     relays = read_relays(database)
     found, at, now = read_status(database), time.monotonic(), time.time()
     relay = Relaying.first(relays).status
+    shown = [one.status for one in relays if one.pid is not None] or [relay]
     counts = {name: getattr(found, name) for name in _COUNTS}
     oldest = found.oldest_open_at
     folder = None if database.file is None else database.file.parent
@@ -85,12 +88,15 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         "relays": [
             {"shard": one.shard, "pid": one.pid}
             | {name: one.status.get(name) for name in ("link", "reason", "since")}
+            | {"silent_s": _silent_s(database, one, oldest, now)}
             for one in relays
         ],
         "link": relay.get("link"),
         "link_reason": relay.get("reason"),
         "link_since": relay.get("since"),
-        **{name: relay.get(name) for name in _RELAY},
+        **{name: _sum(shown, name) for name in _SUMS},
+        "hooks_off": _hooks_off(shown),
+        "paused": _paused(shown),
         "bytes_on_disk": found.bytes_on_disk,
         "log_bytes": found.log_bytes,
         "is_disk_full": found.is_disk_full,
@@ -98,9 +104,49 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
     }
     if closely:
         failures, reasons = read_failures(database, failures=FAILURES, reasons=REASONS)
-        more |= {"at": now} | {name: relay.get(name) for name in _RELAY_CLOSELY}
+        more |= {"at": now} | {name: _sum(shown, name) for name in _SUMS_CLOSELY}
+        more |= {"latency": _latency(shown)}
         more |= {"reasons": reasons, "failures": failures}
     return Look(at, now, counts, more)
+
+
+def _silent_s(
+    database: Database, relay: Relaying, oldest_open_at: float | None, now: float
+) -> float | None:
+    if database.file is None or relay.pid is None:
+        return None  # in PostgreSQL, a relay that is silent owns nothing
+    found = silent_s(relay.status, oldest_open_at, now)
+    return None if found is None else round(found, 1)
+
+
+def _values(shown: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [one[name] for one in shown if one.get(name) is not None]
+
+
+def _sum(shown: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    found = _values(shown, name)
+    return sum(found) if found else None
+
+
+def _hooks_off(shown: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a relay is slower; empty if none is."""
+    return max(_values(shown, "hooks_off"), key=len, default=None)
+
+
+def _paused(shown: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """The paused destinations of all shards, the oldest pause first."""
+    found = _values(shown, "paused")
+    rows = sorted((row for rows in found for row in rows), key=itemgetter("since"))
+    return rows[:PAUSED_SHOWN] if found else None
+
+
+def _latency(shown: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Number of confirms of all shards; of each percentile, the highest of a shard."""
+    found = _values(shown, "latency")
+    if not found:
+        return None
+    highest = {name: max(one[name] for one in found) for name in found[0]}
+    return highest | {"confirms": sum(one["confirms"] for one in found)}
 
 
 def relay_words(seen: Mapping[str, Any]) -> str:
@@ -121,8 +167,10 @@ def _each(seen: Mapping[str, Any], words_of: Callable[[Mapping[str, Any]], str])
 
 
 def _link_words(row: Mapping[str, Any], now: float) -> str:
-    if row["pid"] is None and row["link"] is None:
-        return "unknown: no relay runs"
+    if row["link"] is None:
+        return f"unknown: {'no relay runs' if row['pid'] is None else 'its relay shows no status'}"
+    if row["silent_s"] is not None:
+        return f"unknown: its relay hangs, and has shown no sign of life for {age(row['silent_s'])}"
     link = {"connected": "connected", "blocked": "blocked by the broker", "failed": "failed"}
     words = link.get(row["link"], "not connected")
     lasts = age(max(0.0, now - row["since"])) if row["since"] else ""

@@ -27,6 +27,8 @@ from reliablepub.printable import one_line, printable
 WIDE: Final = 80
 _REMEMBERED: Final = 60
 _BARS: Final = "▁▂▃▄▅▆▇█"
+_ASCII_BARS: Final = "_.-~=+*#"
+"""For a terminal whose encoding is not UTF-8."""
 _PANEL: Final = 2
 """Lines of a panel's frame."""
 _BESIDE: Final = 4
@@ -36,9 +38,14 @@ _RELAY_SHARE: Final = 8
 
 
 class Trail:
-    """Rates of the last 60 snapshots, drawn as small bars."""
+    """Rates of the last 60 snapshots, drawn as small bars.
 
-    def __init__(self) -> None:
+    Args:
+        is_unicode: whether the terminal can show other characters than those of ASCII.
+    """
+
+    def __init__(self, *, is_unicode: bool = True) -> None:
+        self._bars = _BARS if is_unicode else _ASCII_BARS
         self._rates: dict[str, deque[float]] = {}
 
     def add(self, seen: Look) -> None:
@@ -53,7 +60,8 @@ class Trail:
         most = max(rates, default=0.0)
         if not most:
             return ""
-        return "".join(_BARS[round(rate / most * (len(_BARS) - 1))] for rate in rates)
+        highest = len(self._bars) - 1
+        return "".join(self._bars[round(rate / most * highest)] for rate in rates)
 
 
 def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> RenderableType:
@@ -102,30 +110,57 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
 
 def advice(seen: Look) -> Text:
     """The most urgent state, and what the operator should do about it."""
+    return _line(*(_of_relay(seen) or _of_connection(seen) or _of_messages(seen)))
+
+
+def _of_relay(seen: Look) -> tuple[str, str] | None:
+    """No relay takes turns, or it cannot store what happens."""
+    rows = seen.more["relays"]
+    missing = [row for row in rows if row["pid"] is None]
+    if missing and seen.counts["open"]:
+        what = "this outbox" if len(missing) == len(rows) else f"shard {missing[0]['shard']}"
+        return f"no relay runs for {what}: start `reliablepub relay`", "bold red"
+    if any(row["link"] == "failed" for row in missing):
+        return "the relay has failed: start `reliablepub relay` again", "bold red"
+    if any(row["silent_s"] is not None for row in rows):
+        return "the relay hangs: find out what it waits for, and restart it", "bold red"
+    if seen.more["is_disk_full"]:
+        return "the disk is full: free space; no new message is stored until then", "bold red"
+    # While a relay is connected, a reason is what keeps it from storing outcomes.
+    reasons = [row["reason"] for row in rows if row["link"] == "connected" and row["reason"]]
+    return (f"messages wait: {one_line(reasons[0])}", "bold red") if reasons else None
+
+
+def _of_connection(seen: Look) -> tuple[str, str] | None:
+    """The broker cannot be reached, or takes nothing."""
+    links = {row["link"] for row in seen.more["relays"]}
+    if "disconnected" in links:
+        return "the relay is not connected; messages are safe, and wait", "bold red"
+    if "blocked" in links:
+        return "the broker accepts no messages: check its memory and disk", "bold yellow"
+    return None
+
+
+def _of_messages(seen: Look) -> tuple[str, str]:
+    """Some messages do not get through; or nothing is wrong."""
     more, counts = seen.more, seen.counts
-    missing = [row["shard"] for row in more["relays"] if row["pid"] is None]
-    links = {row["link"] for row in more["relays"]}
-    if missing and counts["open"]:
-        what = "this outbox" if len(missing) == len(more["relays"]) else f"shard {missing[0]}"
-        words, style = f"no relay runs for {what}: start `reliablepub relay`", "bold red"
-    elif "disconnected" in links:
-        words, style = "the relay is not connected; messages are safe, and wait", "bold red"
-    elif "blocked" in links:
-        words, style = "the broker accepts no messages: check its memory and disk", "bold yellow"
-    elif more["paused"]:
-        count = more["paused_destinations"] or len(more["paused"])
-        words = f"{count_of(count, 'destination')} paused: fix the cause, and publishing resumes"
-        style = "bold yellow"
+    given_up = counts["parked"] + counts["expired"]
+    if more["paused"]:
+        paused = count_of(more["paused_destinations"] or len(more["paused"]), "destination")
+        words = f"{paused} paused: fix the cause, and publishing resumes"
     elif counts["held_keys"]:
         held = count_of(counts["held_keys"], "ordering key")
-        words, style = f"{held} held: see `reliablepub outbox keys`", "bold yellow"
-    elif counts["parked"] or counts["expired"]:
-        given_up = counts["parked"] + counts["expired"]
+        words = f"{held} held: see `reliablepub outbox keys`"
+    elif given_up:
         words = f"{count_of(given_up, 'message')} given up: see `reliablepub outbox list`"
-        style = "bold yellow"
+    elif more["aside"]:
+        aside = count_of(more["aside"], "message")
+        words = f"{aside} set aside: see `reliablepub outbox list --sort attempts`"
+    elif any(row["pid"] is not None and row["link"] is None for row in more["relays"]):
+        words = "the relay shows no status: if that stays so, look into its log"
     else:
-        words, style = "nothing to do", "green"
-    return _line(words, style)
+        return "nothing to do", "green"
+    return words, "bold yellow"
 
 
 def _head(seen: Look) -> Text:
@@ -135,12 +170,17 @@ def _head(seen: Look) -> Text:
 
 def _relay(seen: Look, width: int) -> list[Text]:
     pid, link = seen.more["relay_pid"], seen.more["link"]
+    links = {row["link"] for row in seen.more["relays"]}
     one = f"relay {pid}" if len(seen.more["relays"]) == 1 else "relays"
     who = "no relay" if pid is None else one
     made = seen.more["connects"]
     again = f"; {count_of(made, 'connection')} made" if made and made > 1 else ""
-    style = {"connected": "green", "blocked": "yellow", "disconnected": "red"}.get(link, "")
-    words = "" if pid is None else f": {link_words(seen.more, seen.now)}"
+    is_silent = any(row["silent_s"] is not None for row in seen.more["relays"])
+    if is_silent or links & {"disconnected", "failed"}:
+        style = "red"
+    else:
+        style = "yellow" if "blocked" in links else "green" if "connected" in links else ""
+    words = "" if pid is None and link is None else f": {link_words(seen.more, seen.now)}"
     return _wrapped(f"{who}{words}{again}", width, style=style, indent=2)
 
 

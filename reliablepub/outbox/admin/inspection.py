@@ -39,7 +39,7 @@ class OutboxStatus:
         waiting: open messages with a time at which they are sent, or sent again.
         held_keys: ordering keys that a parked message holds.
         oldest_open_at: when the open message with the lowest id was stored (seconds since 1970);
-            None if no message is open.
+            None if no message is open, or its row is damaged.
         relay: id of the process that relays the outbox now, or None. With shards, that of the
             first shard that has one.
         bytes_on_disk: size of the database and its write-ahead log.
@@ -160,7 +160,7 @@ def read_status(database: Database) -> OutboxStatus:
         discarded=ledger.discarded,
         waiting=waiting,
         held_keys=held_keys,
-        oldest_open_at=oldest,
+        oldest_open_at=oldest if isinstance(oldest, int | float) else None,
         relay=relay,
         bytes_on_disk=space.bytes_on_disk,
         log_bytes=space.log_bytes,

@@ -647,6 +647,8 @@ WHERE t.shard = :shard AND t.turn = :turn;
 -- name: dismiss_relay
 UPDATE reliablepub_turns SET run = 0, is_free = true WHERE shard = :shard AND turn = :turn;
 
+-- The status of a relay that was killed is not that of its successor, which may have the same process
+-- id in another container.
 -- name: relays
 SELECT s.shard, r.pid, u.content
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
@@ -655,7 +657,7 @@ CROSS JOIN LATERAL (
 ) AS t
 LEFT JOIN reliablepub_runs AS r ON r.id = t.run
     AND NOT t.is_free AND clock_timestamp() - t.at < make_interval(secs => :expiry_s)
-LEFT JOIN reliablepub_status AS u ON u.shard = s.shard
+LEFT JOIN reliablepub_status AS u ON u.shard = s.shard AND u.run = coalesce(r.id, u.run)
 ORDER BY s.shard;
 
 -- name: bytes_on_disk

@@ -32,13 +32,15 @@ class Surroundings:
         journal: journal mode of the file; ``wal`` is the right one.
         is_shared: whether the file also holds tables of an application.
         sync_ms: median time to write and sync a page of 4 KiB beside the outbox; None if the disk
-            is too full to try.
+            is too full to try, or nothing can be written there.
         bytes_free: bytes on the disk that are free for this user.
         bytes_total: size of the disk, in bytes.
         ahead_s: seconds by which the newest open message is stored in the future; 0 if it is not.
         exchanges: exchanges, other than the default one, that open or parked messages name; at most
             100.
         queues: queues that open or parked messages name through the default exchange; at most 100.
+        sync_problem: why nothing can be written beside the outbox; empty if it can, or if the disk
+            is full.
     """
 
     sqlite: str
@@ -50,6 +52,7 @@ class Surroundings:
     ahead_s: float
     exchanges: list[str]
     queues: list[str]
+    sync_problem: str = ""
 
 
 def look_around(path: Path) -> Surroundings:
@@ -58,34 +61,38 @@ def look_around(path: Path) -> Surroundings:
     Raises:
         NotAnOutbox: there is no outbox at this path.
         OutboxError: the outbox cannot be read.
-        OSError: no file can be written beside the outbox, for another reason than a full disk.
     """
     with reading(path) as connection:
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
         exchanges, queues = (
-            sorted(name for (name,) in connection.execute(QUERIES[query]))
+            sorted(name for (name,) in connection.execute(QUERIES[query]) if isinstance(name, str))
             for query in ("exchanges_named", "queues_named")
         )
         (newest_at,) = connection.execute(QUERIES["newest_stored_at"]).fetchone() or (0.0,)
         (is_shared,) = connection.execute(QUERIES["is_shared"]).fetchone()
+    if not isinstance(newest_at, int | float):
+        newest_at = 0.0  # of a damaged row
     disk = shutil.disk_usage(path.parent)
+    sync_ms, sync_problem = _sync_ms(path.parent)
     return Surroundings(
         sqlite=sqlite3.sqlite_version,
         journal=journal,
         is_shared=bool(is_shared),
-        sync_ms=_sync_ms(path.parent),
+        sync_ms=sync_ms,
         bytes_free=disk.free,
         bytes_total=disk.total,
         ahead_s=max(0.0, newest_at - time.time()),
         exchanges=exchanges,
         queues=queues,
+        sync_problem=sync_problem,
     )
 
 
-def _sync_ms(folder: Path) -> float | None:
-    """Return the median milliseconds, of 10 tries, to write and sync a page; None on a full disk.
+def _sync_ms(folder: Path) -> tuple[float | None, str]:
+    """Return the median milliseconds, of 10 tries, to write and sync a page.
 
-    The page goes to a temporary file, because only SQLite may open the outbox.
+    The page goes to a temporary file, because only SQLite may open the outbox. If no page can be
+    written, the time is None; the text says why, unless the disk is full.
     """
     page = bytes(_PAGE_BYTES)
     times = []
@@ -97,7 +104,6 @@ def _sync_ms(folder: Path) -> float | None:
                 os.fsync(file.fileno())
                 times.append(time.perf_counter() - begun)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        return None
-    return statistics.median(times) * 1_000
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return None, "" if is_full else error.strerror or str(error)
+    return statistics.median(times) * 1_000, ""

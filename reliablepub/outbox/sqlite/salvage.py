@@ -27,12 +27,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from reliablepub.errors import OutboxError
+from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.rows import Unreadable, check, is_time, misfits
 from reliablepub.outbox.sqlite.connections import absolute, check_file, looking, open_writer
 from reliablepub.outbox.sqlite.failures import os_error
-from reliablepub.outbox.sqlite.location import check_side_files
+from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
@@ -331,6 +331,8 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
 
     Raises:
         OutboxInUse: a relay still uses the damaged outbox.
+        NotAnOutbox: no message was found, and SQLite finds no outbox in the damaged file either;
+            there is no new one.
         OutboxError: the damaged file cannot be read, or the new one exists or cannot be written.
     """
     damaged = absolute(at)
@@ -342,11 +344,19 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
     relay_lock = RelayLock(damaged)
     try:
         with closing(Pages(damaged)) as pages, closing(open_writer(new, is_relay=False)) as target:
-            return _copy(damaged, pages, target, new)
+            found = _copy(damaged, pages, target, new)
     except OSError as error:
         raise os_error(damaged, error) from error
     finally:
         relay_lock.release()
+    if not (found.open or found.parked or found.broken or found.has_sources):
+        for suffix in ("", *OF_SQLITE, *OURS):
+            Path(f"{new}{suffix}").unlink(missing_ok=True)
+        raise NotAnOutbox(
+            f"{damaged} has no message of an outbox, and SQLite finds no outbox in it: nothing was "
+            "copied; name the file of the outbox"
+        )
+    return found
 
 
 def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) -> Salvaged:

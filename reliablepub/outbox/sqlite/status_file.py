@@ -3,7 +3,7 @@
 Knows: one small file. Must never know: what the status says.
 
 No decision depends on the file. So it is not part of the database, and costs no transaction and no
-fsync; on a full disk it is not updated. It is replaced as a whole, so no process reads half of it.
+fsync; on a full disk there may be none. It is replaced as a whole, so no process reads half of it.
 A reader ignores a file that was not written by the process that holds the relay lock.
 """
 
@@ -32,15 +32,40 @@ def status_file_path(outbox: Path) -> Path:
 
 
 def write_status_file(outbox: Path, values: Mapping[str, object]) -> None:
-    """Replace the file. If that fails, the older status remains."""
+    """Replace the file. If that fails, as on a full disk, remove it: an old one would mislead."""
     path = status_file_path(outbox)
+    text = json.dumps({"pid": os.getpid(), **values})
+    try:
+        _replace(path, text)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+            _replace(path, text)  # in the space that the old file has left
+
+
+def _replace(path: Path, text: str) -> None:
     draft = path.with_name(path.name + ".new")
-    with suppress(OSError):
-        draft.unlink(missing_ok=True)  # a process that was killed may have left one
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # O_EXCL follows no symbolic link
+    draft.unlink(missing_ok=True)  # a process that was killed may have left one
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # O_EXCL follows no symbolic link
+    try:
         with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
-            json.dump({"pid": os.getpid(), **values}, file)
-        draft.replace(path)
+            file.write(text)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    draft.replace(path)
+
+
+def forget_killed(outbox: Path) -> None:
+    """Remove the status of a relay that was killed, before another one starts.
+
+    In containers, both may have the process id 1. The reason why a relay has failed stays until
+    the next one shows its status. Call it with the relay lock.
+    """
+    values = _read(outbox)
+    if values is None or IS_LAST not in values:
+        with suppress(OSError):
+            status_file_path(outbox).unlink()
 
 
 def remove_status_file(outbox: Path, last: Mapping[str, object] | None = None) -> None:

@@ -85,7 +85,11 @@ from reliablepub.outbox.sqlite.space import (
     pieces,
 )
 from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
-from reliablepub.outbox.sqlite.status_file import remove_status_file, write_status_file
+from reliablepub.outbox.sqlite.status_file import (
+    forget_killed,
+    remove_status_file,
+    write_status_file,
+)
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
 
 T = TypeVar("T")
@@ -406,6 +410,7 @@ class SqliteStore:
 
     def _open(self) -> None:
         self._relay_lock = RelayLock(self.path)
+        forget_killed(self.path)
         self._writer = Writer(self.path, is_relay=True)
         self._bell = Bell(self.path)
         try:
