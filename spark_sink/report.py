@@ -181,11 +181,16 @@ class FailedRows:
         return self.path
 
     def discard(self) -> None:
-        """Delete the file of an attempt that has failed."""
+        """Delete the file of an attempt that has failed; never raise, which would hide its error.
+
+        A file that cannot be deleted is one that a killed task leaves: `prune` deletes it.
+        """
         self._rows = []
         if self._writer is not None:
-            self._writer.close()
-            self._files.delete_file(self.path)
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()
+            with suppress(OSError):
+                self._files.delete_file(self.path)
 
     def _take(self) -> None:
         """Copy the rows of the last piece, all at once: one by one took 0.2 ms a row."""
@@ -276,6 +281,9 @@ def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bo
         messages: commit messages of all tasks.
         keep: number of writes whose counts are kept; older counts are deleted.
         is_stream: whether the write is a micro-batch, whose replay has the same rows.
+
+    Raises:
+        ConfigurationError: a task's file of failed rows is not in the folder that this host sees.
     """
     files, root = _open(report)
     write = messages[0].write
@@ -294,8 +302,7 @@ def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bo
         _forget_failed(files, root, messages)
     for message in messages:
         if message.failed_file is not None:
-            name = _part(message.write, message.partition)
-            _rename(files, message.failed_file, f"{root}/failed/{name}")
+            _publish_failed(files, root, message, message.failed_file)
     files.move(path, final)
     _forget_fatal(files, root, messages)
     if crc32(write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
@@ -375,10 +382,19 @@ def abort(report: str, messages: Sequence[Written]) -> None:
             files.delete_file(message.failed_file)
 
 
-def _rename(files: fs.FileSystem, old: str, new: str) -> None:
-    """Rename a file, unless an interrupted commit has renamed it before."""
-    if _exists(files, old):
-        files.move(old, new)
+def _publish_failed(files: fs.FileSystem, root: str, message: Written, path: str) -> None:
+    """Give a task's file of failed rows its final name.
+
+    A file that this host does not see must fail the write: its rows would be neither confirmed nor
+    in the report.
+    """
+    if not _exists(files, path):
+        raise ConfigurationError(
+            f"option 'report': partition {message.partition} has {message.counts.failed} rows that "
+            f"were not confirmed, and their file {path} is not on the host of the driver: all "
+            "hosts must share the folder"
+        )
+    files.move(path, f"{root}/failed/{_part(message.write, message.partition)}")
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

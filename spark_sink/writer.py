@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -112,6 +113,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
 
         Raises:
             TasksNotHeard: the commit message of a task is missing.
+            ConfigurationError: the driver does not see the failed rows that a task has kept.
         """
         written = _written(messages)
         with in_one_line():
@@ -221,7 +223,8 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         assert context is not None, "Spark calls write() in a task"
         write = self._write_of(_micro_batch(context))
         partition = context.partitionId()
-        name = f"{write}-{partition}-{context.taskAttemptId()}"
+        # Task ids start again with each driver, and executors of a dead driver may still write.
+        name = f"{write}-{partition}-{context.taskAttemptId()}-{uuid4().hex[:8]}"
         at_once = slots(context.getLocalProperty)
         return _Attempt(write, partition, context.attemptNumber(), name, at_once)
 
