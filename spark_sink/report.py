@@ -114,6 +114,7 @@ class Written(WriterCommitMessage):
         counts: rows of the attempt by outcome.
         failed_file: path of the file with its collected rows, which the commit renames; or None.
         seconds: how long the attempt took.
+        run: the run of the streaming query, also in `foreachBatch`; None outside of one.
     """
 
     write: str
@@ -122,6 +123,7 @@ class Written(WriterCommitMessage):
     counts: Counts
     failed_file: str | None
     seconds: float
+    run: str | None = None
 
 
 class FailedRows:
@@ -289,13 +291,14 @@ def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bo
     write = messages[0].write
     line = {
         "write": write,
+        "run": messages[0].run,
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "partitions": len(messages),
         **Counts.total(message.counts for message in messages).as_dict(),
     }
     files.create_dir(f"{root}/writes", recursive=True)
     path, final = (f"{root}/writes/{name}.json" for name in (f"_{write}", write))
-    is_replay = is_stream and (_exists(files, final) or _exists(files, path))
+    is_replay = _is_replay(files, (path, final), messages[0].run, is_stream=is_stream)
     with files.open_output_stream(path) as stream:  # first: it says that a commit has begun
         stream.write(json.dumps(line).encode() + b"\n")
     if is_replay:
@@ -307,6 +310,29 @@ def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bo
     _forget_fatal(files, root, messages)
     if crc32(write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
         prune(report, keep)
+
+
+def _is_replay(
+    files: fs.FileSystem, paths: Sequence[str], run: str | None, *, is_stream: bool
+) -> bool:
+    """Whether an earlier run of the streaming query has begun the commit of this write.
+
+    Two writes of one name in one run are no replay: a function of `foreachBatch` has given both the
+    same ``writeId``.
+    """
+    found = [path for path in paths if _exists(files, path)]
+    if is_stream:
+        return bool(found)
+    return run is not None and any(_run_of(files, path) not in (None, run) for path in found)
+
+
+def _run_of(files: fs.FileSystem, path: str) -> object:
+    """The run in a line of counts; None if a killed commit has left a part of the line."""
+    with files.open_input_stream(path) as stream:
+        try:
+            return json.loads(stream.read()).get("run")
+        except ValueError:
+            return None
 
 
 def counts_of(report: str, write: str) -> dict[str, Any] | None:

@@ -29,8 +29,8 @@ def piece(rows: int, size: int = 200) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": [str(n).ljust(size) for n in range(rows)]})
 
 
-def written(write: str, failed_file: str | None = None) -> Written:
-    return Written(write, 0, 0, Counts(rows=2, confirmed=2), failed_file, 0.1)
+def written(write: str, failed_file: str | None = None, run: str | None = None) -> Written:
+    return Written(write, 0, 0, Counts(rows=2, confirmed=2), failed_file, 0.1, run)
 
 
 @pytest.fixture
@@ -165,6 +165,19 @@ def test_a_batch_with_a_name_that_is_used_again_forgets_no_failed_rows(folder: s
     kept.add(piece(1), 0, OUTCOME)
     reports.commit(folder, [written("nightly", kept.close())], keep=5)
     reports.commit(folder, [written("nightly")], keep=5)
+    assert len(list((Path(folder) / "failed").iterdir())) == 1
+
+
+@pytest.mark.parametrize("line", [None, b'{"write": "q-1-'], ids=["whole", "cut off"])
+def test_two_writes_of_one_name_in_one_batch_forget_no_failed_rows(
+    folder: str, line: bytes | None
+) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    kept.add(piece(1), 0, OUTCOME)
+    reports.commit(folder, [written("q-1-orders", kept.close(), "run")], keep=5)
+    if line is not None:
+        (Path(folder) / "writes" / "q-1-orders.json").write_bytes(line)
+    reports.commit(folder, [written("q-1-orders", run="run" if line is None else "next")], keep=5)
     assert len(list((Path(folder) / "failed").iterdir())) == 1
 
 
