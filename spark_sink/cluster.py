@@ -35,21 +35,22 @@ def slots(conf: Conf) -> int | None:
     master = conf("spark.master") or ""
     if local := _LOCAL.fullmatch(master):
         wanted = local[1]
-        return (os.cpu_count() or 1) if wanted == "*" else int(wanted or 1)
+        return ((os.cpu_count() or 1) if wanted == "*" else int(wanted or 1)) // cpus
     if cluster := _LOCAL_CLUSTER.fullmatch(master):
         return int(cluster[1]) * (int(cluster[2]) // cpus)
     if cores_max := _number(conf("spark.cores.max")):
         return cores_max // cpus
-    cores, executors = _number(conf("spark.executor.cores")), _executors(conf)
-    if master.startswith(("yarn", "k8s")):
-        cores = cores or 1  # the default of both
+    has_manager = master.startswith(("yarn", "k8s"))
+    cores = _number(conf("spark.executor.cores")) or (1 if has_manager else None)
+    executors = _executors(conf, has_manager=has_manager)
     return executors * (cores // cpus) if cores and executors else None
 
 
-def _executors(conf: Conf) -> int | None:
+def _executors(conf: Conf, *, has_manager: bool) -> int | None:
+    """Most executors of the session; a standalone cluster does not look at their number."""
     if (conf("spark.dynamicAllocation.enabled") or "").lower() == "true":
         return _number(conf("spark.dynamicAllocation.maxExecutors"))
-    return _number(conf("spark.executor.instances"))
+    return _number(conf("spark.executor.instances")) if has_manager else None
 
 
 def _number(text: str | None) -> int | None:
@@ -95,8 +96,8 @@ def rate_of_task(settings: Settings, at_once: int | None) -> float | None:
     if tasks is None:
         raise ConfigurationError(
             "maxRowsPerSecond is shared among the tasks that run at once, and the configuration "
-            "does not bound them (spark.cores.max, or spark.executor.instances and .cores): set "
-            "maxConnections to their number"
+            "does not bound them (spark.cores.max; on YARN and Kubernetes spark.executor.instances "
+            "and .cores): set maxConnections to their number"
         )
     return settings.max_rows_per_second / tasks
 

@@ -14,13 +14,13 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from tenacity import stop_after_attempt, wait_random_exponential
 
-from reliablepub import Publisher, PublisherClosed, Retries, RetryPolicy
+from reliablepub import Publisher, PublisherClosed, PublisherFailed, Retries, RetryPolicy
 from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.settings import Settings
 
@@ -86,12 +86,13 @@ def publisher(settings: Settings, spread_s: float = 0.0) -> Iterator[Lent]:
     try:
         yield lent
     except BaseException:
-        lent.publisher.close(_LAST_CONFIRMS_S)
+        _close_at_once(lent)
         raise
     if settings.max_connections is None:
         _keep(lent, key, settings.idle_timeout_s)
     else:
-        lent.publisher.close()
+        with suppress(PublisherFailed):  # every row is settled
+            lent.publisher.close()
 
 
 def _open(settings: Settings, addresses: tuple[str, ...]) -> Lent:
@@ -143,7 +144,7 @@ def _take(key: tuple[object, ...]) -> Lent | None:
             return kept.lent
     except PublisherClosed:
         pass
-    kept.lent.publisher.close(_LAST_CONFIRMS_S)
+    _close_at_once(kept.lent)
     return None
 
 
@@ -163,4 +164,10 @@ def close_idle() -> None:
         kept, _kept = _kept, None
     if kept is not None and kept.pid == os.getpid():
         kept.timer.cancel()
-        kept.lent.publisher.close(_LAST_CONFIRMS_S)
+        _close_at_once(kept.lent)
+
+
+def _close_at_once(lent: Lent) -> None:
+    """Close a publisher from which nothing more is wanted, also one that has failed."""
+    with suppress(PublisherFailed):
+        lent.publisher.close(_LAST_CONFIRMS_S)

@@ -114,6 +114,7 @@ class Written(WriterCommitMessage):
         counts: rows of the attempt by outcome.
         failed_file: path of the file with its collected rows, which the commit renames; or None.
         seconds: how long the attempt took.
+        run: the run of the streaming query, also in `foreachBatch`; None outside of one.
     """
 
     write: str
@@ -122,6 +123,7 @@ class Written(WriterCommitMessage):
     counts: Counts
     failed_file: str | None
     seconds: float
+    run: str | None = None
 
 
 class FailedRows:
@@ -181,11 +183,16 @@ class FailedRows:
         return self.path
 
     def discard(self) -> None:
-        """Delete the file of an attempt that has failed."""
+        """Delete the file of an attempt that has failed; never raise, which would hide its error.
+
+        A file that cannot be deleted is one that a killed task leaves: `prune` deletes it.
+        """
         self._rows = []
         if self._writer is not None:
-            self._writer.close()
-            self._files.delete_file(self.path)
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()
+            with suppress(OSError):
+                self._files.delete_file(self.path)
 
     def _take(self) -> None:
         """Copy the rows of the last piece, all at once: one by one took 0.2 ms a row."""
@@ -276,30 +283,56 @@ def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bo
         messages: commit messages of all tasks.
         keep: number of writes whose counts are kept; older counts are deleted.
         is_stream: whether the write is a micro-batch, whose replay has the same rows.
+
+    Raises:
+        ConfigurationError: a task's file of failed rows is not in the folder that this host sees.
     """
     files, root = _open(report)
     write = messages[0].write
     line = {
         "write": write,
+        "run": messages[0].run,
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "partitions": len(messages),
         **Counts.total(message.counts for message in messages).as_dict(),
     }
     files.create_dir(f"{root}/writes", recursive=True)
     path, final = (f"{root}/writes/{name}.json" for name in (f"_{write}", write))
-    is_replay = is_stream and (_exists(files, final) or _exists(files, path))
+    is_replay = _is_replay(files, (path, final), messages[0].run, is_stream=is_stream)
     with files.open_output_stream(path) as stream:  # first: it says that a commit has begun
         stream.write(json.dumps(line).encode() + b"\n")
     if is_replay:
         _forget_failed(files, root, messages)
     for message in messages:
         if message.failed_file is not None:
-            name = _part(message.write, message.partition)
-            _rename(files, message.failed_file, f"{root}/failed/{name}")
+            _publish_failed(files, root, message, message.failed_file)
     files.move(path, final)
     _forget_fatal(files, root, messages)
     if crc32(write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
         prune(report, keep)
+
+
+def _is_replay(
+    files: fs.FileSystem, paths: Sequence[str], run: str | None, *, is_stream: bool
+) -> bool:
+    """Whether an earlier run of the streaming query has begun the commit of this write.
+
+    Two writes of one name in one run are no replay: a function of `foreachBatch` has given both the
+    same ``writeId``.
+    """
+    found = [path for path in paths if _exists(files, path)]
+    if is_stream:
+        return bool(found)
+    return run is not None and any(_run_of(files, path) not in (None, run) for path in found)
+
+
+def _run_of(files: fs.FileSystem, path: str) -> object:
+    """The run in a line of counts; None if a killed commit has left a part of the line."""
+    with files.open_input_stream(path) as stream:
+        try:
+            return json.loads(stream.read()).get("run")
+        except ValueError:
+            return None
 
 
 def counts_of(report: str, write: str) -> dict[str, Any] | None:
@@ -375,10 +408,19 @@ def abort(report: str, messages: Sequence[Written]) -> None:
             files.delete_file(message.failed_file)
 
 
-def _rename(files: fs.FileSystem, old: str, new: str) -> None:
-    """Rename a file, unless an interrupted commit has renamed it before."""
-    if _exists(files, old):
-        files.move(old, new)
+def _publish_failed(files: fs.FileSystem, root: str, message: Written, path: str) -> None:
+    """Give a task's file of failed rows its final name.
+
+    A file that this host does not see must fail the write: its rows would be neither confirmed nor
+    in the report.
+    """
+    if not _exists(files, path):
+        raise ConfigurationError(
+            f"option 'report': partition {message.partition} has {message.counts.failed} rows that "
+            f"were not confirmed, and their file {path} is not on the host of the driver: all "
+            "hosts must share the folder"
+        )
+    files.move(path, f"{root}/failed/{_part(message.write, message.partition)}")
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

@@ -179,6 +179,12 @@ def match(schema: StructType, settings: Settings) -> Columns:
     of_report = [name for name in names if name in OF_REPORT and name not in of_keys]
     if of_report:
         problems.append(f"{', '.join(of_report)} come from the report of failed rows; drop them")
+    clashing = [schema.names[key.position] for key in keys if key.name in OF_REPORT]
+    if clashing and settings.report is not None:
+        problems.append(
+            f"the report adds columns of its own with the names {', '.join(clashing)}; rename "
+            "these columns of idColumns"
+        )
     for field in schema.fields:
         if field.name in of_report:
             continue

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -50,6 +51,7 @@ class _Attempt:
         number: number of the attempt, from 0.
         name: its name, unique among all attempts.
         slots: most tasks that may run at once; None if unknown.
+        run: the run of the streaming query; None outside of one.
     """
 
     write: str
@@ -57,6 +59,7 @@ class _Attempt:
     number: int
     name: str
     slots: int | None
+    run: str | None
 
 
 # Spark 4.0 has no separate Arrow writer for streams. With these two bases, every version since 4.0
@@ -101,6 +104,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             counts=counts,
             failed_file=kept.close() if kept is not None else None,
             seconds=time.monotonic() - since,
+            run=attempt.run,
         )
 
     def commit(
@@ -112,6 +116,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
 
         Raises:
             TasksNotHeard: the commit message of a task is missing.
+            ConfigurationError: the driver does not see the failed rows that a task has kept.
         """
         written = _written(messages)
         with in_one_line():
@@ -219,11 +224,14 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
     def _attempt(self) -> _Attempt:
         context = TaskContext.get()
         assert context is not None, "Spark calls write() in a task"
-        write = self._write_of(_micro_batch(context))
+        micro_batch = _micro_batch(context)
+        write = self._write_of(micro_batch)
         partition = context.partitionId()
-        name = f"{write}-{partition}-{context.taskAttemptId()}"
+        # Task ids start again with each driver, and executors of a dead driver may still write.
+        name = f"{write}-{partition}-{context.taskAttemptId()}-{uuid4().hex[:8]}"
         at_once = slots(context.getLocalProperty)
-        return _Attempt(write, partition, context.attemptNumber(), name, at_once)
+        run = context.getLocalProperty("spark.jobGroup.id") if micro_batch else None
+        return _Attempt(write, partition, context.attemptNumber(), name, at_once, run)
 
 
 def _micro_batch(context: TaskContext) -> str | None:

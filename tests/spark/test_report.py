@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ def piece(rows: int, size: int = 200) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": [str(n).ljust(size) for n in range(rows)]})
 
 
-def written(write: str, failed_file: str | None = None) -> Written:
-    return Written(write, 0, 0, Counts(rows=2, confirmed=2), failed_file, 0.1)
+def written(write: str, failed_file: str | None = None, run: str | None = None) -> Written:
+    return Written(write, 0, 0, Counts(rows=2, confirmed=2), failed_file, 0.1, run)
 
 
 @pytest.fixture
@@ -80,6 +81,15 @@ def test_an_attempt_that_fails_leaves_nothing(folder: str) -> None:
         kept.add(whole, row, OUTCOME)
     kept.discard()
     assert list((Path(folder) / "failed").iterdir()) == []
+
+
+def test_an_attempt_that_fails_with_its_folder_keeps_its_own_error(folder: str) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    whole = piece(5_001)
+    for row in range(5_001):
+        kept.add(whole, row, OUTCOME)
+    shutil.rmtree(folder)
+    kept.discard()
 
 
 def test_a_folder_that_is_not_shared_is_noticed_before_the_first_row(tmp_path: Path) -> None:
@@ -156,6 +166,30 @@ def test_a_batch_with_a_name_that_is_used_again_forgets_no_failed_rows(folder: s
     reports.commit(folder, [written("nightly", kept.close())], keep=5)
     reports.commit(folder, [written("nightly")], keep=5)
     assert len(list((Path(folder) / "failed").iterdir())) == 1
+
+
+@pytest.mark.parametrize("line", [None, b'{"write": "q-1-'], ids=["whole", "cut off"])
+def test_two_writes_of_one_name_in_one_batch_forget_no_failed_rows(
+    folder: str, line: bytes | None
+) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    kept.add(piece(1), 0, OUTCOME)
+    reports.commit(folder, [written("q-1-orders", kept.close(), "run")], keep=5)
+    if line is not None:
+        (Path(folder) / "writes" / "q-1-orders.json").write_bytes(line)
+    reports.commit(folder, [written("q-1-orders", run="run" if line is None else "next")], keep=5)
+    assert len(list((Path(folder) / "failed").iterdir())) == 1
+
+
+def test_failed_rows_that_the_driver_does_not_see_fail_the_write(folder: str) -> None:
+    """A task on a host with a folder of its own: its rows would be skipped without a word."""
+    kept = reports.FailedRows(folder, "attempt")
+    kept.add(piece(1), 0, OUTCOME)
+    path = str(kept.close())
+    Path(path).rename(Path(folder) / "elsewhere.parquet")
+    with pytest.raises(ConfigurationError, match="all hosts must share the folder"):
+        reports.commit(folder, [written("w", path)], keep=5)
+    assert reports.counts_of(folder, "w") is None
 
 
 def test_rows_of_two_pieces_in_turn_keep_their_order(folder: str) -> None:

@@ -135,6 +135,17 @@ def test_failed_rows_are_written_again_without_what_the_report_has_added() -> No
     )
 
 
+def test_a_key_does_not_take_a_name_that_the_report_adds() -> None:
+    """Parquet would have the column twice, and Spark reads no such file."""
+    found = schema(value=TEXT, _Row=LongType())
+    options = {"exchange": "x", "idColumns": "_row"}
+    match(found, parse(options))
+    assert problems(found, **options, report="/r") == (
+        "this DataFrame cannot be published: the report adds columns of its own with the names "
+        "_Row; rename these columns of idColumns"
+    )
+
+
 def test_there_are_not_two_identities() -> None:
     found = schema(value=TEXT, exchange=TEXT, message_id=TEXT)
     assert "both a column 'message_id' and identity=position" in problems(

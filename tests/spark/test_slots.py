@@ -16,9 +16,18 @@ from spark_sink.options import parse
         ({"spark.master": "local[3]"}, 3),
         ({"spark.master": "local[3, 4]"}, 3),
         ({"spark.master": "local[*]"}, os.cpu_count()),
+        ({"spark.master": "local[5]", "spark.task.cpus": "2"}, 2),
         ({"spark.master": "local-cluster[2,4,1024]", "spark.task.cpus": "2"}, 4),
         ({"spark.master": "spark://host:7077"}, None),
         ({"spark.master": "spark://host:7077", "spark.cores.max": "48"}, 48),
+        (  # a standalone cluster starts as many executors as it has room for
+            {
+                "spark.master": "spark://host:7077",
+                "spark.executor.instances": "1",
+                "spark.executor.cores": "1",
+            },
+            None,
+        ),
         ({"spark.master": "yarn"}, None),
         ({"spark.master": "yarn", "spark.executor.instances": "5"}, 5),
         (

@@ -191,3 +191,28 @@ def test_a_replay_that_finds_the_queue_forgets_the_rows_that_failed_before(
     assert list((report / "failed").iterdir()) == []
     [counts] = spark.read.json(f"{report}/writes").collect()
     assert (counts.rows, counts.confirmed, counts.unroutable) == (2, 2, 0)
+
+
+def test_a_replay_in_for_each_batch_forgets_them_too(
+    fake: FakeBroker, source: Source, report: Path, tmp_path: Path
+) -> None:
+    """Corrected and written again, they would arrive a second time, under other ids."""
+    source.add("a", "b")
+    options = {"url": fake.url, "routing_key": "later", "report": report, "unroutable": "collect"}
+    attempts = []
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        named = {**options, **QUICK, "writeId": f"orders-{batch_id}"}
+        batch.write.format("rabbitmq").options(**named).mode("append").save()
+        attempts.append(batch_id)
+        if len(attempts) == 1:
+            raise RuntimeError("the driver dies here")
+
+    with pytest.raises(StreamingQueryException):
+        for_each_batch(source, tmp_path, write)
+    assert len(list((report / "failed").iterdir())) == 1
+    fake.declare_queue("later")
+    for_each_batch(source, tmp_path, write)
+    assert attempts == [0, 0]
+    assert len(fake.messages("later")) == 2
+    assert list((report / "failed").iterdir()) == []

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import ConfigurationError, Message
+from reliablepub import ConfigurationError, Link, Message
+from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import DelayConfirm, DropConfirm, HoldConfirms, Nack
 from spark_sink import connection
@@ -21,6 +22,7 @@ from spark_sink.task import Failure, Sending, slice_rows
 from tests.amqp_probe import AmqpProbe
 from tests.certificates import broker_with, signed
 from tests.rabbitmq import RabbitMQNode
+from tests.waiting import until
 
 QUEUE = "q"
 
@@ -238,6 +240,23 @@ def test_another_broker_takes_the_place_of_the_first(fake: FakeBroker) -> None:
         send(settings_for(other), rows(1))
         fake.wait_for(lambda: fake.connections == 0)
         connection.close_idle()
+
+
+@pytest.mark.parametrize("options", [{}, {"window": "7"}], ids=["the same", "others"])
+def test_a_kept_publisher_that_has_failed_fails_no_task(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    send(settings_for(fake), rows(1))
+    kept = connection._kept
+    assert kept is not None
+
+    def die(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Relay, "turn", die)
+        until(lambda: kept.lent.publisher.status.link is Link.FAILED)
+    assert send(settings_for(fake, **options), rows(2))[0].counts.confirmed == 2
 
 
 def test_an_idle_connection_is_closed(fake: FakeBroker) -> None:
