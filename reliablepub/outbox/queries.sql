@@ -57,6 +57,8 @@ DELETE FROM reliablepub_interventions WHERE intervention BETWEEN :first AND :las
 AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = reliablepub_interventions.id)
 AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_interventions.id);
 
+-- What a pruning would delete. It first discards given-up messages: each of these then has a newer
+-- intervention, and its older ones can go.
 -- name: prunable
 SELECT
     (SELECT count(*) FROM reliablepub_confirmed WHERE confirmed_at <= :confirmed_before),
@@ -68,9 +70,12 @@ SELECT
     ),
     (
         SELECT count(*) FROM reliablepub_interventions AS i WHERE at < :history_before
-        AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
+        AND (:discarded > 0 OR intervention < (SELECT max(intervention) FROM reliablepub_interventions))
         AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id)
+        AND NOT EXISTS (
+            SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id
+            AND parked_at > CASE state WHEN 'parked' THEN :parked_before ELSE :expired_before END
+        )
     ),
     (
         SELECT count(*) FROM reliablepub_keys AS k WHERE kept_until < :now
@@ -78,15 +83,20 @@ SELECT
         AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
     );
 
+-- The casts let a value of another type, which only a damaged row in SQLite has, pass the checks of the
+-- table: such a row can be discarded.
 -- name: insert_intervention
 INSERT INTO reliablepub_interventions (
     id, message_id, exchange, routing_key, at, action, person, note
 )
-SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
-FROM reliablepub_parked WHERE id = :id;
+SELECT
+    id, coalesce(CAST(message_id AS TEXT), ''), coalesce(CAST(exchange AS TEXT), ''),
+    coalesce(CAST(routing_key AS TEXT), ''), :at, :action, :person, :note
+FROM (
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_messages WHERE id = :id
+    UNION ALL
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_parked WHERE id = :id
+) AS touched;
 
 -- The columns of `MessageRow`. Texts are read as bytes: the checksum covers them.
 -- name: any_message
@@ -340,7 +350,7 @@ SELECT nacked + uncertain > 0 FROM reliablepub_parked WHERE id = :id;
 INSERT INTO reliablepub_attempts (
     id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
 )
-SELECT id, message_id, :at, '0-0', 0, 'uncertain', 0, :reply_text, 'possibly persisted'
+SELECT id, coalesce(CAST(message_id AS TEXT), ''), :at, '0-0', 0, 'uncertain', 0, :reply_text, 'possibly persisted'
 FROM (
     SELECT id, message_id FROM reliablepub_messages WHERE id = :id
     UNION ALL

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import shlex
 import time
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,16 @@ def test_a_damaged_message_is_shown_with_a_warning(run: Run, relay: SqliteStore)
     assert "warning: the checksum is" in result.stderr
 
 
+def test_of_two_messages_with_one_id_it_is_said_which_is_shown(run: Run, path: Path) -> None:
+    with Outbox(path) as outbox:
+        for body in (b"first", b"second"):
+            outbox.enqueue(Message(body, message_id="m"))
+    result = run("show", "m")
+    assert result.stdout.endswith("\nsecond\n")
+    assert result.stderr == "m is the id of 2 messages (rows 1, 2); this is row 2\n"
+    assert run("show", 1).stderr == ""
+
+
 def test_what_is_gone_cannot_be_shown(run: Run, relay: SqliteStore) -> None:
     result = run("show", 1)
     assert result.exit_code == 2
@@ -175,6 +187,30 @@ def test_a_story_is_told(run: Run, relay: SqliteStore, id_: int, words: str) -> 
     result = run("explain", id_)
     assert result.exit_code == 0
     assert words in result.stdout
+
+
+def test_what_was_never_sent_is_not_sent_again(run: Run, path: Path, relay: SqliteStore) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with Outbox(path) as outbox:
+        name = outbox.enqueue(Message(b"", not_before=later))
+        first = outbox.enqueue(Message(b""))
+    assert "It is open, and waits for its time.\n" in run("explain", name).stdout
+    assert "It is open, and waits to be sent again.\n" in run("explain", 5).stdout
+    assert "sends it after the 4 messages before it\n" in run("explain", first).stdout
+    run("park", 7, 8, 9)
+    assert "sends it after the 1 message before it\n" in run("explain", first).stdout
+    sql(path, "UPDATE reliablepub_messages SET due_at = 9e9 WHERE id = 6")
+    assert "sends it next\n" in run("explain", first).stdout
+
+
+def test_a_command_that_is_proposed_can_be_pasted(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my outbox's.db"
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b""))
+    words = run("explain", 1, "--outbox", path).stdout.partition("start one: `")[2]
+    assert shlex.split(words.partition("`\n")[0]) == [
+        *("reliablepub", "relay", "--outbox", str(path)),
+    ]
 
 
 def test_without_a_relay_that_is_what_is_missing(run: Run, alone: Path) -> None:

@@ -123,6 +123,13 @@ def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> 
     assert "exists already" in again.stderr
 
 
+def test_a_file_in_which_nothing_is_found_is_doubted(run: Run, tmp_path: Path) -> None:
+    damaged = tmp_path / "notes.txt"
+    damaged.write_text("milk, eggs\n" * 1_000)
+    result = run("salvage", damaged, tmp_path / "new.db")
+    assert f"no message was found in {damaged}; is it an outbox?" in result.stderr
+
+
 def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path) -> None:
     sql(outbox, "UPDATE reliablepub_parked SET body = x'00' WHERE id = 3")
     result = run("salvage", outbox, tmp_path / "new.db")

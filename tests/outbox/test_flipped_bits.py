@@ -10,6 +10,7 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ import pytest
 from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
+from reliablepub.outbox.admin.interventions import Action, Intervention, foresee, intervene
+from reliablepub.outbox.admin.rekeying import rekey
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange, Release, Step
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MISTYPED
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -58,9 +63,8 @@ def head_of(data: bytes) -> range:
     )
 
 
-def edit(path: Path, change: str) -> None:
+def edit(path: Path, change: str, name: str = "reliablepub_messages") -> None:
     """Change a row as if its table took any value, as a flipped bit does."""
-    name = "reliablepub_messages"
     define = f"UPDATE sqlite_schema SET sql = ? WHERE name = '{name}'"
     [(strict,)] = sql(path, f"SELECT sql FROM sqlite_schema WHERE name = '{name}'")
     lax = strict.replace(" NOT NULL", "").removesuffix(" STRICT")
@@ -291,3 +295,35 @@ def test_a_relay_starts_beside_a_row_whose_wait_it_cannot_change(path: Path) -> 
         assert store.snapshot().counters.open == len(OTHERS)
         found, _ = store.read_due(NOW - 600 + 60, loaded=(), **ALL)
         assert [one.id for one in found] == OTHERS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("message_id = NULL", "message_id = x'31'", "stored_at = x'31'", "nacked = x'31'"),
+        *("size = x'31'", "body = NULL", "body = 'x'", "ordering_key = x'6b'"),
+    ],
+)
+@pytest.mark.parametrize("table", ["reliablepub_messages", "reliablepub_parked"])
+def test_an_operator_can_change_the_others_and_discard_such_a_row(
+    path: Path, table: str, change: str
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    ids, where = [1, 2, 3], outbox_at(path)
+    with Outbox(path) as outbox:
+        for n in ids:
+            outbox.enqueue(Message(b"x", "e", "k", not_before=later, ordering_key=f"k{n}"))
+    if table == "reliablepub_parked":
+        assert intervene(where, ids, Intervention(Action.PARK)).changed == 3
+    edit(path, f"{change} WHERE id = 2", table)
+    to = Intervention(Action.REROUTE, exchange="x")
+    assert foresee(where, ids, to, are_selected=False).damaged == [2]
+    for what in (Intervention(Action.RETRY), to):
+        effect = intervene(where, ids, what)
+        assert (effect.changed, effect.damaged) == (2, [2])
+    left = rekey(where, OutboxKeys({"one": bytes(32)}, accept_plaintext=True)).left
+    assert left == {2: MISTYPED}
+    assert intervene(where, [2], Intervention(Action.DISCARD)).changed == 1
+    with closing(SqliteStore(path)) as store:
+        counters = store.commit(Changes()).counters
+        assert (counters.open, counters.discarded, store.damaged()) == (2, 1, [])

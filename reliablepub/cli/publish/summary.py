@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from reliablepub.cli.commands import Exit
 from reliablepub.cli.link import spoken
-from reliablepub.cli.output import count_of
+from reliablepub.cli.output import count_of, quoted
 from reliablepub.cli.publish.records import STDIN
 from reliablepub.cli.publish.run import ENDS, Stopped, Tally
 from reliablepub.printable import one_line
@@ -213,7 +213,9 @@ class Summary:
             )
         if self.outbox is None:
             return line
-        return f"{line}; see `reliablepub outbox list --state parked --outbox {self.outbox}`"
+        return (
+            f"{line}; see `reliablepub outbox list --state parked --outbox {quoted(self.outbox)}`"
+        )
 
     def _still_open(self) -> str:
         open_ = count_of(self.open, "message")
@@ -228,5 +230,5 @@ class Summary:
             )
         return (
             f"{open_} {are} stored, not yet published ({why}); "
-            f"run `reliablepub relay --outbox {self.outbox} --url ...`"
+            f"run `reliablepub relay --outbox {quoted(self.outbox)} --url ...`"
         )

@@ -17,7 +17,7 @@ from functools import partial
 from reliablepub.outbox.admin.interventions import chunks, step_by_step
 from reliablepub.outbox.database import Database, Session
 from reliablepub.outbox.encryption import OutboxKeys, current_mark
-from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
+from reliablepub.outbox.rows import MISTYPED, MessageRow, Unreadable, rewritten
 
 
 @dataclass(slots=True)
@@ -65,6 +65,10 @@ def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys) -
         found = session.run(query, {"id": id_}).fetchone()
         if found is None:
             continue  # deleted since its id was read
+        state = session.run("state", {"id": id_}).fetchone()
+        if state is not None and not state[2]:
+            step.left[id_] = MISTYPED
+            continue
         try:
             columns = rewritten(MessageRow._make(found), keys, seals=True)
         except Unreadable as error:

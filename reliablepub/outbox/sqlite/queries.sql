@@ -448,6 +448,15 @@ INSERT OR IGNORE INTO reliablepub_parked (
     :size, :checksum, :body, :expires_at, :ordering_key, :is_skipped
 );
 
+-- The next id must be above those of parked messages, which AUTOINCREMENT does not see.
+-- name: begin_ids
+INSERT INTO sqlite_sequence (name, seq) SELECT 'reliablepub_messages', 0
+WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages');
+
+-- name: go_beyond_parked_ids
+UPDATE sqlite_sequence SET seq = max(seq, (SELECT coalesce(max(id), 0) FROM reliablepub_parked))
+WHERE name = 'reliablepub_messages';
+
 -- name: sources
 SELECT name, position AS count FROM reliablepub_sources;
 
@@ -477,12 +486,30 @@ DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 100000
 -- name: next_id
 SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages';
 
--- The state of a message, and its shard: a file has one.
+-- The state of a message, its shard (a file has one), and whether a statement can change or copy the
+-- row. No statement can if a flipped bit has changed the type of a value.
 -- name: state
-SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END, 0
+SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END, 0, coalesce(
+    max(
+        stored_at, nacked, returned, refused, uncertain, size, checksum,
+        coalesce(due_at, 0), coalesce(expires_at, 0), coalesce(refused_at, 0)
+    ) < ''
+    AND max(message_id, exchange, routing_key, properties, coalesce(ordering_key, '')) < x''
+    AND typeof(body) = 'blob', 0
+)
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
-SELECT state, 0 FROM reliablepub_parked WHERE id = :id;
+SELECT state, 0, coalesce(
+    max(
+        stored_at, parked_at, reply_code, nacked, returned, refused, uncertain, size, checksum,
+        coalesce(expires_at, 0), is_skipped
+    ) < ''
+    AND max(
+        message_id, exchange, routing_key, properties, outcome, reply_text, coalesce(ordering_key, '')
+    ) < x''
+    AND typeof(body) = 'blob', 0
+)
+FROM reliablepub_parked WHERE id = :id;
 
 -- name: import_open
 INSERT INTO reliablepub_messages (
