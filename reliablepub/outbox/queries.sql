@@ -74,7 +74,10 @@ SELECT
         AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
         AND NOT EXISTS (
             SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id
-            AND parked_at > CASE state WHEN 'parked' THEN :parked_before ELSE :expired_before END
+            AND (
+                state = 'parked' AND parked_at > :parked_before
+                OR state <> 'parked' AND parked_at > :expired_before
+            )
         )
     ),
     (

@@ -188,10 +188,9 @@ def test_what_another_operator_has_retried_meanwhile_is_not_discarded(
         assert "message 3 left alone: gone or changed since they were selected" in result.stderr
         assert (result.exit_code, result.stdout) == (0, "1 message discarded\n")
     else:
-        find = pruning.find_ids
 
         def found(*arguments: Any) -> list[int]:
-            ids = find(*arguments)
+            ids = find_ids(*arguments)
             ask("")
             return ids
 

@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
-from reliablepub.cli.outbox import transfer as transfer_command
 from reliablepub.outbox.admin import transfer
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.opening import outbox_at
@@ -258,13 +257,13 @@ def test_no_part_of_a_file_is_left(
 ) -> None:
     """It could be taken for the whole, and the messages be discarded."""
     target = tmp_path / "all.ndjson"
-    lines = transfer_command.export_lines
+    lines = transfer.export_lines
 
     def interrupted(*arguments: Any) -> Iterator[str]:
         yield from list(lines(*arguments))[:3]
         raise error
 
-    monkeypatch.setattr(transfer_command, "export_lines", interrupted)
+    monkeypatch.setattr("reliablepub.cli.outbox.transfer.export_lines", interrupted)
     result = run("export", "--to", target, "--outbox", path)
     words = "interrupted" if error is KeyboardInterrupt else f"cannot write {target}: No space left"
     assert result.exit_code == (3 if error is KeyboardInterrupt else 2)
