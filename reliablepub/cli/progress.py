@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self
 
-import click
-
 from reliablepub.cli.output import print_note
 from reliablepub.errors import OutboxError
 from reliablepub.printable import one_line
@@ -104,18 +102,10 @@ def following() -> Iterator[Callable[[str, int], None]]:
                 draw(what, count)
 
             yield show
-    except (KeyboardInterrupt, OutboxError) as error:
-        counts = ", ".join(f"{count} {what}" for what, count in done.items() if count)
-        _tell(error, f"done before this error: {counts}" if counts else "")
+    except (KeyboardInterrupt, OutboxError):
+        if counts := ", ".join(f"{count} {what}" for what, count in done.items() if count):
+            print_note(f"done before this error: {counts}")
         raise
-
-
-def _tell(error: BaseException, note: str) -> None:
-    """Print a note before an error, which click prints."""
-    if note:
-        if isinstance(error, KeyboardInterrupt) and sys.stderr.isatty():
-            click.echo(err=True)  # the terminal has printed ^C
-        print_note(note)
 
 
 @contextmanager
@@ -149,8 +139,9 @@ def counting(total: int) -> Iterator[Callable[[int], None]]:
                 draw(count)
 
             yield show
-    except (KeyboardInterrupt, OutboxError) as error:
-        _tell(error, f"at least {done} of {total} were done before this error" if done else "")
+    except (KeyboardInterrupt, OutboxError):
+        if done:
+            print_note(f"at least {done} of {total} were done before this error")
         raise
 
 
