@@ -145,6 +145,7 @@ def print_rows(
     columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
     *,
     nothing: str,
+    names: Sequence[str] = (),
     lesser: Sequence[str] = (),
     below: Callable[[Mapping[str, Any]], str] | None = None,
     limit: int | None = None,
@@ -157,6 +158,7 @@ def print_rows(
         columns: titles of the table's columns, and functions that make a cell from a row. A
             terminal gets lines of its width (`grid`); a file or pipe gets one line for each row.
         nothing: printed instead of a table without rows.
+        names: keys of the rows, the header line of CSV without rows.
         lesser: titles of columns that are left out on a narrow terminal, the first one first.
         below: makes a text that the table shows below the row; empty for none.
         limit: value of ``--limit``; a note says that there may be more rows than that.
@@ -165,9 +167,9 @@ def print_rows(
         print_json(rows)
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        if rows:
-            writer.writerow(rows[0])
-            writer.writerows(map(_cell, row.values()) for row in rows)
+        if header := list(rows[0] if rows else names):
+            writer.writerow(header)
+        writer.writerows(map(_cell, row.values()) for row in rows)
         sys.stdout.flush()  # at the end of the process, an error would be a traceback
     elif not rows:
         print_result(nothing)

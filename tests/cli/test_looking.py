@@ -81,6 +81,17 @@ def test_a_list_shows_what_was_said_last_and_no_body(run: Run, relay: SqliteStor
     assert "the first 2; there may be more" in run("list", "--limit", 2).stderr
 
 
+@pytest.mark.parametrize("command", ["list", "schedule", "in-flight", "duplicates", "keys"])
+def test_csv_of_nothing_has_its_header(
+    run: Run, relay: SqliteStore, tmp_path: Path, command: str
+) -> None:
+    Outbox(tmp_path / "empty.db").create()
+    run("park", 7)  # so that a key is held
+    header, *rows = run(command, "--csv").stdout.splitlines()
+    assert rows
+    assert run(command, "--csv", "--outbox", tmp_path / "empty.db").stdout == f"{header}\n"
+
+
 def test_csv_and_json_have_the_same_values(run: Run, relay: SqliteStore) -> None:
     rows = parsed(run("list", "--json"))
     table = list(csv.DictReader(io.StringIO(run("list", "--csv").stdout)))

@@ -30,6 +30,13 @@ SORTS: Final = {
 }
 """Sort orders: oldest, most attempts or largest first."""
 
+NAMES: Final = (
+    *("id", "message_id", "exchange", "routing_key", "ordering_key", "state", "attempts"),
+    *("stored_at", "expires_at", "size", "due_at", "parked_at"),
+    *("outcome", "reply_code", "reply_text"),
+)
+"""Keys of each dictionary that `find` returns, in their order."""
+
 _COMMON: Final = (
     "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
     "nacked + returned + refused + uncertain AS attempts, stored_at, expires_at, size"
