@@ -162,14 +162,14 @@ SELECT
     message_id, exchange, routing_key, ordering_key, properties, stored_at,
     nullif(nullif(due_at, INFINITY), 0) AS due_at, expires_at, refused_at,
     CAST(NULL AS double precision) AS parked_at, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
-    NULL AS reply_text, nacked, returned, refused, uncertain, size, checksum, body
+    NULL AS reply_text, nacked, returned, refused, uncertain, 0 AS is_skipped, size, checksum, body
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT
     state,
     message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
     NULL, parked_at, outcome, reply_code, reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
+    nacked, returned, refused, uncertain, is_skipped, size, checksum, body
 FROM reliablepub_parked WHERE id = :id;
 
 -- name: in_flight_ids

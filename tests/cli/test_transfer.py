@@ -77,6 +77,24 @@ def test_a_round_trip_changes_nothing(path: Path, lines: Path, tmp_path: Path) -
     assert sorted(again.splitlines()) == sorted(lines.read_text().splitlines())
 
 
+def test_a_key_that_was_skipped_is_not_held_again(tmp_path: Path) -> None:
+    path, new = tmp_path / "o.db", tmp_path / "new.db"
+    with Outbox(path) as outbox:
+        for key in ("skipped", "held"):
+            outbox.enqueue(Message(b"", ordering_key=key))
+    run("park", 1, 2, "--outbox", path)
+    run("keys", "--skip", "skipped", "--outbox", path)
+    text = run("export", "--outbox", path).stdout
+    run("import", "-", "--outbox", new, input=text)
+    assert [key.ordering_key for key in Outbox(new).held_keys()] == ["held"]
+    without = [json.loads(line) for line in text.splitlines()]
+    for line in without:
+        del line["is_skipped"]
+    before = tmp_path / "before.db"
+    run("import", "-", "--outbox", before, input="\n".join(map(json.dumps, without)))
+    assert len(Outbox(before).held_keys()) == 2
+
+
 def test_importing_again_does_nothing(path: Path, lines: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.db"
     run("import", lines, "--outbox", new)

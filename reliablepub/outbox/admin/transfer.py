@@ -251,6 +251,7 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
     try:
         values = json.loads(line, parse_constant=_no_constant)
         row = {name: values[name] for name in _COLUMNS}
+        row["is_skipped"] = values.get("is_skipped", 0)  # lines had no such column once
         row["body"] = b64decode(values["body_base64"], validate=True)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadLine(f"line {number} is not what `export` writes ({error})") from None

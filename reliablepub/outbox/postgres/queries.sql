@@ -720,12 +720,13 @@ RETURNING shard;
 INSERT INTO reliablepub_parked (
     id, shard, message_id, exchange, routing_key, properties, stored_at,
     parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
-    size, checksum, body, expires_at, ordering_key
+    size, checksum, body, expires_at, ordering_key, is_skipped
 ) VALUES (
     :id, reliablepub_shard_of(:ordering_key, :exchange, :routing_key), :message_id, :exchange,
     :routing_key, :properties, :stored_at,
     :parked_at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
-    :size, :checksum, :body, :expires_at, :ordering_key
+    :size, :checksum, :body, :expires_at, :ordering_key,
+    :is_skipped
 );
 
 -- Facts about the server that any reader may query. Only members of pg_monitor see the age of other

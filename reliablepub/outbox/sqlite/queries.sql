@@ -526,11 +526,12 @@ RETURNING 0;
 INSERT INTO reliablepub_parked (
     id, message_id, exchange, routing_key, properties, stored_at,
     parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
-    size, checksum, body, expires_at, ordering_key
+    size, checksum, body, expires_at, ordering_key, is_skipped
 ) VALUES (
     :id, :message_id, :exchange, :routing_key, :properties, :stored_at,
     :parked_at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
-    :size, :checksum, :body, :expires_at, :ordering_key
+    :size, :checksum, :body, :expires_at, :ordering_key,
+    :is_skipped
 );
 
 -- name: is_shared
