@@ -214,6 +214,18 @@ def test_what_was_never_sent_is_not_sent_again(run: Run, path: Path, relay: Sqli
     assert "sends it next\n" in run("explain", first).stdout
 
 
+def test_a_deadline_is_told(run: Run, path: Path) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", expires_in_s=600, not_before=later))
+        outbox.enqueue(Message(b"", expires_in_s=1e-9))
+    assert "; its deadline: in 9 min 59 s\n" in run("explain", 1).stdout
+    assert "It is open, and waits for its time.\n" in run("explain", 1).stdout
+    passed = run("explain", 2).stdout
+    assert "; its deadline: 0 s ago\n" in passed
+    assert "It is open, but its deadline has passed: a relay only moves it" in passed
+
+
 def test_a_command_that_is_proposed_can_be_pasted(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my outbox's.db"
     with Outbox(path) as outbox:

@@ -66,8 +66,9 @@ def test_what_does_not_fit_is_an_error_and_the_others_are_changed(
 ) -> None:
     result = run("retry", 3, 7, 1)
     assert (result.exit_code, result.stdout) == (2, "1 message put back\n")
-    assert "Error: messages 7, 1 left alone: gone, or not waiting or parked or expired" in (
-        result.stderr
+    assert (
+        "Error: messages 7, 1 left alone: gone, or in a state other than waiting, parked or expired"
+        in (result.stderr)
     )
     damaged = run("reroute", 9, "--to-exchange", "x")
     assert damaged.exit_code == 2
@@ -135,7 +136,10 @@ def test_a_dry_run_of_ids_tells_which_would_be_left_alone(run: Run, relay: Sqlit
         "1 message would be put back",
     )
     assert "m-3" in foreseen.stdout
-    assert "messages 7, 1 would be left alone: gone, or not waiting or parked" in foreseen.stderr
+    assert (
+        "messages 7, 1 would be left alone: gone, or in a state other than waiting"
+        in foreseen.stderr
+    )
     foreseen = run("park", 6, "--dry-run")
     assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
         3,
@@ -231,7 +235,7 @@ def test_what_was_done_before_an_error_is_told(
     ("arguments", "words"),
     [
         (("retry",), "give IDs, or a filter, or --all"),
-        (("retry", "--state", "ready"), "retry takes messages that are waiting or parked or"),
+        (("retry", "--state", "ready"), "retry takes messages that are waiting, parked or"),
         (
             ("park", "--state", "parked"),
             "park takes messages that are ready or waiting, not parked",

@@ -191,7 +191,7 @@ def _step_in(
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
     if is_filter and (unfit := [one for one in chosen.states if one not in FIT[action]]):
-        takes = " or ".join(FIT[action])
+        takes = _any_of(FIT[action])
         raise click.UsageError(f"{action.value} takes messages that are {takes}, not {unfit[0]}")
     with patiently("looking through the outbox"):
         ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
@@ -219,6 +219,12 @@ def _rows(database: Database, ids: list[int]) -> list[dict[str, Any]]:
         message | {"attempts": sum(message[name] for name in _TRIES)}
         for message in islice(filter(None, messages), _PREVIEW)
     ]
+
+
+def _any_of(states: tuple[str, ...]) -> str:
+    """States in words: ``waiting, parked or expired``."""
+    *others, last = states
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _question(what: Intervention, ids: list[int], outbox: str, *, is_named: bool) -> str:
@@ -249,8 +255,8 @@ def _report(
             "for its answer, or stop the relay first"
         )
     if effect.unfit and is_named:
-        allowed = " or ".join(FIT[action])
-        print_error(f"{named(effect.unfit)} {left_alone}: gone, or not {allowed}")
+        states = _any_of(FIT[action])
+        print_error(f"{named(effect.unfit)} {left_alone}: gone, or in a state other than {states}")
     elif effect.unfit:
         print_note(f"{named(effect.unfit)} left alone: gone or changed since they were selected")
     if effect.damaged or (effect.unfit and is_named):

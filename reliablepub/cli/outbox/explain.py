@@ -26,6 +26,7 @@ from reliablepub.cli.output import (
 )
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import Expired, Nacked, Refused, Unroutable
+from reliablepub.outbox.admin.selection import OPEN_STATES
 from reliablepub.outbox.admin.story import Next, Story, tell
 from reliablepub.outbox.database import Database
 from reliablepub.printable import one_line
@@ -95,9 +96,13 @@ def told(story: Story, database: Database, now: float) -> list[str]:
         key = f", ordering key {message['ordering_key']!r}" if message["ordering_key"] else ""
         where = f"exchange {message['exchange']!r} with routing key {message['routing_key']!r}"
         lines.append(f"  to {where}{key}; {count_of(message['body_bytes'], 'byte')}")
-        lines.append(f"  stored {ago(message['stored_at'], now)}")
+        expires_at = message["expires_at"]
+        deadline = "" if expires_at is None else f"; its deadline: {ago(expires_at, now)}"
+        lines.append(f"  stored {ago(message['stored_at'], now)}{deadline}")
     damaged = f"has the state {story.state!r:.40}, which only a damaged row has"
     where = _waiting(story, now) if story.state == "waiting" else _WHERE.get(story.state, damaged)
+    if story.state in OPEN_STATES and _is_past(message.get("expires_at"), now):
+        where = "is open, but its deadline has passed: a relay only moves it to the expired ones"
     if story.message.get("confirmed_at") is not None:
         where = f"was confirmed {ago(story.message['confirmed_at'], now)}, and is kept for a while"
     lines += ["", f"It {where}."]
@@ -111,13 +116,17 @@ def told(story: Story, database: Database, now: float) -> list[str]:
 
 def _waiting(story: Story, now: float) -> str:
     """Where a waiting message is: it may never have been sent."""
-    due_at = story.message.get("due_at")
-    if isinstance(due_at, int | float) and due_at <= now:
+    if _is_past(story.message.get("due_at"), now):
         return "is open, and due"
     if story.message.get("is_held"):
         return "is open, and waits for its destination"
     was_tried = story.attempts or any(story.message.get(count) for count in _COUNTS)
     return f"is open, and waits {'to be sent again' if was_tried else 'for its time'}"
+
+
+def _is_past(at: object, now: float) -> bool:
+    """Whether a time is past; a damaged row may hold anything."""
+    return isinstance(at, int | float) and at <= now
 
 
 def pause_of(story: Story) -> dict[str, Any] | None:
