@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -118,6 +119,7 @@ def _refuse_unknown(
 def _value(path: Path, key: str, value: object, option: click.Option) -> object:
     """The value as text, as it would be typed on the command line."""
     values = value if isinstance(value, list) else [value]
+    values = [one.isoformat() if isinstance(one, datetime) else one for one in values]
     if not all(isinstance(one, str | int | float) for one in values):
         raise click.UsageError(
             f"{path}: {key} is of type {type(value).__name__}, which no option takes"

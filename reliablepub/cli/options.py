@@ -42,6 +42,7 @@ _READ: Final = "reliablepub.password-file"
 _FILE: Final = "reliablepub.password-file-path"
 """Key for its path."""
 _AS_GIVEN: Final = "reliablepub.urls"
+_OUTBOX_AS_GIVEN: Final = "reliablepub.outbox"
 _PLAINTEXT: Final = "reliablepub.accept-plaintext"
 
 
@@ -209,13 +210,20 @@ def _reason(error: OSError) -> str:
 # -------------------------------------------------------------------------- the outbox, its keys
 
 
-def _database(_ctx: click.Context, _option: click.Parameter, where: str | None) -> Database | None:
+def _database(ctx: click.Context, _option: click.Parameter, where: str | None) -> Database | None:
+    ctx.meta[_OUTBOX_AS_GIVEN] = where
     return None if where is None else outbox_at(where)
 
 
 def _inspected(_ctx: click.Context, _option: click.Parameter, where: str) -> Database:
     database = outbox_at(where)
     return database if database.file is None else outbox_at(database.file)  # named in full
+
+
+def outbox_as_given(ctx: click.Context) -> str | None:
+    """The value of `outbox_option` as the user gave it, which may be a URL with a password."""
+    given: str | None = ctx.meta[_OUTBOX_AS_GIVEN]
+    return given
 
 
 def outbox_option(

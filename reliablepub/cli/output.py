@@ -10,10 +10,12 @@ import csv
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -32,21 +34,37 @@ _FORMULAS: Final = ("=", "+", "-", "@")
 """Characters with which a formula begins in a spreadsheet."""
 
 
-def new_file(path: Path) -> IO[bytes]:
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
     """Create a file for message bodies, with mode 0600 from the start.
 
+    After the block the file is on disk: the messages in it may be discarded next. If the block
+    raises, the file is removed, so that no part of it is taken for the whole.
+
     Raises:
-        Failure: the file exists.
-        OSError: the file cannot be created.
+        Failure: the file exists, or cannot be written.
     """
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
     try:
-        return open(path, "xb", opener=opener)
+        file = open(path, "xb", opener=opener)  # noqa: SIM115 - closed below
     except FileExistsError:
         raise Failure(f"{path} exists; name a new file", Exit.BAD_INPUT) from None
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}", Exit.BAD_INPUT) from None
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException as error:
+        with suppress(OSError):
+            path.unlink()
+        if isinstance(error, OSError):
+            raise Failure(f"cannot write {path}: {error.strerror}", Exit.BAD_INPUT) from None
+        raise
 
 
 def print_result(text: str) -> None:
@@ -129,6 +147,7 @@ def print_rows(
     columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
     *,
     nothing: str,
+    names: Sequence[str] = (),
     lesser: Sequence[str] = (),
     below: Callable[[Mapping[str, Any]], str] | None = None,
     limit: int | None = None,
@@ -141,6 +160,7 @@ def print_rows(
         columns: titles of the table's columns, and functions that make a cell from a row. A
             terminal gets lines of its width (`grid`); a file or pipe gets one line for each row.
         nothing: printed instead of a table without rows.
+        names: keys of the rows, the header line of CSV without rows.
         lesser: titles of columns that are left out on a narrow terminal, the first one first.
         below: makes a text that the table shows below the row; empty for none.
         limit: value of ``--limit``; a note says that there may be more rows than that.
@@ -149,9 +169,9 @@ def print_rows(
         print_json(rows)
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        if rows:
-            writer.writerow(rows[0])
-            writer.writerows(map(_cell, row.values()) for row in rows)
+        if header := list(rows[0] if rows else names):
+            writer.writerow(header)
+        writer.writerows(map(_cell, row.values()) for row in rows)
         sys.stdout.flush()  # at the end of the process, an error would be a traceback
     elif not rows:
         print_result(nothing)
@@ -179,6 +199,11 @@ def _cell(value: object) -> object:
         return value
     text = printable(value)
     return f"'{text}" if text.startswith(_FORMULAS) else text
+
+
+def quoted(word: object) -> str:
+    """A word of a command that the user is told to run, in quotes if a shell needs them."""
+    return shlex.quote(str(word))
 
 
 def count_of(number: int, noun: str) -> str:

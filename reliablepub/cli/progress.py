@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self
 
 from reliablepub.cli.output import print_note
+from reliablepub.errors import OutboxError
 from reliablepub.printable import one_line
 
 if TYPE_CHECKING:
@@ -85,11 +86,30 @@ def patiently(text: str) -> Iterator[None]:
 
 @contextmanager
 def following() -> Iterator[Callable[[str, int], None]]:
-    """Show a spinner with a name and a count, for work of unknown length.
+    """Show a spinner with a name and a count, for changes of unknown number.
+
+    If an error or a signal ends the changes early, a note says how many of each kind were made.
 
     Yields:
         a function that takes the name of what is being counted, and the count so far.
     """
+    done: dict[str, int] = {}
+    try:
+        with _spinning() as draw:
+
+            def show(what: str, count: int) -> None:
+                done[what] = count
+                draw(what, count)
+
+            yield show
+    except (KeyboardInterrupt, OutboxError):
+        if counts := ", ".join(f"{count} {what}" for what, count in done.items() if count):
+            print_note(f"done before this error: {counts}")
+        raise
+
+
+@contextmanager
+def _spinning() -> Iterator[Callable[[str, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _what, _count: None
         return
@@ -101,7 +121,33 @@ def following() -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def counting(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar for work of known length.
+    """Show a progress bar for changes of known number.
+
+    If an error or a signal ends the changes early, a note says how many were made. The error alone
+    would sound as if there were none.
+
+    Yields:
+        a function that takes the count so far.
+    """
+    done = 0
+    try:
+        with drawing(total) as draw:
+
+            def show(count: int) -> None:
+                nonlocal done
+                done = count
+                draw(count)
+
+            yield show
+    except (KeyboardInterrupt, OutboxError):
+        if done:
+            print_note(f"at least {done} of {total} were done before this error")
+        raise
+
+
+@contextmanager
+def drawing(total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar for work of known length, which changes nothing.
 
     Yields:
         a function that takes the count so far.

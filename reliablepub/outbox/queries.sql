@@ -57,6 +57,8 @@ DELETE FROM reliablepub_interventions WHERE intervention BETWEEN :first AND :las
 AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = reliablepub_interventions.id)
 AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_interventions.id);
 
+-- What a pruning would delete. It first discards given-up messages: each of these then has a newer
+-- intervention, and its older ones can go.
 -- name: prunable
 SELECT
     (SELECT count(*) FROM reliablepub_confirmed WHERE confirmed_at <= :confirmed_before),
@@ -68,9 +70,15 @@ SELECT
     ),
     (
         SELECT count(*) FROM reliablepub_interventions AS i WHERE at < :history_before
-        AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
+        AND (:discarded > 0 OR intervention < (SELECT max(intervention) FROM reliablepub_interventions))
         AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id)
+        AND NOT EXISTS (
+            SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id
+            AND (
+                state = 'parked' AND parked_at > :parked_before
+                OR state <> 'parked' AND parked_at > :expired_before
+            )
+        )
     ),
     (
         SELECT count(*) FROM reliablepub_keys AS k WHERE kept_until < :now
@@ -153,14 +161,14 @@ SELECT
     message_id, exchange, routing_key, ordering_key, properties, stored_at,
     nullif(nullif(due_at, INFINITY), 0) AS due_at, expires_at, refused_at,
     CAST(NULL AS double precision) AS parked_at, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
-    NULL AS reply_text, nacked, returned, refused, uncertain, size, checksum, body
+    NULL AS reply_text, nacked, returned, refused, uncertain, 0 AS is_skipped, size, checksum, body
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT
     state,
     message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
     NULL, parked_at, outcome, reply_code, reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
+    nacked, returned, refused, uncertain, is_skipped, size, checksum, body
 FROM reliablepub_parked WHERE id = :id;
 
 -- name: in_flight_ids

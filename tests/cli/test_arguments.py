@@ -114,6 +114,15 @@ def test_metrics_need_the_name_of_a_file(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir() if "prom" in file.name] == []
 
 
+def test_metrics_do_not_replace_the_outbox(path: Path) -> None:
+    beside = path.parent / "link.prom"
+    beside.symlink_to(path)
+    for to in (path, beside, path.parent / "." / path.name):
+        result = run(path, "outbox", "metrics", "--to", str(to))
+        assert (result.exit_code, "--to is the outbox itself" in result.stderr) == (2, True)
+    assert run(path, "outbox", "audit").exit_code == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as root may")
 @pytest.mark.parametrize("command", ["list", "status"])
 def test_an_outbox_that_may_not_be_read_is_one_that_cannot_be_used(

@@ -129,3 +129,14 @@ def test_what_is_shared_is_an_option_of_each_command() -> None:
     for command in commands.values():
         names = {name for parameter in command.params for name in parameter.opts}
         assert {f"--{name}" for name in SHARED} <= names
+
+
+def test_a_time_may_be_one_of_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("records").write_text("one\n")
+    for at, code in (("2038-12-24T18:00:00+01:00", 3), ("2038-12-24T18:00:00", 2)):
+        Path("c.toml").write_text(f"[publish]\nnot-before = {at}\nrouting-key = 'q'\n")
+        arguments = ["publish", "records", "--config", "c.toml", "--outbox", "o.db"]
+        result = CliRunner().invoke(main, [*arguments, "--url", "amqp://127.0.0.1:1/"])
+        assert result.exit_code == code, result.stderr
+    assert "is not a time with an offset" in result.stderr

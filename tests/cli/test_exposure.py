@@ -110,6 +110,25 @@ def test_a_password_in_a_file_is_none_on_the_command_line(path: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("outbox", "is_seen"),
+    [
+        ("postgresql://app:hush@127.0.0.1:1/shop", 1),
+        ("postgresql://app@127.0.0.1:1/shop?password=hush", 1),
+        ("postgresql://app@127.0.0.1:1/shop", 0),
+    ],
+)
+def test_a_password_of_an_outbox_on_the_command_line_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, outbox: str, is_seen: int
+) -> None:
+    words = "can see a password in --outbox (ps); use ~/.pgpass, PGPASSWORD or RELIABLEPUB_OUTBOX"
+    to = ("relay", "--url", "amqp://127.0.0.1:1/")
+    code, said = run(*to, "--outbox", outbox)
+    assert (code, words in said) == (4, is_seen)
+    monkeypatch.setenv("RELIABLEPUB_OUTBOX", outbox)
+    assert "can see a password" not in run(*to)[1]
+
+
+@pytest.mark.parametrize(
     ("mode", "warnings"), [(0o600, 0), (0o400, 0), (0o440, 0), (0o644, 1), (0o620, 1), (0o602, 1)]
 )
 def test_a_file_with_a_secret_that_others_can_read_is_warned_of(

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import shlex
 import time
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,17 @@ def test_a_list_shows_what_was_said_last_and_no_body(run: Run, relay: SqliteStor
     assert "the first 2; there may be more" in run("list", "--limit", 2).stderr
 
 
+@pytest.mark.parametrize("command", ["list", "schedule", "in-flight", "duplicates", "keys"])
+def test_csv_of_nothing_has_its_header(
+    run: Run, relay: SqliteStore, tmp_path: Path, command: str
+) -> None:
+    Outbox(tmp_path / "empty.db").create()
+    run("park", 7)  # so that a key is held
+    header, *rows = run(command, "--csv").stdout.splitlines()
+    assert rows
+    assert run(command, "--csv", "--outbox", tmp_path / "empty.db").stdout == f"{header}\n"
+
+
 def test_csv_and_json_have_the_same_values(run: Run, relay: SqliteStore) -> None:
     rows = parsed(run("list", "--json"))
     table = list(csv.DictReader(io.StringIO(run("list", "--csv").stdout)))
@@ -119,6 +132,16 @@ def test_a_damaged_message_is_shown_with_a_warning(run: Run, relay: SqliteStore)
     result = run("show", 9)
     assert result.exit_code == 0
     assert "warning: the checksum is" in result.stderr
+
+
+def test_of_two_messages_with_one_id_it_is_said_which_is_shown(run: Run, path: Path) -> None:
+    with Outbox(path) as outbox:
+        for body in (b"first", b"second"):
+            outbox.enqueue(Message(body, message_id="m"))
+    result = run("show", "m")
+    assert result.stdout.endswith("\nsecond\n")
+    assert result.stderr == "m is the id of 2 messages (rows 1, 2); this is row 2\n"
+    assert run("show", 1).stderr == ""
 
 
 def test_what_is_gone_cannot_be_shown(run: Run, relay: SqliteStore) -> None:
@@ -175,6 +198,42 @@ def test_a_story_is_told(run: Run, relay: SqliteStore, id_: int, words: str) -> 
     result = run("explain", id_)
     assert result.exit_code == 0
     assert words in result.stdout
+
+
+def test_what_was_never_sent_is_not_sent_again(run: Run, path: Path, relay: SqliteStore) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with Outbox(path) as outbox:
+        name = outbox.enqueue(Message(b"", not_before=later))
+        first = outbox.enqueue(Message(b""))
+    assert "It is open, and waits for its time.\n" in run("explain", name).stdout
+    assert "It is open, and waits to be sent again.\n" in run("explain", 5).stdout
+    assert "sends it after the 4 messages before it\n" in run("explain", first).stdout
+    run("park", 7, 8, 9)
+    assert "sends it after the 1 message before it\n" in run("explain", first).stdout
+    sql(path, "UPDATE reliablepub_messages SET due_at = 9e9 WHERE id = 6")
+    assert "sends it next\n" in run("explain", first).stdout
+
+
+def test_a_deadline_is_told(run: Run, path: Path) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", expires_in_s=600, not_before=later))
+        outbox.enqueue(Message(b"", expires_in_s=1e-9))
+    assert "; its deadline: in 9 min 59 s\n" in run("explain", 1).stdout
+    assert "It is open, and waits for its time.\n" in run("explain", 1).stdout
+    passed = run("explain", 2).stdout
+    assert "; its deadline: 0 s ago\n" in passed
+    assert "It is open, but its deadline has passed: a relay only moves it" in passed
+
+
+def test_a_command_that_is_proposed_can_be_pasted(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my outbox's.db"
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b""))
+    words = run("explain", 1, "--outbox", path).stdout.partition("start one: `")[2]
+    assert shlex.split(words.partition("`\n")[0]) == [
+        *("reliablepub", "relay", "--outbox", str(path)),
+    ]
 
 
 def test_without_a_relay_that_is_what_is_missing(run: Run, alone: Path) -> None:
@@ -236,7 +295,10 @@ def test_a_relay_that_can_store_nothing_does_not_send(run: Run, relay: SqliteSto
     now = time.time()
     why = "the outbox is locked by another process"
     relay.show({"link": "connected", "reason": why, "since": now - 61, "at": now})
-    assert f"before it; but the outbox has had trouble for 1 min 1 s: {why}" in run("explain", 7).stdout
+    assert (
+        f"before it; but the outbox has had trouble for 1 min 1 s: {why}"
+        in run("explain", 7).stdout
+    )
 
 
 def test_one_byte_is_one(run: Run, path: Path) -> None:

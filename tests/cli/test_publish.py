@@ -558,3 +558,20 @@ def test_of_an_input_that_was_read_to_its_end_no_record_is_left(cli: Cli) -> Non
         True,
     )
     assert "were not published" not in ended.err
+
+
+def test_a_named_pipe_that_was_not_read_to_its_end_is_not_done(cli: Cli, fake: FakeBroker) -> None:
+    """Like stdin; such as `publish <(zcat flights.gz)`."""
+    pipe = cli.folder / "pipe"
+    os.mkfifo(pipe)
+    process = cli.begin("publish", "pipe", "--routing-key", "all", "--outbox", "o.db")
+    with pipe.open("wb") as writer:
+        writer.write(b"one\ntwo\n")
+        writer.flush()
+        fake.wait_for(2, timeout_s=60)
+        process.send_signal(signal.SIGINT)
+        ended = cli.ended(process)
+    assert ended.code == 3
+    assert ended.error == (
+        "interrupted after record 2 of 2; the records after it were not published"
+    )

@@ -1,6 +1,7 @@
 """Lines, formats, and which records are not fit to be published."""
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -89,6 +90,30 @@ def test_a_signal_ends_the_wait_for_a_pipe(pipe: tuple[int, int]) -> None:
         assert list(found) == []
         assert stop.is_set
     os.close(writer)
+
+
+def test_a_named_pipe_is_waited_for_until_a_signal(tmp_path: Path) -> None:
+    """To open it waits for a writer, unless it is opened without waiting."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    late = threading.Timer(5, lambda: os.close(os.open(path, os.O_RDWR)))
+    late.start()
+    try:
+        with Stop() as stop, Source.open(str(path)) as source:
+            assert late.is_alive(), "the pipe was opened only with the writer"
+            found = read_lines(source.fd, stop)
+            assert next(found) is None
+            with path.open("wb") as writer:
+                writer.write(b"one\n")
+            assert next(found) == Line(1, b"one")
+            assert list(found) == []
+        with Stop() as stop, Source.open(str(path)) as source:
+            found = read_lines(source.fd, stop)
+            assert next(found) is None
+            os.kill(os.getpid(), 15)
+            assert list(found) == []
+    finally:
+        late.cancel()
 
 
 @pytest.mark.parametrize(

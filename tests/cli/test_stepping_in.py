@@ -3,10 +3,13 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Withdrawn
+from reliablepub.errors import OutboxLocked
+from reliablepub.outbox.admin import interventions, pruning
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
@@ -63,8 +66,9 @@ def test_what_does_not_fit_is_an_error_and_the_others_are_changed(
 ) -> None:
     result = run("retry", 3, 7, 1)
     assert (result.exit_code, result.stdout) == (2, "1 message put back\n")
-    assert "Error: messages 7, 1 left alone: gone, or not waiting or parked or expired" in (
-        result.stderr
+    assert (
+        "Error: messages 7, 1 left alone: gone, or in a state other than waiting, parked or expired"
+        in (result.stderr)
     )
     damaged = run("reroute", 9, "--to-exchange", "x")
     assert damaged.exit_code == 2
@@ -132,7 +136,10 @@ def test_a_dry_run_of_ids_tells_which_would_be_left_alone(run: Run, relay: Sqlit
         "1 message would be put back",
     )
     assert "m-3" in foreseen.stdout
-    assert "messages 7, 1 would be left alone: gone, or not waiting or parked" in foreseen.stderr
+    assert (
+        "messages 7, 1 would be left alone: gone, or in a state other than waiting"
+        in foreseen.stderr
+    )
     foreseen = run("park", 6, "--dry-run")
     assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
         3,
@@ -143,11 +150,92 @@ def test_a_dry_run_of_ids_tells_which_would_be_left_alone(run: Run, relay: Sqlit
     assert state_of(run, 3) == "parked"
 
 
+def test_a_dry_run_of_a_filter_tells_which_would_be_left_alone(
+    run: Run, relay: SqliteStore
+) -> None:
+    foreseen = run("park", "--state", "ready", "--dry-run")
+    assert foreseen.stdout.splitlines()[-1] == "3 messages would be parked"
+    assert "message 6 would be left alone: in flight" in foreseen.stderr
+    assert foreseen.exit_code == 3
+    to = ("reroute", "--all", "--to-exchange", "x")
+    foreseen = run(*to, "--dry-run")
+    assert foreseen.stdout.splitlines()[-1] == "6 messages would be rerouted"
+    assert "message 9 would be left alone: damaged" in foreseen.stderr
+    found = json.loads(run(*to, "--dry-run", "--json").stdout)
+    assert (found["chosen"], found["in_flight"], found["damaged"]) == (8, [6], [9])
+    done = json.loads(run(*to, "--yes", "--json").stdout)
+    assert (done["changed"], done["in_flight"], done["damaged"]) == (6, [6], [9])
+
+
+@pytest.mark.parametrize("dry", [("--dry-run",), ("--yes",)])
+def test_what_a_queue_may_have_is_named_before_it_is_discarded(
+    run: Run, relay: SqliteStore, dry: tuple[str, ...]
+) -> None:
+    """Message 5 was nacked."""
+    result = run("discard", 3, 5, *dry)
+    assert "a queue may still have message 5" in result.stderr
+    assert json.loads(run("discard", 4, *dry, "--json").stdout)["possibly_persisted"] == []
+
+
+@pytest.mark.parametrize("command", ["discard", "prune"])
+def test_what_another_operator_has_retried_meanwhile_is_not_discarded(
+    run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """While the question waits for its answer, for example."""
+
+    def ask(_question: str) -> None:
+        assert run("retry", 3).stdout == "1 message put back\n"
+
+    if command == "discard":
+        monkeypatch.setattr("reliablepub.cli.outbox.changing.ask", ask)
+        result = run("discard", "--state", "parked")
+        assert "message 3 left alone: gone or changed since they were selected" in result.stderr
+        assert (result.exit_code, result.stdout) == (0, "1 message discarded\n")
+    else:
+
+        def found(*arguments: Any) -> list[int]:
+            ids = find_ids(*arguments)
+            ask("")
+            return ids
+
+        monkeypatch.setattr(pruning, "find_ids", found)
+        monkeypatch.setattr("reliablepub.cli.outbox.upkeep.foresee", lambda *_: pruning.Pruned())
+        result = run("prune", "--parked", "0s", "--json")
+        assert json.loads(result.stdout)["parked"] == 1
+    assert state_of(run, 3) == "ready"
+    assert state_of(run, 4) == "discarded"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OutboxLocked("nothing was changed")])
+def test_what_was_done_before_an_error_is_told(
+    run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    monkeypatch.setattr(interventions, "CHUNK", 1)
+    change, calls = interventions.change, 0
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise error
+        return change(*arguments, **named)
+
+    monkeypatch.setattr(interventions, "change", interrupted)
+    result = run("park", "--state", "ready", "--yes")
+    assert result.exit_code == (3 if error is KeyboardInterrupt else 4)
+    note, *_, last = result.stderr.splitlines()
+    assert note == "at least 2 of 4 were done before this error"
+    assert last.startswith("Error: ")
+    calls = 0
+    result = run("prune", "--parked", "0s", "--expired", "0s", "--yes")
+    assert result.stderr.splitlines()[0] == "done before this error: 2 parked"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("retry",), "give IDs, or a filter, or --all"),
-        (("retry", "--state", "ready"), "retry takes messages that are waiting or parked or"),
+        (("retry", "--state", "ready"), "retry takes messages that are waiting, parked or"),
         (
             ("park", "--state", "parked"),
             "park takes messages that are ready or waiting, not parked",

@@ -1,5 +1,6 @@
 """Messages leave an outbox as lines, and come into another one unchanged."""
 
+import errno
 import json
 import os
 import sqlite3
@@ -76,11 +77,29 @@ def test_a_round_trip_changes_nothing(path: Path, lines: Path, tmp_path: Path) -
     assert sorted(again.splitlines()) == sorted(lines.read_text().splitlines())
 
 
+def test_a_key_that_was_skipped_is_not_held_again(tmp_path: Path) -> None:
+    path, new = tmp_path / "o.db", tmp_path / "new.db"
+    with Outbox(path) as outbox:
+        for key in ("skipped", "held"):
+            outbox.enqueue(Message(b"", ordering_key=key))
+    run("park", 1, 2, "--outbox", path)
+    run("keys", "--skip", "skipped", "--outbox", path)
+    text = run("export", "--outbox", path).stdout
+    run("import", "-", "--outbox", new, input=text)
+    assert [key.ordering_key for key in Outbox(new).held_keys()] == ["held"]
+    without = [json.loads(line) for line in text.splitlines()]
+    for line in without:
+        del line["is_skipped"]
+    before = tmp_path / "before.db"
+    run("import", "-", "--outbox", before, input="\n".join(map(json.dumps, without)))
+    assert len(Outbox(before).held_keys()) == 2
+
+
 def test_importing_again_does_nothing(path: Path, lines: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.db"
     run("import", lines, "--outbox", new)
     again = run("import", lines, "--outbox", new)
-    assert again.stdout == "0 messages stored; 8 were there already\n"
+    assert again.stdout == "0 messages stored; 8 were there already, or imported before\n"
     run("discard", "--all", "--yes", "--outbox", new)
     third = run("import", "-", "--outbox", new, "--json", input=lines.read_bytes())
     assert json.loads(third.stdout) == {"stored": 0, "known": 8}
@@ -125,6 +144,49 @@ def test_a_line_that_was_changed_is_refused(
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_the_lines_before_a_bad_one_are_stored(lines: Path, tmp_path: Path) -> None:
+    text = lines.read_text().splitlines()
+    new = tmp_path / "new.db"
+    cut = "\n".join([*text[:5], text[5][:50], *text[6:]])
+    result = run("import", "-", "--outbox", new, input=cut)
+    assert "line 6 is not what `export` writes" in result.stderr
+    assert result.stderr.endswith("; the lines before it are stored\n")
+    assert len(rows(new)) == 5
+    assert run("import", lines, "--outbox", new).stdout == (
+        "3 messages stored; 5 were there already, or imported before\n"
+    )
+
+
+def test_a_message_that_comes_twice_in_a_file_is_stored_once(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the exports of two states are put together."""
+    text = lines.read_text()
+    for chunk in (500, 3):
+        monkeypatch.setattr(transfer, "CHUNK", chunk)
+        new = tmp_path / f"{chunk}.db"
+        result = run("import", "-", "--outbox", new, input=text + text)
+        assert result.stdout == "8 messages stored; 8 were there already, or imported before\n"
+        assert len(rows(new)) == 8
+
+
+def test_two_imports_of_the_same_lines_at_once_store_them_once(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, text = tmp_path / "new.db", lines.read_text().splitlines()
+    Outbox(new).create()
+    monkeypatch.setattr(transfer, "CHUNK", 3)
+    slow = transfer.import_lines(outbox_at(new), text, "import x")
+    assert next(slow).stored == 3
+    *_, fast = transfer.import_lines(outbox_at(new), text[:5], "import x")
+    assert (fast.stored, fast.known) == (2, 3)
+    *_, last = slow
+    assert (last.stored, last.known) == (6, 2)
+    assert len(rows(new)) == 8
+    *_, again = transfer.import_lines(outbox_at(new), text, "import x")
+    assert (again.stored, again.known) == (0, 8)
 
 
 def test_lines_that_are_blank_are_counted_and_skipped(lines: Path, tmp_path: Path) -> None:
@@ -176,6 +238,55 @@ def test_what_is_exported_can_be_chosen(path: Path) -> None:
     assert [json.loads(line)["message_id"] for line in parked] == ["m-3", "m-4"]
     assert run("export", 3, "--state", "parked", "--outbox", path).exit_code == 2
     assert run("export", "--to", path, "--outbox", path).exit_code == 2
+
+
+def test_no_transaction_is_open_while_a_line_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pager that waits for its reader would keep SQLite's log from being reset."""
+    monkeypatch.setattr(transfer, "CHUNK", 3)
+    found, gone = [], list[int]()
+    for line in transfer.export_lines(outbox_at(path), range(1, 12), [], gone):
+        found.append(json.loads(line)["message_id"])
+        [(is_busy, *_)] = sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+        assert not is_busy
+    assert found == [f"m-{n}" for n in range(3, 11)]
+    assert gone == [1, 2, 11]
+    for chars in (1, 2_000):
+        monkeypatch.setattr(transfer, "_PIECE_CHARS", chars)
+        assert len(list(transfer.export_lines(outbox_at(path), range(1, 12)))) == 8
+
+
+def test_a_message_that_an_id_names_and_that_is_gone_is_an_error(
+    path: Path, tmp_path: Path
+) -> None:
+    run("discard", 3, "--yes", "--outbox", path)
+    target = tmp_path / "some.ndjson"
+    for to in ((), ("--to", target)):
+        result = run("export", 4, 3, *to, "--outbox", path)
+        assert result.exit_code == 2
+        assert f"Error: message 3 left out: no longer in {path}\n" in result.stderr
+    assert len(target.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left")])
+def test_no_part_of_a_file_is_left(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    """It could be taken for the whole, and the messages be discarded."""
+    target = tmp_path / "all.ndjson"
+    lines = transfer.export_lines
+
+    def interrupted(*arguments: Any) -> Iterator[str]:
+        yield from list(lines(*arguments))[:3]
+        raise error
+
+    monkeypatch.setattr("reliablepub.cli.outbox.transfer.export_lines", interrupted)
+    result = run("export", "--to", target, "--outbox", path)
+    words = "interrupted" if error is KeyboardInterrupt else f"cannot write {target}: No space left"
+    assert result.exit_code == (3 if error is KeyboardInterrupt else 2)
+    assert result.stderr.strip() == f"Error: {words}"
+    assert not target.exists()
 
 
 def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> None:

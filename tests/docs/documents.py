@@ -3,7 +3,8 @@
 Knows: fences, hidden set-up comments, inline code and links. Must never know: what is said.
 
 How a document is run: every ```` ```python ```` block, in order, in one namespace, in an empty
-folder. The address ``amqp://guest:guest@localhost/`` becomes that of a fake broker, and the URL
+folder. The address ``amqp://guest:guest@localhost/`` becomes that of a fake broker, also without
+its password, and the URL
 ``postgresql://app@localhost/shop`` that of an empty database; ``http://localhost:15673`` becomes
 that of the fake broker's control port. What the reader
 is expected to have (queues, tables) is made by a comment that only the source shows::
@@ -84,7 +85,9 @@ def run(document: Path, folder: Path, database: str = DATABASE, *, pasted: bool 
     """
     with FakeBroker() as broker, ControlServer(broker, "127.0.0.1", 0) as control:
         namespace: dict[str, Any] = {"__name__": "__document__", "broker": broker}
+        bare = {url: url.replace("guest:guest@", "guest@") for url in (PLACEHOLDER, broker.url)}
         replaced = {PLACEHOLDER: broker.url, DATABASE: database, CONTROL: control.url}
+        replaced[bare[PLACEHOLDER]] = bare[broker.url]
         environment: dict[str, str] = {}
         for block in blocks(document):
             if block.language in ("console", "sh"):

@@ -240,6 +240,17 @@ def test_a_page_begins_with_what_the_reader_came_for(document: Path) -> None:
     assert re.match(r"[\w`*]", first), first
 
 
+@pytest.mark.parametrize("document", NAMES)
+def test_a_reader_is_told_where_the_exchange_of_the_examples_comes_from(document: Path) -> None:
+    """The tests declare it out of the reader's sight; without it, each example waits in vain."""
+    found = list(blocks(document))
+    hidden = "".join(block.text for block in found if block.language == "setup")
+    if 'broker.declare_exchange("orders"' in hidden:
+        setup = re.compile(r"^<!-- setup.*?^-->$", re.DOTALL | re.MULTILINE)
+        seen = setup.sub("", document.read_text())
+        assert "tutorial.md#1-start-a-broker" in seen or "exchange `orders` of type `topic`" in seen
+
+
 @pytest.mark.parametrize(
     "told",
     [

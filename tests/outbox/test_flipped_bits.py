@@ -10,6 +10,7 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import pytest
 from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.interventions import Action, Intervention, foresee, intervene
+from reliablepub.outbox.admin.rekeying import rekey
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange, Release, Step
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
@@ -349,3 +352,35 @@ def test_messages_are_imported_beside_a_damaged_row(path: Path) -> None:
     lines = export_lines(outbox_at(other), [*OTHERS, FLIPPED])
     *_, brought = import_lines(outbox_at(path), lines, "other")
     assert (brought.stored, brought.known) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("message_id = NULL", "message_id = x'31'", "stored_at = x'31'"),
+        *("size = x'31'", "body = NULL", "body = 'x'", "ordering_key = x'6b'"),
+    ],
+)
+@pytest.mark.parametrize("table", ["reliablepub_messages", "reliablepub_parked"])
+def test_an_operator_can_change_the_others_and_discard_such_a_row(
+    path: Path, table: str, change: str
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    ids, where = [1, 2, 3], outbox_at(path)
+    with Outbox(path) as outbox:
+        for n in ids:
+            outbox.enqueue(Message(b"x", "e", "k", not_before=later, ordering_key=f"k{n}"))
+    if table == "reliablepub_parked":
+        assert intervene(where, ids, Intervention(Action.PARK)).changed == 3
+    edit(path, f"{change} WHERE id = 2", table)
+    to = Intervention(Action.REROUTE, exchange="x")
+    assert foresee(where, ids, to, are_selected=False).damaged == [2]
+    for what in (Intervention(Action.RETRY), to):
+        effect = intervene(where, ids, what)
+        assert (effect.changed, effect.damaged) == (2, [2])
+    left = rekey(where, OutboxKeys({"one": bytes(32)}, accept_plaintext=True)).left
+    assert left == {2: MISTYPED}
+    assert intervene(where, [2], Intervention(Action.DISCARD)).changed == 1
+    with closing(SqliteStore(path)) as store:
+        counters = store.commit(Changes()).counters
+        assert (counters.open, counters.discarded, store.damaged()) == (2, 1, [])

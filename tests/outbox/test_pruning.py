@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def test_history_goes_with_its_message(
     assert pruned_as_foreseen(path, times(history_before=NOW)).attempts == 0, "too new"
     assert pruned_as_foreseen(path, times(history_before=NOW + 1)).attempts == 3
     assert count(path, "attempts") == 3
+
+
+def test_earlier_interventions_of_what_is_discarded_are_foreseen(
+    path: Path, store: SqliteStore
+) -> None:
+    old, new, late, there = stored(store, 4)
+    given_up = [Attempt(late, "1-1", 1, LATE, NOW)]
+    store.commit(Changes(parked=given_up, attempts=given_up))
+    for entry, at in ((old, NOW), (new, NOW + 50), (there, NOW)):
+        park = Intervention(Action.PARK)
+        intervene(outbox_at(path), [entry.id], park, clock=lambda at=at: at)  # type: ignore[misc]
+    intervene(outbox_at(path), [there.id], Intervention(Action.RETRY), clock=lambda: NOW)
+    wanted = times(history_before=NOW + 10)
+    assert pruned_as_foreseen(path, wanted).interventions == 0
+    found = pruned_as_foreseen(path, replace(wanted, parked_before=NOW + 10))
+    assert (found.parked, found.interventions) == (1, 1)
+    found = pruned_as_foreseen(path, replace(wanted, expired_before=NOW + 10))
+    assert (found.expired, found.interventions) == (1, 0)
 
 
 def test_the_newest_intervention_stays_because_the_relay_counts_by_it(

@@ -17,7 +17,9 @@ import pytest
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox.admin.integrity import Audit
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import salvage as salvage_module
 from reliablepub.outbox.sqlite.checkup import page_damage
@@ -87,6 +89,24 @@ def test_of_a_file_that_is_not_damaged_everything_is_copied(path: Path) -> None:
     assert audit.rows == 200
     with closing(SqliteStore(new)) as store:
         assert len(store.read_ready(1, 999, limit=999, bytes_max=10**9)[0]) == 180
+
+
+def test_a_new_message_gets_no_id_of_a_parked_one(path: Path) -> None:
+    with Outbox(path) as outbox:
+        for _ in range(3):
+            outbox.enqueue(Message(b"x"))
+        intervene(outbox_at(path), [2, 3], Intervention(Action.PARK))
+    new = Outbox(path.with_name("new.db"))
+    assert new.salvage(path).parked == 2
+    new.enqueue(Message(b"new"))
+    assert [row["id"] for row in new.rows("open")] == [1, 4]
+    intervene(outbox_at(new.path), [1], Intervention(Action.DISCARD))
+    again = Outbox(path.with_name("again.db"))
+    intervene(outbox_at(new.path), [4], Intervention(Action.PARK))
+    assert again.salvage(new.path).parked == 3, "and none is open"
+    again.enqueue(Message(b"new"))
+    assert [row["id"] for row in again.rows("open")] == [5]
+    assert again.retry() == 3
 
 
 def test_the_log_counts_too(path: Path, entry: Make) -> None:

@@ -12,6 +12,7 @@ from reliablepub.outbox.admin.selection import (
     Selection,
     find,
     find_ids,
+    those_that_match,
 )
 from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
@@ -83,6 +84,10 @@ def test_each_condition_is_asked(
     assert ids(filled, **conditions) == expected
     found = find_ids(outbox_at(filled), Selection(**conditions))
     assert sorted(found) == expected
+    with outbox_at(filled).reading() as session:
+        for part in ([], [1], [2, 4, 99], [8, 7, 6, 5, 4, 3, 2, 1]):
+            matching = those_that_match(session, Selection(**conditions), part)
+            assert matching == {*part} & {*expected}
     given_up = {4, 5, 6}
     assert found == sorted(found, key=lambda id_: (id_ in given_up, id_)), "table by table"
 

@@ -203,8 +203,10 @@ def test_a_name_is_a_number_an_id_or_a_key(store: Store, where: Where, entry: Ma
     assert resolve(outbox_at(where), "2") == [2], "a row goes before a message_id"
     assert resolve(outbox_at(where), "5") == [5]
     assert resolve(outbox_at(where), "99") == [5], "there was never such a row"
+    store.commit(Changes(new=[padded := entry(message_id="0002")]))
+    assert resolve(outbox_at(where), "0002") == [padded.id], "no row is shown like this"
     assert (
-        resolve(outbox_at(where), "6")
+        resolve(outbox_at(where), "7")
         == resolve(outbox_at(where), "0")
         == resolve(outbox_at(where), "²")
         == []

@@ -7,6 +7,7 @@ or how a relay learns of a change.
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final
 
 import click
@@ -25,7 +26,14 @@ from reliablepub.cli.output import (
 )
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.errors import InvalidMessage
-from reliablepub.outbox.admin.interventions import FIT, Action, Effect, Intervention, intervene
+from reliablepub.outbox.admin.interventions import (
+    FIT,
+    Action,
+    Effect,
+    Intervention,
+    foresee,
+    intervene,
+)
 from reliablepub.outbox.admin.scheduling import cancelling, rescheduling
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
 from reliablepub.outbox.admin.story import tell
@@ -35,6 +43,7 @@ from reliablepub.outbox.encryption import OutboxKeys
 _PREVIEW: Final = 10
 """Number of messages that ``--dry-run`` lists."""
 
+_TRIES: Final = ("nacked", "returned", "refused", "uncertain")
 _DONE: Final = {
     Action.RETRY: "put back",
     Action.PARK: "parked",
@@ -56,7 +65,10 @@ _intervention: Final = together(
     inspected_option,
     selection_options,
     click.option(
-        "--all", "is_all", is_flag=True, help="Select all messages that the command can change."
+        "--all",
+        "is_all",
+        is_flag=True,
+        help="Select every message that a filter without --state would select.",
     ),
     _note_option,
     click.option("--dry-run", is_flag=True, help="Only show which messages would be changed."),
@@ -179,44 +191,46 @@ def _step_in(
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
     if is_filter and (unfit := [one for one in chosen.states if one not in FIT[action]]):
-        takes = " or ".join(FIT[action])
+        takes = _any_of(FIT[action])
         raise click.UsageError(f"{action.value} takes messages that are {takes}, not {unfit[0]}")
     with patiently("looking through the outbox"):
         ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
-    effect = Effect()
     if dry_run:
-        if names:
-            rows, effect = _foreseen(database, ids, what)
-        else:
-            rows = find(database, chosen, limit=_PREVIEW)
+        with patiently("looking at the messages"):
+            effect = foresee(database, ids, what, are_selected=not names, keys=keys)
         if not as_json:
-            print_rows(rows[:_PREVIEW], None, COLUMNS, nothing="no message matches", lesser=LESSER)
+            rows = _rows(database, ids) if names else find(database, chosen, limit=_PREVIEW)
+            print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
     else:
         if ids and not yes and (not names or action is Action.DISCARD):
             ask(_question(what, ids, database.name, is_named=bool(names)))
+        selection = None if names else chosen
         with counting(len(ids)) as progress:
-            effect = intervene(database, ids, what, keys=keys, progress=progress)
+            effect = intervene(
+                database, ids, what, selection=selection, keys=keys, progress=progress
+            )
     return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
 
 
-def _foreseen(
-    database: Database, ids: list[int], what: Intervention
-) -> tuple[list[dict[str, Any]], Effect]:
-    """The rows of messages, and those of them that the intervention would leave alone."""
-    rows, effect = [], Effect()
-    for id_ in ids:
-        story = tell(database, id_)
-        message = dict(story.message)
-        if message:
-            counts = [message[name] for name in ("nacked", "returned", "refused", "uncertain")]
-            tries = sum(count for count in counts if isinstance(count, int))  # else it is damaged
-            rows.append(message | {"attempts": tries})
-        was_sent = story.in_flight or message.get("nacked") or message.get("uncertain")
-        if story.state not in (*what.states, "in flight"):
-            effect.unfit.append(id_)
-        elif story.state == "in flight" or (what.is_unsent and was_sent):
-            effect.in_flight.append(id_)
-    return rows, effect
+def _rows(database: Database, ids: list[int]) -> list[dict[str, Any]]:
+    """The first of these messages, as rows of a list."""
+    messages = (dict(tell(database, id_).message) for id_ in ids)
+    return [
+        message | {"attempts": _tries(message)}
+        for message in islice(filter(None, messages), _PREVIEW)
+    ]
+
+
+def _tries(message: dict[str, Any]) -> int:
+    """The number of attempts; a damaged row may hold other values than numbers."""
+    counts = (message[name] for name in _TRIES)
+    return sum(count for count in counts if isinstance(count, int))
+
+
+def _any_of(states: tuple[str, ...]) -> str:
+    """States in words: ``waiting, parked or expired``."""
+    *others, last = states
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _question(what: Intervention, ids: list[int], outbox: str, *, is_named: bool) -> str:
@@ -247,8 +261,10 @@ def _report(
             "for its answer, or stop the relay first"
         )
     if effect.unfit and is_named:
-        allowed = " or ".join(FIT[action])
-        print_error(f"{named(effect.unfit)} {left_alone}: gone, or not {allowed}")
+        states = _any_of(FIT[action])
+        print_error(f"{named(effect.unfit)} {left_alone}: gone, or in a state other than {states}")
+    elif effect.unfit:
+        print_note(f"{named(effect.unfit)} left alone: gone or changed since they were selected")
     if effect.damaged or (effect.unfit and is_named):
         return Exit.BAD_INPUT
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
@@ -349,7 +365,7 @@ def _change(
     as_json: bool,
 ) -> int:
     if dry_run:
-        _, effect = _foreseen(database, ids, what)
+        effect = foresee(database, ids, what, are_selected=False)
     else:
         with counting(len(ids)) as progress:
             effect = intervene(database, ids, what, progress=progress)
@@ -377,7 +393,7 @@ def _counts(
         "action": action,
         "dry_run": dry_run,
         "chosen": len(ids),
-        "changed": effect.changed,
+        "changed": 0 if dry_run else effect.changed,
         in_flight: effect.in_flight,
         "unfit": effect.unfit,
         "damaged": effect.damaged,
@@ -390,7 +406,7 @@ def _print(result: dict[str, Any], done: str, *, as_json: bool) -> None:
         print_json(result)
     elif result["dry_run"]:
         sent = result.get("in_flight") or result.get("too_late") or ()
-        fit = result["chosen"] - len(result["unfit"]) - len(sent)
+        fit = result["chosen"] - len(result["unfit"]) - len(sent) - len(result["damaged"])
         print_result(f"{count_of(fit, 'message')} would be {done}")
     else:
         print_result(f"{count_of(result['changed'], 'message')} {done}")

@@ -15,9 +15,18 @@ import click
 from reliablepub.cli.choosing import rows_named
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import age, ago, count_of, paused_words, print_json, print_result
+from reliablepub.cli.output import (
+    age,
+    ago,
+    count_of,
+    paused_words,
+    print_json,
+    print_result,
+    quoted,
+)
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import Expired, Nacked, Refused, Unroutable
+from reliablepub.outbox.admin.selection import OPEN_STATES
 from reliablepub.outbox.admin.story import Next, Story, tell
 from reliablepub.outbox.database import Database
 from reliablepub.printable import one_line
@@ -25,7 +34,6 @@ from reliablepub.relay.status import Link, silent_s
 
 _WHERE: Final = {
     "ready": "is open, and ready to be sent",
-    "waiting": "is open, and waits to be sent again",
     "in flight": "is in flight: it was sent, and the broker has not answered yet",
     "parked": "is parked: it was given up, and is kept for you to decide",
     "expired": "has expired: its own deadline passed before it was confirmed",
@@ -45,6 +53,7 @@ _REMEDY: Final = {
     "refused": Refused.remedy,
     "expired": Expired.remedy,
 }
+_COUNTS: Final = ("nacked", "returned", "refused", "uncertain")
 _ATTEMPT_LINES: Final = 20
 """Most lines of history in the text output: of a longer one, the first ten and the last ten."""
 
@@ -88,11 +97,13 @@ def told(story: Story, database: Database, now: float) -> list[str]:
         key = f", ordering key {message['ordering_key']!r}" if message["ordering_key"] else ""
         where = f"exchange {message['exchange']!r} with routing key {message['routing_key']!r}"
         lines.append(f"  to {where}{key}; {count_of(message['body_bytes'], 'byte')}")
-        lines.append(f"  stored {ago(message['stored_at'], now)}")
-    due_at = message.get("due_at")
-    is_due = story.state == "waiting" and isinstance(due_at, int | float) and due_at <= now
+        expires_at = message["expires_at"]
+        deadline = "" if expires_at is None else f"; its deadline: {ago(expires_at, now)}"
+        lines.append(f"  stored {ago(message['stored_at'], now)}{deadline}")
     damaged = f"has the state {story.state!r:.40}, which only a damaged row has"
-    where = "is open, and due" if is_due else _WHERE.get(story.state, damaged)
+    where = _waiting(story, now) if story.state == "waiting" else _WHERE.get(story.state, damaged)
+    if story.state in OPEN_STATES and _is_past(message.get("expires_at"), now):
+        where = "is open, but its deadline has passed: a relay only moves it to the expired ones"
     if story.message.get("confirmed_at") is not None:
         where = f"was confirmed {ago(story.message['confirmed_at'], now)}, and is kept for a while"
     lines += ["", f"It {where}."]
@@ -102,6 +113,21 @@ def told(story: Story, database: Database, now: float) -> list[str]:
     lines.append(f"Next: {next_words(story, database, now)}")
     lines += _history(story, now)
     return lines
+
+
+def _waiting(story: Story, now: float) -> str:
+    """Where a waiting message is: it may never have been sent."""
+    if _is_past(story.message.get("due_at"), now):
+        return "is open, and due"
+    if story.message.get("is_held"):
+        return "is open, and waits for its destination"
+    was_tried = story.attempts or any(story.message.get(count) for count in _COUNTS)
+    return f"is open, and waits {'to be sent again' if was_tried else 'for its time'}"
+
+
+def _is_past(at: object, now: float) -> bool:
+    """Whether a time is past; a damaged row may hold anything."""
+    return isinstance(at, int | float) and at <= now
 
 
 def pause_of(story: Story) -> dict[str, Any] | None:
@@ -139,8 +165,9 @@ def next_words(story: Story, database: Database, now: float) -> str:
     words = {
         Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes"
         + (f"; but the broker has blocked the relay{span}: {reason}" if is_blocked else but),
-        Next.SENT: f"the relay (process {story.relay_pid}) sends it after the "
-        f"{count_of(story.before or 0, 'message')} before it{but}",
+        Next.SENT: f"the relay (process {story.relay_pid}) sends it "
+        + (f"after the {count_of(story.before, 'message')} before it" if story.before else "next")
+        + but,
         Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
         f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now{but}",
         Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
@@ -150,7 +177,7 @@ def next_words(story: Story, database: Database, now: float) -> str:
         f"has not been{span}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
         Next.RELAYED: "nothing, because no relay runs for this outbox; start one: "
-        f"`reliablepub relay --outbox {database.name}`",
+        f"`reliablepub relay --outbox {quoted(database.name)}`",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",
         Next.NOTHING: "nothing: it is not sent again"

@@ -179,6 +179,8 @@ def metrics(database: Database, name: str | None, to: Path | None) -> int:
         from reliablepub.observe.metrics import exposition_of  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise Failure(str(error), Exit.BAD_INPUT) from None
+    if to is not None and database.file is not None and to.resolve() == database.file.resolve():
+        raise click.UsageError("--to is the outbox itself, which the metrics would replace")
     text, is_readable = exposition_of(name or printable(database.name), database)
     ending = Exit.CONFIRMED if is_readable else Exit.OUTBOX
     if to is None:

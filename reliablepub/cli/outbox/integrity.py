@@ -13,7 +13,13 @@ import click
 
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import count_of, print_error, print_json, print_result
+from reliablepub.cli.output import (
+    count_of,
+    print_error,
+    print_json,
+    print_result,
+    quoted,
+)
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
@@ -45,7 +51,8 @@ def audit(database: Database, as_json: bool) -> int:
     for line in found.structure:
         print_error(f"the file is damaged: {one_line(line)}")
     if found.structure:
-        print_error(f"rescue its messages: reliablepub outbox salvage {database.name} NEW")
+        name = quoted(database.name)
+        print_error(f"rescue its messages: reliablepub outbox salvage {name} NEW")
     for name, by in found.differences.items():
         print_error(f"the ledger counts {by:+} {name} against the rows; was a table edited?")
     for id_, reason in found.damaged.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from operator import itemgetter
 from typing import Any, Final
 
@@ -27,9 +27,9 @@ from reliablepub.cli.output import (
     size_of,
 )
 from reliablepub.cli.progress import patiently
-from reliablepub.outbox.admin.inspection import read_ambiguous, read_in_flight
+from reliablepub.outbox.admin.inspection import HeldKey, read_ambiguous, read_in_flight
 from reliablepub.outbox.admin.scheduling import due
-from reliablepub.outbox.admin.selection import SORTS, Selection, find
+from reliablepub.outbox.admin.selection import NAMES, SORTS, Selection, find
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 
@@ -101,7 +101,15 @@ def list_messages(
     """
     with patiently("looking through the outbox"):
         found = find(database, chosen, sort=sort, limit=limit)
-    print_rows(found, form, COLUMNS, nothing="no message matches", lesser=LESSER, limit=limit)
+    print_rows(
+        found,
+        form,
+        COLUMNS,
+        nothing="no message matches",
+        names=NAMES,
+        lesser=LESSER,
+        limit=limit,
+    )
     return Exit.CONFIRMED
 
 
@@ -136,7 +144,9 @@ def schedule(
         "due", "id", "tries", "exchange", "routing key", "size", "message id", "said", "stored"
     )
     lesser = [name for name in LESSER if name != "due"]
-    print_rows(found, form, columns, nothing="no message waits", lesser=lesser, limit=limit)
+    print_rows(
+        found, form, columns, nothing="no message waits", names=NAMES, lesser=lesser, limit=limit
+    )
     return Exit.CONFIRMED
 
 
@@ -156,8 +166,9 @@ def in_flight(database: Database, limit: int, form: str | None) -> int:
     """
     found = read_in_flight(database, limit=limit)
     columns = _columns("epoch", "tag", "sent", "id", "exchange", "routing key", "message id")
-    lesser = ("routing key", "exchange")
-    print_rows(found, form, columns, nothing="nothing is in flight", lesser=lesser, limit=limit)
+    names = ("epoch", "tag", "id", "message_id", "exchange", "routing_key", "sent_at")
+    nothing, lesser = "nothing is in flight", ("routing key", "exchange")
+    print_rows(found, form, columns, nothing=nothing, names=names, lesser=lesser, limit=limit)
     return Exit.CONFIRMED
 
 
@@ -178,8 +189,9 @@ def duplicates(database: Database, limit: int, form: str | None) -> int:
     with patiently("reading the history"):
         found = read_ambiguous(database, limit=limit)
     columns = _columns("id", "message id", "uncertain", "confirmed", "first", "last")
+    names = ("id", "message_id", "unsure", "is_confirmed", "first_at", "last_at")
     nothing, lesser = "no attempt had an uncertain outcome", ("first", "message id")
-    print_rows(found, form, columns, nothing=nothing, lesser=lesser, limit=limit)
+    print_rows(found, form, columns, nothing=nothing, names=names, lesser=lesser, limit=limit)
     return Exit.CONFIRMED
 
 
@@ -221,7 +233,10 @@ def keys(
     )
     rows = [asdict(key) for key in found]
     lesser = ("message id", "exchange", "routing key", "since")
-    print_rows(rows, form, columns, nothing="no key is held", lesser=lesser, limit=limit)
+    names = [field.name for field in fields(HeldKey)]
+    print_rows(
+        rows, form, columns, nothing="no key is held", names=names, lesser=lesser, limit=limit
+    )
     return Exit.CONFIRMED
 
 

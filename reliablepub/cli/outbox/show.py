@@ -73,17 +73,7 @@ def show(
       reliablepub outbox show 17 --outbox-keys keys --outbox outbox.db
       reliablepub outbox show 17 --body-out body.bin --outbox outbox.db
     """
-    found = None
-    for id_ in rows_named(database, (name,)):
-        found = read_contents(database, id_, outbox_keys) or found
-    if found is None:
-        if name.isdigit():
-            raise Failure(
-                f"message {name} is no longer in {database.name}; `reliablepub outbox explain "
-                f"{name}` shows its history",
-                Exit.BAD_INPUT,
-            )
-        raise unknown(database, name)
+    found = _found(name, database, outbox_keys)
     if body_out is not None:
         if found.is_sealed:
             raise Failure(f"nothing was written: {found.problem}; {_GIVE_KEYS}", Exit.OUTBOX)
@@ -102,6 +92,35 @@ def show(
     else:
         print_note(f"{size_of(len(found.body))} written to {body_out}")
     return Exit.CONFIRMED
+
+
+def _found(name: str, database: Database, keys: OutboxKeys | None) -> Contents:
+    """The message of this name; of several, the one of the highest row, with a note.
+
+    Raises:
+        Failure: there is none.
+    """
+    found = None
+    rows = []
+    for id_ in rows_named(database, (name,)):
+        contents = read_contents(database, id_, keys)
+        if contents is not None:
+            found = contents
+            rows.append(id_)
+    if len(rows) > 1:
+        listed = ", ".join(map(str, rows))
+        print_note(
+            f"{name} is the id of {len(rows)} messages (rows {listed}); this is row {rows[-1]}"
+        )
+    if found is not None:
+        return found
+    if name.isdigit():
+        raise Failure(
+            f"message {name} is no longer in {database.name}; `reliablepub outbox explain "
+            f"{name}` shows its history",
+            Exit.BAD_INPUT,
+        )
+    raise unknown(database, name)
 
 
 def _values(found: Contents) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Knows: files, standard input and output. Must never know: the content of a line.
 from __future__ import annotations
 
 import hashlib
-import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import IO, Final
 
 import click
 
-from reliablepub.cli.choosing import rows_named, selection_options
+from reliablepub.cli.choosing import named, rows_named, selection_options
 from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
@@ -27,8 +26,9 @@ from reliablepub.cli.output import (
     print_json,
     print_note,
     print_result,
+    quoted,
 )
-from reliablepub.cli.progress import counting, patiently
+from reliablepub.cli.progress import counting, drawing, patiently
 from reliablepub.message import BODY_BYTES_MAX
 from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
@@ -43,7 +43,8 @@ _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
     "export",
     cls=Command,
     exits={
-        2: "bad usage, an unknown ID, the --to file exists, or encrypted messages were left out"
+        2: "bad usage, an unknown ID, the --to file exists or cannot be written, or messages were "
+        "left out that are encrypted, or that an ID names and that are gone"
     },
 )
 @click.argument("names", metavar="[ID...]", nargs=-1)
@@ -75,32 +76,34 @@ def export_messages(
     with patiently("looking through the outbox"):
         ids = rows_named(database, names) if names else find_ids(database, chosen)
     encrypted: list[int] = []
+    gone: list[int] = []
+    lines = export_lines(database, ids, encrypted, gone)
     if target is None:
-        for line in export_lines(database, ids, encrypted):
+        for line in lines:
             print_data(line)
-        return _end_export(encrypted, database)
-    count = 0
-    file = io.TextIOWrapper(new_file(target), encoding="utf-8", newline="\n")
-    with file, counting(len(ids)) as progress:
-        for count, line in enumerate(export_lines(database, ids, encrypted), 1):
-            file.write(line + "\n")
-            progress(count)
-    print_note(f"{count_of(count, 'message')} written to {target}")
-    return _end_export(encrypted, database)
+    else:
+        count = 0
+        with new_file(target) as file, drawing(len(ids)) as progress:
+            for count, line in enumerate(lines, 1):
+                file.write(f"{line}\n".encode())
+                progress(count)
+        print_note(f"{count_of(count, 'message')} written to {target}")
+    if names and gone:
+        print_error(f"{named(gone)} left out: no longer in {database.name}")
+    if encrypted:
+        _tell_of_encrypted(encrypted, database)
+    return Exit.BAD_INPUT if encrypted or (names and gone) else Exit.CONFIRMED
 
 
-def _end_export(encrypted: list[int], database: Database) -> Exit:
-    if not encrypted:
-        return Exit.CONFIRMED
+def _tell_of_encrypted(encrypted: list[int], database: Database) -> None:
     remedy = "keep a physical backup of the server instead (pg_basebackup)"
     if database.file is not None:
-        copying = f"sqlite3 {database.name} \".backup 'copy.db'\""
+        copying = f"sqlite3 {quoted(database.name)} \".backup 'copy.db'\""
         remedy = f"keep a copy of the whole file instead: {copying}"
     print_error(
         f"{count_of(len(encrypted), 'message')} left out: encrypted, and bound to this outbox, so "
         f"no other outbox can import them; {remedy}"
     )
-    return Exit.BAD_INPUT
 
 
 @click.command(
@@ -115,8 +118,8 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:
     """Store messages that `reliablepub outbox export` has written; `-` reads them from stdin.
 
     The next relay publishes open messages; parked ones stay parked. Messages that the outbox has
-    already are left out, so an import can be repeated, also after an interruption. Each line is
-    checked against its checksum.
+    already are left out, and so are the lines of FILE that an earlier import has stored: it can be
+    repeated, also after an interruption. Each line is checked against its checksum.
 
     \b
     Example:
@@ -134,7 +137,8 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:
     if as_json:
         print_json({"stored": brought.stored, "known": brought.known})
     else:
-        known = f"; {brought.known} were there already" if brought.known else ""
+        there = f"; {brought.known} were there already, or imported before"
+        known = there if brought.known else ""
         print_result(f"{count_of(brought.stored, 'message')} stored{known}")
     return Exit.CONFIRMED
 

@@ -293,6 +293,7 @@ def _publish(
         error=run.error,
         seconds=time.monotonic() - begun,
         is_all_read=run.is_all_read,
+        is_stream=not source.is_regular,
     )
 
 

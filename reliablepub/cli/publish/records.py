@@ -214,7 +214,9 @@ class Source:
         """
         if name == STDIN:
             return cls(name, 0, is_regular=False)
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK, a pipe without a writer would be waited for here, deaf to signals.
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(fd, True)
         mode = os.fstat(fd).st_mode
         if stat.S_ISDIR(mode):
             os.close(fd)

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from reliablepub.cli.commands import Exit
 from reliablepub.cli.link import spoken
-from reliablepub.cli.output import count_of
-from reliablepub.cli.publish.records import STDIN
+from reliablepub.cli.output import count_of, quoted
 from reliablepub.cli.publish.run import ENDS, Stopped, Tally
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, Status
@@ -30,7 +29,7 @@ class Summary:
     Attributes:
         source: the file, or ``-``.
         outbox: name of the outbox, or None.
-        records: number of records in the file; for stdin, of those read.
+        records: number of records in the file; for a stream, of those read.
         resumed_at: number of the record this run began with, if it resumed an earlier run; or None.
         tally: outcomes of this run's messages.
         status: status of the publisher after it was closed.
@@ -41,6 +40,7 @@ class Summary:
         error: the error that ended the run, in one line; or empty.
         seconds: duration of the run.
         is_all_read: whether the input was read to its end, and stored.
+        is_stream: whether the input can be read only once, such as stdin or a named pipe.
     """
 
     source: str
@@ -55,6 +55,7 @@ class Summary:
     error: str
     seconds: float
     is_all_read: bool = False
+    is_stream: bool = False
 
     @property
     def open(self) -> int:
@@ -74,7 +75,7 @@ class Summary:
         """Whether records were, or may have been, left to store."""
         if self.is_all_read or self.stopped not in (Stopped.INTERRUPTED, Stopped.TIMEOUT):
             return False
-        return self.source == STDIN or self._stored_upto() < self.records
+        return self.is_stream or self._stored_upto() < self.records
 
     @property
     def exit(self) -> Exit:
@@ -190,7 +191,7 @@ class Summary:
         return (self.resumed_at or 1) - 1 + self.tally.stored
 
     def _go_on(self) -> str:
-        if self.outbox is None or self.source == STDIN:
+        if self.outbox is None or self.is_stream:
             return "the records after it were not published"
         return "the same command resumes there"
 
@@ -213,7 +214,9 @@ class Summary:
             )
         if self.outbox is None:
             return line
-        return f"{line}; see `reliablepub outbox list --state parked --outbox {self.outbox}`"
+        return (
+            f"{line}; see `reliablepub outbox list --state parked --outbox {quoted(self.outbox)}`"
+        )
 
     def _still_open(self) -> str:
         open_ = count_of(self.open, "message")
@@ -228,5 +231,5 @@ class Summary:
             )
         return (
             f"{open_} {are} stored, not yet published ({why}); "
-            f"run `reliablepub relay --outbox {self.outbox} --url ...`"
+            f"run `reliablepub relay --outbox {quoted(self.outbox)} --url ...`"
         )

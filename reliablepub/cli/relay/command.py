@@ -7,10 +7,11 @@ failures are logged.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.core import ParameterSource
@@ -24,6 +25,7 @@ from reliablepub.cli.options import (
     json_option,
     note_exposed_outbox,
     note_exposed_urls,
+    outbox_as_given,
     outbox_option,
     relay_keys_options,
     tls_context,
@@ -34,10 +36,18 @@ from reliablepub.cli.options import (
     urls_as_given,
     window_options,
 )
-from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
+from reliablepub.cli.output import (
+    count_of,
+    print_error,
+    print_json,
+    print_note,
+    print_result,
+    quoted,
+)
 from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import NotAnOutbox
+from reliablepub.front.environment import OUTBOX_VARIABLE, URL_VARIABLE
 from reliablepub.outbox.database import Database
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import printable
@@ -46,6 +56,9 @@ from reliablepub.transport.address import has_password
 
 if TYPE_CHECKING:
     from reliablepub.observe.health import Exposition
+
+
+_PASSWORD_OF_LIBPQ: Final = re.compile(r"[?&]password=.")
 
 
 class _Relay(ConfigurableCommand):
@@ -152,8 +165,8 @@ def relay(  # noqa: PLR0917 - one argument for each option
     begun = time.monotonic()
     settings = _settings(ctx)
     with Stop(reopens=True) as stop:
-        if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
-            _warn_of_password(urls_as_given(ctx))
+        if not drain:
+            _warn_of_passwords(ctx)
         note_exposed_urls(urls)
         note_exposed_outbox(database)
         hooks: list[object] = []
@@ -207,13 +220,18 @@ def _reread(ctx: click.Context) -> Settings:
         return _settings(again)
 
 
-def _warn_of_password(urls: tuple[str, ...]) -> None:
+def _warn_of_passwords(ctx: click.Context) -> None:
     """Warn of a password in the arguments: every local user can list them while the relay runs."""
-    if any(has_password(url) and ":guest@" not in url for url in urls):
-        print_note(
-            "every user of this machine can see a password in --url (ps); "
-            "use --password-file or RELIABLEPUB_URL"
-        )
+    seen = "every user of this machine can see a password in {} (ps); use {}"
+    urls, outbox = urls_as_given(ctx), outbox_as_given(ctx) or ""
+    if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and any(
+        has_password(url) and ":guest@" not in url for url in urls
+    ):
+        print_note(seen.format("--url", f"--password-file or {URL_VARIABLE}"))
+    if ctx.get_parameter_source("database") is ParameterSource.COMMANDLINE and (
+        has_password(outbox) or _PASSWORD_OF_LIBPQ.search(outbox)
+    ):
+        print_note(seen.format("--outbox", f"~/.pgpass, PGPASSWORD or {OUTBOX_VARIABLE}"))
 
 
 def _metrics(name: str, outbox: Database) -> tuple[list[object], Callable[[str], Exposition] | str]:
@@ -276,7 +294,7 @@ def _report(
         are = "is" if counters.parked == 1 else "are"
         print_note(
             f"{count_of(counters.parked, 'message')} {are} parked; "
-            f"see `reliablepub outbox list --state parked --outbox {outbox}`"
+            f"see `reliablepub outbox list --state parked --outbox {quoted(outbox)}`"
         )
 
 

@@ -1,7 +1,7 @@
 """Operator actions on messages: retry, park, discard, reroute, skip; also while a relay runs.
 
 Knows: the effect of each action on a row and on the ledger, which rows must not be changed, how a
-large change is split into small transactions. Must never know: how messages were selected, how a
+large change is split into small transactions. Must never know: what a selection asks for, how a
 relay publishes.
 
 A relay holds messages in memory. So each change is recorded in ``reliablepub_interventions``, in
@@ -27,10 +27,23 @@ from typing import Final, TypeVar
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
-from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
+from reliablepub.outbox.admin.selection import (
+    GIVEN_UP_STATES,
+    OPEN_STATES,
+    STATES,
+    Selection,
+    those_that_match,
+)
 from reliablepub.outbox.database import NO_CHANGE, Database, Relaying, Session
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.rows import ID_MAX, REPLY_TEXT_MAX, MessageRow, Unreadable, rewritten
+from reliablepub.outbox.rows import (
+    ID_MAX,
+    MISTYPED,
+    REPLY_TEXT_MAX,
+    MessageRow,
+    Unreadable,
+    rewritten,
+)
 from reliablepub.printable import printable
 
 T = TypeVar("T")
@@ -80,6 +93,10 @@ class Action(StrEnum):
     """Leave the message parked, and send the later messages of its ordering key."""
 
 
+_OF_ANY_ROW: Final = (Action.PARK, Action.DISCARD)
+"""Actions that need no column of the message to have the right type."""
+_UNFIT: Final = (Unreadable, InvalidMessage, UnicodeDecodeError)
+"""Errors of a damaged row, and of a message that cannot have the new address."""
 EARLIER: Final = "an attempt before the message came to this outbox"
 
 FIT: Final[dict[Action, tuple[str, ...]]] = {
@@ -147,8 +164,8 @@ class Effect:
         changed: how many messages were changed.
         in_flight: ids left unchanged, because the relay has sent them and awaits the broker's
             answer; with `Intervention.is_unsent`, also ids that a queue may hold.
-        unfit: ids left unchanged, because the message has left the outbox, or its state does not
-            allow the action.
+        unfit: ids left unchanged, because the message has left the outbox, its state does not allow
+            the action, or it no longer matches the selection.
         damaged: ids left unchanged, because the row differs from what was stored, or the message
             cannot have the new address.
         possible: ids that were discarded although a queue may hold the message.
@@ -174,6 +191,7 @@ def intervene(
     ids: Iterable[int],
     intervention: Intervention,
     *,
+    selection: Selection | None = None,
     keys: OutboxKeys | None = None,
     progress: Callable[[int], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
@@ -186,6 +204,8 @@ def intervene(
         database: database of the outbox, which must exist.
         ids: ids of the messages.
         intervention: the intervention.
+        selection: the selection that found the messages. Another operator or the relay may have
+            changed some since, so a message that no longer matches is left unchanged.
         keys: keys of the outbox; without them no encrypted message can be rerouted.
         progress: called after each transaction with the number of ids processed so far.
         clock: wall clock, seconds since 1970.
@@ -201,7 +221,7 @@ def intervene(
     effect = Effect()
     done = 0
     parts = chunks(list(dict.fromkeys(ids)))
-    do = partial(_change_and_forget_keys, intervention=intervention, keys=keys)
+    do = partial(_change_chosen, intervention=intervention, selection=selection, keys=keys)
     steps = (partial(do, ids=part, now=clock()) for part in parts)
     with closing(database):
         for part, came_to in zip(parts, step_by_step(database, steps), strict=True):
@@ -211,18 +231,52 @@ def intervene(
     return effect
 
 
-def _change_and_forget_keys(
+def _change_chosen(
     session: Session,
     ids: Sequence[int],
     intervention: Intervention,
     now: float,
+    *,
+    selection: Selection | None,
     keys: OutboxKeys | None,
 ) -> Effect:
-    effect = change(session, ids, intervention, now, keys=keys)
+    """Change the messages that still match, and forget the keys of those that were cancelled."""
+    matching = set(ids) if selection is None else those_that_match(session, selection, ids)
+    chosen = [id_ for id_ in ids if id_ in matching]
+    effect = change(session, chosen, intervention, now, keys=keys)
     if intervention.is_unsent and intervention.action is Action.DISCARD:
-        for id_ in set(ids).difference(effect.in_flight, effect.unfit, effect.damaged):
+        for id_ in set(chosen).difference(effect.in_flight, effect.unfit, effect.damaged):
             session.run("forget_keys_of", {"id": id_})
+    effect.unfit += [id_ for id_ in ids if id_ not in matching]
     return effect
+
+
+def foresee(
+    database: Database,
+    ids: Iterable[int],
+    intervention: Intervention,
+    *,
+    are_selected: bool,
+    keys: OutboxKeys | None = None,
+) -> Effect:
+    """Return what `intervene` would do at this moment. Nothing is changed.
+
+    Args:
+        database: database of the outbox.
+        ids: ids of the messages.
+        intervention: the intervention.
+        are_selected: whether a selection has just found the messages, so that their states allow
+            the intervention.
+        keys: keys of the outbox; without them no encrypted message can be rerouted.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+        OutboxSealed: a message to reroute is encrypted, and its key was not given.
+    """
+    with database.reading() as session:
+        is_relayed = Relaying.first(session.relays()).pid is not None
+        step = _Step(session, intervention, 0.0, keys, is_relayed=is_relayed)
+        return step.foresee(dict.fromkeys(ids), are_selected=are_selected)
 
 
 def change(
@@ -267,6 +321,7 @@ class _Step:
         self._intervention = intervention
         self._now = now
         self._keys = keys
+        self._is_relayed = is_relayed
         rows = session.run("in_flight_ids") if is_relayed else ()
         self._in_flight = {id_ for (id_,) in rows}
         self._ledgers: dict[int, dict[str, int]] = {}  # one for each shard
@@ -278,7 +333,7 @@ class _Step:
         effect, is_unsent = self._effect, self._intervention.is_unsent
         for id_ in ids:
             found = self._session.run("state", {"id": id_}).fetchone()
-            state, shard = found or (None, 0)
+            state, shard, _ = found or (None, 0, True)
             if state not in self._intervention.states:
                 effect.unfit.append(id_)
             elif id_ in self._in_flight or (is_unsent and self._is_possible(id_)):
@@ -289,7 +344,7 @@ class _Step:
                 try:
                     with self._session.attempt():
                         self._apply(id_, state)
-                except (Unreadable, InvalidMessage, UnicodeDecodeError):
+                except _UNFIT:
                     self._ledger.update(before)
                     del effect.possible[possible:]
                     effect.damaged.append(id_)
@@ -299,12 +354,51 @@ class _Step:
             self._session.run("change_ledger", ledger | {"shard": shard}).fetchone()
         return effect
 
-    def _apply(self, id_: int, state: str) -> None:
-        """Change one row, within an attempt."""
+    def foresee(self, ids: Iterable[int], *, are_selected: bool) -> Effect:
+        """Return what `change` would do; see the function of this name."""
+        effect, action = self._effect, self._intervention.action
+        # `change` first records these as uncertain, because a queue may hold them.
+        left = set() if self._is_relayed else {id_ for (id_,) in self._session.run("in_flight_ids")}
+        is_unsent, is_discard = self._intervention.is_unsent, action is Action.DISCARD
+        for id_ in ids:
+            if not are_selected:
+                message = next(self._session.rows("one_message", {"id": id_}), {})
+                if message.get("state") not in self._intervention.states:
+                    effect.unfit.append(id_)
+                    continue
+            asks = is_unsent or is_discard
+            is_possible = asks and (id_ in left or self._is_possible(id_))
+            if id_ in self._in_flight or (is_unsent and is_possible):
+                effect.in_flight.append(id_)
+                continue
+            found = self._session.run("state", {"id": id_}).fetchone()
+            try:
+                if found is not None and not found[2] and action not in _OF_ANY_ROW:
+                    raise Unreadable(MISTYPED)
+                self._checked(id_)
+            except _UNFIT:
+                effect.damaged.append(id_)
+                continue
+            effect.changed += 1
+            effect.possible += [id_] if is_possible else []
+        return effect
+
+    def _checked(self, id_: int) -> tuple[dict[str, object], int] | None:
+        """Return the columns of a rerouted row, and its growth, before anything is changed.
+
+        Raises:
+            Unreadable: the row cannot be changed.
+            InvalidMessage: the message cannot have the new address.
+        """
         action = self._intervention.action
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
             raise Unreadable("its number is not one that reliablepub assigns")
-        rerouted = self._rerouted(id_) if action is Action.REROUTE else None
+        return self._rerouted(id_) if action is Action.REROUTE else None
+
+    def _apply(self, id_: int, state: str) -> None:
+        """Change one row, within an attempt."""
+        action = self._intervention.action
+        rerouted = self._checked(id_)
         record = {"id": id_, "at": self._now, "action": action.value}
         record |= {"person": self._intervention.person, "note": self._intervention.note}
         self._session.run("insert_intervention", record)

@@ -26,6 +26,8 @@ from reliablepub.outbox.admin.interventions import (
 from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.database import Database, Session, forget_keys
 
+_NEVER: Final = -1.0
+"""Before every time at which a message was given up."""
 _NUMBERS: Final = 5_000
 """Range of numbers of attempts or interventions that one step covers."""
 
@@ -87,9 +89,14 @@ def foresee(database: Database, times: Times) -> Pruned:
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    given_up = {state: len(ids) for state, ids in _given_up(database, times).items()}
+    given_up = {
+        state: len(find_ids(database, selection)) for state, selection in _given_up(times).items()
+    }
     values = {
         "confirmed_before": times.confirmed_before,
+        "parked_before": _NEVER if times.parked_before is None else times.parked_before,
+        "expired_before": _NEVER if times.expired_before is None else times.expired_before,
+        "discarded": sum(given_up.values()),
         "history_before": times.history_before,
         "now": times.now,
     }
@@ -98,8 +105,8 @@ def foresee(database: Database, times: Times) -> Pruned:
         unused = session.space().bytes_unused
     return Pruned(
         confirmed=confirmed,
-        parked=given_up["parked"],
-        expired=given_up["expired"],
+        parked=given_up.get("parked", 0),
+        expired=given_up.get("expired", 0),
         attempts=attempts,
         interventions=interventions,
         keys=keys,
@@ -130,8 +137,14 @@ def prune(
     """
     discard = Intervention(Action.DISCARD, note=note)
     given_up = {
-        state: intervene(database, ids, discard, progress=partial(progress, state)).changed
-        for state, ids in _given_up(database, times).items()
+        state: intervene(
+            database,
+            find_ids(database, selection),
+            discard,
+            selection=selection,  # another operator may retry some meanwhile
+            progress=partial(progress, state),
+        ).changed
+        for state, selection in _given_up(times).items()
     }
     with database.reading() as session:  # raises if there is no outbox: `write` would create one
         history = {
@@ -149,8 +162,8 @@ def prune(
     with closing(database):
         pruned = Pruned(
             count("confirmed", _of_confirmed(times.confirmed_before)),
-            given_up["parked"],
-            given_up["expired"],
+            given_up.get("parked", 0),
+            given_up.get("expired", 0),
             count("attempts", history["attempt"]),
             count("interventions", history["intervention"]),
             count("keys", _of_keys(times.now)),
@@ -160,13 +173,13 @@ def prune(
             return replace(pruned, bytes_unused=session.space().bytes_unused)
 
 
-def _given_up(database: Database, times: Times) -> dict[str, list[int]]:
+def _given_up(times: Times) -> dict[str, Selection]:
+    """Return the selection of messages to discard, for each state that is to be pruned."""
     before = {"parked": times.parked_before, "expired": times.expired_before}
     return {
-        state: []
-        if at is None
-        else find_ids(database, Selection(states=(state,), given_up_before=at))
+        state: Selection(states=(state,), given_up_before=at)
         for state, at in before.items()
+        if at is not None
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, Final
@@ -29,6 +29,13 @@ SORTS: Final = {
     "size": "size DESC, id",
 }
 """Sort orders: oldest, most attempts or largest first."""
+
+NAMES: Final = (
+    *("id", "message_id", "exchange", "routing_key", "ordering_key", "state", "attempts"),
+    *("stored_at", "expires_at", "size", "due_at", "parked_at"),
+    *("outcome", "reply_code", "reply_text"),
+)
+"""Keys of each dictionary that `find` returns, in their order."""
 
 _COMMON: Final = (
     "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
@@ -111,9 +118,17 @@ class Selection:
         return replace(self, states=states) if self.states == STATES else self
 
     def query(
-        self, table: str, glob: str, *, columns: str, order: str
+        self, table: str, glob: str, *, columns: str, order: str, among: Sequence[int] | None = None
     ) -> tuple[str, dict[str, object]]:
-        """Return the query for the rows of a table that match, and its values."""
+        """Return the query for the rows of a table that match, and its values.
+
+        Args:
+            table: name of the table, as in the files of statements.
+            glob: SQL condition of the database that a column matches a pattern.
+            columns: columns of the result.
+            order: sort order, and limit.
+            among: ids of the only rows that can match; None for all rows.
+        """
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "states"}
         values = {name: value for name, value in values.items() if value is not None}
         texts = _OF_BOTH | _CONDITIONS[table]
@@ -121,6 +136,8 @@ class Selection:
         asked = [_OF_STATE[state] for state in _TABLES[table][0] if state in self.states]
         if len(asked) < len(_TABLES[table][0]):
             conditions += asked
+        if among is not None:
+            conditions.append(f"id IN ({', '.join(map(str, map(int, among)))})")
         where = " AND ".join(f"({condition})" for condition in conditions) or "1 = 1"
         return f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order}", values  # noqa: S608
 
@@ -184,6 +201,15 @@ def find_ids(database: Database, selection: Selection) -> list[int]:
                 *selection.query(table, session.glob, columns="id", order="id")
             )
         ]
+
+
+def those_that_match(session: Session, selection: Selection, ids: Sequence[int]) -> set[int]:
+    """Return which of these messages match a selection, in the transaction of the session."""
+    found: set[int] = set()
+    for table in _asked(selection) if ids else ():
+        query, values = selection.query(table, session.glob, columns="id", order="id", among=ids)
+        found.update(row["id"] for row in session.select(query, values))
+    return found
 
 
 def _asked(selection: Selection) -> Iterator[str]:

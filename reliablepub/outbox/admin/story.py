@@ -9,6 +9,7 @@ confirmed at its first attempt leaves no history.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ _ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of
 """Lookups of a name, in order: messages in the outbox, keys (by primary key), scans of the rest."""
 
 
-_DIGITS_MAX: Final = 19
-"""Digits of the largest row number."""
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,18}")
+"""A row number as it is shown: of at most 19 digits, without leading zeros."""
 
 
 class Next(StrEnum):
@@ -93,7 +94,7 @@ def resolve(database: Database, name: str) -> list[int]:
         database: database of the outbox.
         name: the number of a row that exists or once existed, or else a ``message_id``, or else a
             key of `Outbox.enqueue`. A key is preferred to the ``message_id`` of a message that has
-            left the outbox.
+            left the outbox. A number with leading zeros, such as ``0017``, is no row's.
 
     Returns:
         ids of the rows, the lowest first; empty if nothing is known under this name.
@@ -102,7 +103,7 @@ def resolve(database: Database, name: str) -> list[int]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        if name.isascii() and name.isdigit() and len(name) <= _DIGITS_MAX:
+        if _NUMBER.fullmatch(name):
             id_ = int(name)
             (last_id,) = session.run("last_id").fetchone()
             if 0 < id_ <= last_id:

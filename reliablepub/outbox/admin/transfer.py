@@ -6,15 +6,17 @@ The lines are for archives, and for moving messages to another outbox. A line ho
 the message, with its checksum. An import checks the line, and stores the message under a new row
 number. The checksum covers the message as accepted, so it stays valid.
 
-Importing the same lines again stores nothing. Each transaction records how many lines of the source
-have been imported, and a message that is already in the outbox is left out: it is recognized by its
-message id, its time of storage and its checksum.
+Importing the same lines again stores nothing, not even at the same time. Each transaction records
+how many lines of the source have been imported, and skips those that another process has imported
+since. A message that is already in the outbox is left out: it is recognized by its message id, its
+time of storage and its checksum.
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,6 +37,9 @@ from reliablepub.outbox.rows import (
 )
 
 CHUNK: Final = 500
+"""Messages of one transaction."""
+_PIECE_CHARS: Final = 8 * 1024 * 1024
+"""Length of the lines that one transaction of an export reads; one line more may come."""
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties")
 _OF_GIVEN_UP: Final = ("parked_at", "outcome", "reply_code", "reply_text")
 _COLUMNS: Final = (
@@ -62,41 +67,82 @@ class Brought:
 
 
 def export_lines(
-    database: Database, ids: Iterable[int], encrypted: list[int] | None = None
+    database: Database,
+    ids: Iterable[int],
+    encrypted: list[int] | None = None,
+    gone: list[int] | None = None,
 ) -> Iterator[str]:
-    """Yield one line of JSON for each of these messages, in one read transaction.
+    """Yield one line of JSON for each of these messages.
 
-    Ids without a message are skipped. Text is readable; a line with an unprintable character is
-    escaped to ASCII.
+    Messages are read in pieces, each in a short transaction of its own. No transaction is open
+    while the caller has a line: it may wait for a pipe, and SQLite's log would grow meanwhile.
+
+    Text is readable; a line with an unprintable character is escaped to ASCII.
 
     Args:
         database: database of the outbox.
         ids: ids of rows.
         encrypted: list to append the ids of encrypted messages to. Those are left out: each is
             bound to its row in this outbox, so no import could take it.
+        gone: list to append the ids of messages to that have left the outbox. They are left out.
 
     Raises:
         NotAnOutbox: there is no outbox.
         OutboxError: a damaged row cannot be written as a line.
     """
-    with database.reading() as session:
-        # A message that is in flight, or was when its relay ended, may have reached the broker.
-        # The line counts that as an uncertain attempt.
-        sent = {id_ for (id_,) in session.run("in_flight_ids")}
-        for id_ in ids:
-            row = next(session.rows("export", {"id": id_}), None)
-            if row is None:
-                continue
-            try:
-                if not is_sealed(row["properties"]):
-                    yield _line(row, was_sent=id_ in sent)
-                elif encrypted is not None:
+    encrypted, gone = ([] if found is None else found for found in (encrypted, gone))
+    left = deque(ids)
+    while left:
+        piece = _Piece()
+        with database.reading() as session:
+            # A message that is in flight, or was when its relay ended, may have reached the broker.
+            # The line counts that as an uncertain attempt.
+            sent = {id_ for (id_,) in session.run("in_flight_ids")}
+            while left and piece.has_room and piece.damaged is None:
+                id_ = left.popleft()
+                row = next(session.rows("export", {"id": id_}), None)
+                if row is None:
+                    gone.append(id_)
+                elif not piece.add(id_, row, was_sent=id_ in sent):
                     encrypted.append(id_)
-            except (TypeError, ValueError, AttributeError):
-                raise OutboxError(
-                    f"message {id_} of outbox {database.name} cannot be exported: {MISTYPED}; "
-                    "discard it, or export the others"
-                ) from None
+        yield from piece.lines
+        if piece.damaged is not None:
+            raise OutboxError(
+                f"message {piece.damaged} of outbox {database.name} cannot be exported: "
+                f"{MISTYPED}; discard it, or export the others"
+            )
+
+
+class _Piece:
+    """The lines that are read in one transaction.
+
+    Attributes:
+        lines: the lines.
+        damaged: id of a message that cannot be written as a line; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.damaged: int | None = None
+        self._size = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another line may be read in the same transaction."""
+        return len(self.lines) < CHUNK and self._size < _PIECE_CHARS
+
+    def add(self, id_: int, row: dict[str, Any], *, was_sent: bool) -> bool:
+        """Add the line of a row; return False if the row is encrypted."""
+        try:
+            if is_sealed(row["properties"]):
+                return False
+            line = _line(row, was_sent=was_sent)
+        except (TypeError, ValueError, AttributeError):
+            self.damaged = id_
+        else:
+            self.lines.append(line)
+            self._size += len(line)
+        return True
 
 
 def _line(row: dict[str, Any], *, was_sent: bool) -> str:
@@ -121,8 +167,8 @@ def import_lines(
         The counts so far, after each transaction.
 
     Raises:
-        BadLine: a line is not an exported message; the text names the line. Transactions already
-            committed remain.
+        BadLine: a line is not an exported message; the text names the line. The messages of all
+            lines before it are stored.
         OutboxError: the outbox cannot be written. Transactions already committed remain.
     """
     total = Brought()
@@ -133,22 +179,31 @@ def import_lines(
         with database.reading() as session:
             # A damaged row is no message that was exported.
             known = {_digest(*row) for row in session.run("known") if is_time(row[1])}
-            (done,) = session.run("position", {"name": source}).fetchone() or (0,)
+            done = _position(session, source)
     with closing(database):
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            if done:
-                done -= 1
-                total.known += 1
-                continue
-            chunk.append(_parsed(line, number))
-            if len(chunk) == CHUNK:
+        try:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                if total.known < done:
+                    total.known += 1
+                    continue
+                chunk.append(_parsed(line, number))
+                if len(chunk) == CHUNK:
+                    _store(database, chunk, known, source, total)
+                    chunk = []
+                    yield total
+        except BadLine:
+            if chunk:
                 _store(database, chunk, known, source, total)
-                chunk = []
-                yield total
+            raise
         _store(database, chunk, known, source, total)
         yield total
+
+
+def _position(session: Session, source: str) -> int:
+    (position,) = session.run("position", {"name": source}).fetchone() or (0,)
+    return int(position)
 
 
 def _digest(message_id: str, stored_at: float, checksum: int) -> bytes:
@@ -160,16 +215,20 @@ def _digest(message_id: str, stored_at: float, checksum: int) -> bytes:
 def _store(
     database: Database, rows: list[dict[str, Any]], known: set[bytes], source: str, total: Brought
 ) -> None:
-    fresh = [
-        row
-        for row in rows
-        if _digest(row["message_id"], row["stored_at"], row["checksum"]) not in known
-    ]
+    """Store the messages of the next lines of a source, and add them to the totals."""
+    begin = total.stored + total.known
 
-    def work(session: Session) -> None:
+    def work(session: Session) -> set[bytes]:
         changes: dict[int, dict[str, int]] = {}  # one for each shard
-        session.check_room(sum(row["size"] for row in rows))
-        for row in fresh:
+        # Another process that imports the same lines may be ahead.
+        left = rows[max(0, _position(session, source) - begin) :]
+        fresh: dict[bytes, dict[str, Any]] = {}
+        for row in left:
+            digest = _digest(row["message_id"], row["stored_at"], row["checksum"])
+            if digest not in known:
+                fresh.setdefault(digest, row)
+        session.check_room(sum(row["size"] for row in fresh.values()))
+        for row in fresh.values():
             is_open = row["state"] in OPEN_STATES
             (row["id"],) = session.run("next_id").fetchone()
             (shard,) = session.run("import_open", row).fetchone()
@@ -182,11 +241,13 @@ def _store(
             change["open_bytes"] += row["size"] if is_open else 0
         for shard, change in changes.items():
             session.run("change_ledger", change | {"shard": shard}).fetchone()
-        session.run("advance_source", {"name": source, "count": len(rows)})
+        session.run("advance_source", {"name": source, "count": len(left)})
+        return set(fresh)
 
-    database.write(work)
-    total.stored += len(fresh)
-    total.known += len(rows) - len(fresh)
+    stored = database.write(work)
+    known |= stored
+    total.stored += len(stored)
+    total.known += len(rows) - len(stored)
 
 
 def _parsed(line: str, number: int) -> dict[str, Any]:
@@ -198,6 +259,7 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
     try:
         values = json.loads(line, parse_constant=_no_constant)
         row = {name: values[name] for name in _COLUMNS}
+        row["is_skipped"] = values.get("is_skipped", 0)  # lines had no such column once
         row["body"] = b64decode(values["body_base64"], validate=True)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadLine(f"line {number} is not what `export` writes ({error})") from None

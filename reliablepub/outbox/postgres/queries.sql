@@ -622,16 +622,17 @@ FROM new, own WHERE u.shard = :shard AND u.turn = :turn;
 SELECT 1 FROM reliablepub_messages
 WHERE id = :id AND run IS NULL AND xid = pg_current_xact_id_if_assigned();
 
--- The state of a message, and its shard. A message that became visible after the count of the
--- operator's turn is left out: it could not be subtracted from the counts.
+-- The state of a message, its shard, and whether a statement can change the row: here, always. A message
+-- that became visible after the count of the operator's turn is left out: it could not be subtracted
+-- from the counts.
 -- name: state
-SELECT CASE WHEN m.due_at > 0 THEN 'waiting' ELSE 'ready' END, m.shard
+SELECT CASE WHEN m.due_at > 0 THEN 'waiting' ELSE 'ready' END, m.shard, true
 FROM reliablepub_messages AS m WHERE m.id = :id
 AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, (
     SELECT t.seen FROM reliablepub_turns AS t WHERE t.shard = m.shard ORDER BY t.turn DESC LIMIT 1
 )))
 UNION ALL
-SELECT p.state, p.shard FROM reliablepub_parked AS p WHERE p.id = :id;
+SELECT p.state, p.shard, true FROM reliablepub_parked AS p WHERE p.id = :id;
 
 -- name: shard
 SELECT shard FROM reliablepub_messages WHERE id = :id
@@ -748,12 +749,13 @@ RETURNING shard;
 INSERT INTO reliablepub_parked (
     id, shard, message_id, exchange, routing_key, properties, stored_at,
     parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
-    size, checksum, body, expires_at, ordering_key
+    size, checksum, body, expires_at, ordering_key, is_skipped
 ) VALUES (
     :id, reliablepub_shard_of(:ordering_key, :exchange, :routing_key), :message_id, :exchange,
     :routing_key, :properties, :stored_at,
     :parked_at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
-    :size, :checksum, :body, :expires_at, :ordering_key
+    :size, :checksum, :body, :expires_at, :ordering_key,
+    :is_skipped
 );
 
 -- Facts about the server that any reader may query. Only members of pg_monitor see the age of other

@@ -444,6 +444,15 @@ INSERT OR IGNORE INTO reliablepub_parked (
     :size, :checksum, :body, :expires_at, :ordering_key, :is_skipped
 );
 
+-- The next id must be above those of parked messages, which AUTOINCREMENT does not see.
+-- name: begin_ids
+INSERT INTO sqlite_sequence (name, seq) SELECT 'reliablepub_messages', 0
+WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages');
+
+-- name: go_beyond_parked_ids
+UPDATE sqlite_sequence SET seq = max(seq, (SELECT coalesce(max(id), 0) FROM reliablepub_parked))
+WHERE name = 'reliablepub_messages';
+
 -- name: sources
 SELECT name, position AS count FROM reliablepub_sources;
 
@@ -477,12 +486,17 @@ DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 100000
 SELECT 1 + max(coalesce(max(seq), 0), coalesce((SELECT stored FROM main.reliablepub_ledger), 0))
 FROM main.sqlite_sequence WHERE name = 'reliablepub_messages';
 
--- The state of a message, and its shard: a file has one.
+-- The state of a message, its shard (a file has one), and whether a statement can change or copy the
+-- row. No statement can if a flipped bit has changed the type of a value.
 -- name: state
-SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END, 0
+SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END, 0, coalesce(HAS_NUMBERS AND HAS_CONTENT, 0)
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
-SELECT state, 0 FROM reliablepub_parked WHERE id = :id;
+SELECT state, 0, coalesce(
+    max(stored_at, parked_at, reply_code, size, checksum, coalesce(expires_at, 0), is_skipped) < ''
+    AND max(outcome, reply_text) < x'' AND HAS_CONTENT, 0
+)
+FROM reliablepub_parked WHERE id = :id;
 
 -- name: import_open
 INSERT INTO reliablepub_messages (
@@ -499,11 +513,12 @@ RETURNING 0;
 INSERT INTO reliablepub_parked (
     id, message_id, exchange, routing_key, properties, stored_at,
     parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
-    size, checksum, body, expires_at, ordering_key
+    size, checksum, body, expires_at, ordering_key, is_skipped
 ) VALUES (
     :id, :message_id, :exchange, :routing_key, :properties, :stored_at,
     :parked_at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
-    :size, :checksum, :body, :expires_at, :ordering_key
+    :size, :checksum, :body, :expires_at, :ordering_key,
+    :is_skipped
 );
 
 -- name: is_shared

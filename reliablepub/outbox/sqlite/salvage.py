@@ -473,6 +473,8 @@ def _write(
                 else:
                     change[str(row["state"])] += 1
         target.execute(QUERIES["change_ledger"], change).fetchall()
+        target.execute(QUERIES["begin_ids"])
+        target.execute(QUERIES["go_beyond_parked_ids"])
 
 
 def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:

@@ -1,0 +1,91 @@
+"""What operators do, in each database: to what they selected, and as a dry run has told."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from reliablepub.outbox.admin import pruning
+from reliablepub.outbox.admin.interventions import (
+    Action,
+    Effect,
+    Intervention,
+    foresee,
+    intervene,
+)
+from reliablepub.outbox.admin.pruning import Times, prune
+from reliablepub.outbox.admin.selection import Selection, find_ids, those_that_match
+from reliablepub.outbox.entry import Attempt, Changes, Store
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.outcome import NACKED
+from tests.outbox.conftest import Make
+from tests.outcomes import RETURNED
+from tests.stores import Where, open_store
+
+PARKED = Selection(states=("parked",), reason="no_route")
+
+
+@pytest.fixture
+def store(where: Where) -> Iterator[Store]:
+    store = open_store(where)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def parked(store: Store, where: Where, entry: Make) -> Where:
+    """Messages 1 to 4; 2 and 3 are parked, and 3 was nacked before."""
+    new = [entry() for _ in range(4)]
+    store.commit(Changes(new=new))
+    new[2].nacked = 1
+    given_up = [Attempt(one, "1-1", one.id, RETURNED, 50.0) for one in new[1:3]]
+    nacked = Attempt(new[2], "1-1", 9, NACKED, 40.0)
+    store.commit(Changes(parked=given_up, attempts=[*given_up, nacked]))
+    return where
+
+
+def states(where: Where) -> dict[int, str]:
+    with outbox_at(where).reading() as session:
+        rows = (next(session.rows("one_message", {"id": id_}), None) for id_ in range(1, 5))
+        return {row["id"]: row["state"] for row in rows if row is not None}
+
+
+def test_what_no_longer_matches_is_left_alone(parked: Where) -> None:
+    database = outbox_at(parked)
+    ids = find_ids(database, PARKED)
+    assert ids == [2, 3]
+    assert intervene(database, [2], Intervention(Action.RETRY)).changed == 1
+    with database.reading() as session:
+        assert those_that_match(session, PARKED, [1, 2, 3, 4, 99]) == {3}
+    effect = intervene(database, ids, Intervention(Action.DISCARD), selection=PARKED)
+    assert (effect.changed, effect.unfit, effect.possible) == (1, [2], [3])
+    assert states(parked) == {1: "ready", 2: "ready", 4: "ready"}
+
+
+def test_nor_is_it_pruned(parked: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = outbox_at(parked)
+
+    def found(*arguments: Any) -> list[int]:
+        ids = find_ids(*arguments)
+        intervene(database, [2], Intervention(Action.RETRY))
+        return ids
+
+    times = Times(parked_before=60.0, history_before=45.0, now=60.0)
+    foreseen = pruning.foresee(database, times)
+    assert (foreseen.parked, foreseen.expired, foreseen.interventions) == (2, 0, 0)
+    monkeypatch.setattr("reliablepub.outbox.admin.pruning.find_ids", found)
+    assert prune(database, times).parked == 1
+    assert states(parked) == {1: "ready", 2: "ready", 4: "ready"}
+
+
+@pytest.mark.parametrize("are_selected", [False, True])
+@pytest.mark.parametrize("action", ["park", "retry", "discard", "reroute"])
+def test_a_dry_run_tells_what_a_run_does(parked: Where, action: str, are_selected: Any) -> None:
+    database, what = outbox_at(parked), Intervention(Action(action), exchange="x" * 9)
+    ids = find_ids(database, Selection().within(what.states)) if are_selected else [1, 2, 3, 4, 99]
+    before = states(parked)
+    foreseen = foresee(database, ids, what, are_selected=are_selected)
+    assert states(parked) == before
+    assert asdict(foreseen) == asdict(intervene(database, ids, what))
+    assert foreseen != Effect()
