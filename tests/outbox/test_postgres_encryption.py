@@ -13,6 +13,7 @@ import pytest
 from reliablepub import Message, Outbox, OutboxError, OutboxKeys, OutboxSealed, Publisher
 from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.rekeying import missing_key
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.server import Server
@@ -122,6 +123,8 @@ def test_everything_is_encrypted_anew(url: str, old: OutboxKeys) -> None:
             assert outbox.rekey().changed == 0
             assert outbox.audit().is_right
         assert first.message == message(1)
+    assert missing_key(outbox_at(url), BOTH, OutboxKeys({"old": OLD})) == "new"
+    assert missing_key(outbox_at(url), BOTH, OutboxKeys({"new": NEW})) is None
     elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
     assert intervene(outbox_at(url), [4], elsewhere, keys=BOTH).changed == 1
     assert Outbox(url).retry([2]) == 1
