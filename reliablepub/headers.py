@@ -44,8 +44,8 @@ _ROUTING_HEADERS = ("CC", "BCC")
 """RabbitMQ routes by these too, and closes the channel if one of them is not a list."""
 
 
-class _Table(dict[str, FieldValue]):
-    """A table of a message, which is immutable.
+class _Fixed:
+    """A table or list of a message, which is immutable.
 
     A value that AMQP cannot hold, set in place after the checks, would fail the commit of the
     relay, and with it every message of its turn.
@@ -57,12 +57,21 @@ class _Table(dict[str, FieldValue]):
             "dataclasses.replace(message, headers={**message.headers, ...})"
         )
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
+    __setitem__ = __delitem__ = __ior__ = __iadd__ = __imul__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
+    append = extend = insert = remove = reverse = sort = _refuse
 
+
+class _Table(_Fixed, dict[str, FieldValue]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the content: by default it would be set item by item."""
         return _Table, (dict(self),)
+
+
+class _List(_Fixed, list[FieldValue]):
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the content: by default it would be set item by item."""
+        return _List, (list(self),)
 
 
 def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], int]:
@@ -152,7 +161,7 @@ def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, in
     match value:
         case list() | tuple():
             items = [_checked_value(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value)]
-            return [item for item, _ in items], 5 + sum(size for _, size in items)
+            return _List([item for item, _ in items]), 5 + sum(size for _, size in items)
         case Mapping():
             table, size = _checked_table(path, value, depth + 1)
             return table, 1 + size

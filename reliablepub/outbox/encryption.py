@@ -211,6 +211,11 @@ def current_mark(keys: OutboxKeys) -> str:
     return _mark(keys._current)  # noqa: SLF001 - same module
 
 
+def marks(name: str) -> dict[str, str]:
+    """Return the properties columns of rows that are encrypted with a key, by value's name."""
+    return {"mark": _mark(name), "first_mark": f"{_MARK}{json.dumps(name)}}}"}
+
+
 def fingerprints(keys: OutboxKeys | None) -> dict[str, str]:
     """Return the fingerprint of each key by its name, in hexadecimal, for other processes."""
     found = {} if keys is None else keys._fingerprints  # noqa: SLF001 - same module

@@ -441,7 +441,8 @@ class Outbox:
             ConfigurationError: this `Outbox` has no ``keys``.
             NotAnOutbox: there is no outbox at this path.
             OutboxSealed: a message is encrypted with a key that was not given.
-            OutboxError: the outbox cannot be written; messages encrypted until then stay so.
+            OutboxError: a relay runs that does not have the first key, or the outbox cannot be
+                written; messages encrypted until then stay so.
         """
         if self._keys is None:
             raise ConfigurationError("rekey needs the keys of the outbox: Outbox(path, keys=...)")

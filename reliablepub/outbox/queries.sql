@@ -188,6 +188,13 @@ UNION ALL
 SELECT 'confirmed', id FROM reliablepub_confirmed WHERE properties <> :mark
 ORDER BY id;
 
+-- Whether a message has one of these properties, of a row that is encrypted with one key.
+-- name: needs_key
+SELECT 1 FROM reliablepub_messages WHERE properties IN (:mark, :first_mark)
+UNION ALL
+SELECT 1 FROM reliablepub_parked WHERE properties IN (:mark, :first_mark)
+LIMIT 1;
+
 -- name: rekey_open
 UPDATE reliablepub_messages SET properties = :properties, checksum = :checksum, body = :body
 WHERE id = :id;

@@ -18,12 +18,13 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from reliablepub import Message, Outbox, Publisher
+from reliablepub import Message, Outbox, OutboxKeys, Publisher
 from reliablepub.cli import main
 from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxInUse, OutboxLocked, OutboxUnreachable
 from reliablepub.observe.health import Health, HealthServer
+from reliablepub.outbox.admin.rekeying import missing_key
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
@@ -138,6 +139,38 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
         ended = cli.ended(relay)
     assert ended.code == 0
     assert (ended.json["confirmed"], ended.json["open"]) == (3, 0)
+
+
+def test_a_hangup_drops_no_key_that_a_message_needs(cli: Cli, fake: FakeBroker) -> None:
+    keys, old, new = cli.folder / "keys", f"old {'0f' * 32}\n", f"new {'f0' * 32}\n"
+    keys.touch(0o600)
+    keys.write_text(old)
+    with Outbox(cli.folder / "o.db", keys=OutboxKeys.read(keys)) as outbox:
+        outbox.enqueue(Message(b"1", routing_key="nowhere"), key="waits")
+    relay = cli.begin("relay", "--outbox", "o.db", "--outbox-keys", "keys")
+    assert relay.stderr is not None
+    assert relay.stderr.readline() == "connected to the broker\n"
+    for text in (new, f"old {'f0' * 32}\n"):
+        keys.write_text(text)
+        relay.send_signal(signal.SIGHUP)
+        ends = ("not reopened", "reopened", "the relay has failed")
+        told = next(line for line in iter(relay.stderr.readline, "") if line.startswith(ends))
+        assert told == (
+            "not reopened, nothing was changed: messages are encrypted with key 'old', which is "
+            "gone\n"
+        )
+    keys.write_text(new + old)
+    relay.send_signal(signal.SIGHUP)
+    assert any(line == "reopened\n" for line in iter(relay.stderr.readline, ""))
+    relay.send_signal(signal.SIGTERM)
+    assert cli.ended(relay).code == 0
+    with Outbox(cli.folder / "o.db", keys=OutboxKeys.read(keys)) as outbox:
+        assert outbox.rekey().changed == 1
+    keys.write_text(new)
+    before = OutboxKeys({"new": bytes.fromhex("f0" * 32), "old": bytes.fromhex("0f" * 32)})
+    database = outbox_at(cli.folder / "o.db")
+    assert missing_key(database, before, OutboxKeys.read(keys)) is None
+    assert missing_key(database, before, None) == "new"
 
 
 def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:

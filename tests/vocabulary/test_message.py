@@ -548,4 +548,25 @@ def test_headers_cannot_be_changed(change: Callable[[Any], object]) -> None:
         with pytest.raises(TypeError):
             change(twin.headers)
     assert replace(message, headers={**headers, "n": 1}).headers == {**headers, "n": 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda several: several.append(object()),
+        lambda several: several.__setitem__(0, object()),
+        lambda several: several.__iadd__([1]),
+        lambda several: several.extend([1]),
+        lambda several: several.sort(),
+    ],
+)
+def test_nor_can_a_list_in_them(change: Callable[[Any], object]) -> None:
+    headers = {"CC": ["a", ["b"]]}
+    message = Message(b"x", headers=headers)
+    for twin in (message, pickle.loads(pickle.dumps(message)), copy.deepcopy(message)):
+        table: Any = twin.headers
+        for several in (table["CC"], table["CC"][1]):
+            with pytest.raises(TypeError, match="headers of a Message cannot be changed"):
+                change(several)
+        assert twin.headers == headers
     assert dataclasses.asdict(message)["headers"] == headers

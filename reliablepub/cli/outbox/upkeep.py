@@ -217,7 +217,7 @@ def _report(found: Pruned, *, is_foreseen: bool) -> None:
     cls=Command,
     exits={
         2: "bad usage, or some messages were left as they are",
-        4: "the outbox cannot be used, or a key is missing",
+        4: "the outbox cannot be used, or a key is missing here or in the relay",
     },
 )
 @inspected_option

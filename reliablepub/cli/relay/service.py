@@ -27,6 +27,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import (
     ConfigurationError,
+    OutboxError,
     OutboxInUse,
     OutboxLocked,
     OutboxUnreachable,
@@ -34,6 +35,7 @@ from reliablepub.errors import (
     ReliablePubError,
 )
 from reliablepub.front.publisher import Publisher
+from reliablepub.outbox.admin.rekeying import missing_key
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
@@ -314,11 +316,23 @@ class Service:
                 raise click.UsageError(
                     "the outbox cannot be changed while the relay runs: restart the relay"
                 )
+            self._check_keys(settings)
         except (click.ClickException, ConfigurationError, OSError) as error:
             said = error.format_message() if isinstance(error, click.ClickException) else str(error)
             print_note(f"not reopened, nothing was changed: {said}", event="not_reopened")
             return None
         return settings
+
+    def _check_keys(self, settings: Settings) -> None:
+        """Refuse settings without a key that messages need: the relay would end.
+
+        Raises:
+            ConfigurationError: a key is missing.
+        """
+        with suppress(OutboxError):  # it cannot be read now: the relay will say so
+            name = missing_key(settings.outbox, self._settings.outbox_keys, settings.outbox_keys)
+            if name is not None:
+                raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
 
     def _opened_anew(self, settings: Settings) -> Publisher:
         """Open with the new settings; if that fails, reopen with the old ones."""

@@ -19,7 +19,7 @@ from typing import Final
 from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
 from reliablepub.outbox.database import Database, Session
-from reliablepub.outbox.encryption import OutboxKeys, current_mark, fingerprints
+from reliablepub.outbox.encryption import OutboxKeys, current_mark, fingerprints, marks
 from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
 
 STEP_BYTES: Final = 4 << 20
@@ -122,3 +122,25 @@ def _check_relays(session: Session, name: str, keys: OutboxKeys) -> None:
             "message that is encrypted with it: add the key at the end of its keys, restart it or "
             "send it SIGHUP, and run rekey again"
         )
+
+
+def missing_key(
+    database: Database, before: OutboxKeys | None, after: OutboxKeys | None
+) -> str | None:
+    """Return the name of a key that messages need, and that is not among the keys any more.
+
+    Args:
+        database: database of the outbox.
+        before: the keys of a relay.
+        after: the keys that are to take their place.
+
+    Raises:
+        OutboxError: the outbox cannot be read.
+    """
+    kept = fingerprints(after)
+    dropped = [name for name, one in fingerprints(before).items() if kept.get(name) != one]
+    if not dropped:
+        return None
+    with database.reading() as session:
+        needed = (name for name in dropped if session.run("needs_key", marks(name)).fetchone())
+        return next(needed, None)
