@@ -414,12 +414,14 @@ def _flush(connection: psycopg.Connection[Any]) -> None:
         psycopg.OperationalError: the connection was lost.
     """
     server = connection.pgconn
+    if not server.flush():
+        return
     poll = select.poll()
     poll.register(server.socket, select.POLLIN | select.POLLOUT)
     while server.flush():
         [(_, event)] = poll.poll()
         if event & ~select.POLLOUT:
-            server.consume_input()  # the server waits, too, if nobody reads its answers
+            server.consume_input()  # the server stops reading if its answers are not read
 
 
 class Pool:
