@@ -379,7 +379,8 @@ def test_an_operator_can_change_the_others_and_discard_such_a_row(
         effect = intervene(where, ids, what)
         assert (effect.changed, effect.damaged) == (2, [2])
     left = rekey(where, OutboxKeys({"one": bytes(32)}, accept_plaintext=True)).left
-    assert left == {2: MISTYPED}
+    assert MISTYPED in left.pop(2)
+    assert not left
     assert intervene(where, [2], Intervention(Action.DISCARD)).changed == 1
     with closing(SqliteStore(path)) as store:
         counters = store.commit(Changes()).counters

@@ -12,6 +12,7 @@ from reliablepub import (
     Message,
     Outbox,
     OutboxError,
+    OutboxInUse,
     OutboxLocked,
     OutboxUnreachable,
     OutboxUnsure,
@@ -299,6 +300,23 @@ def test_a_commit_of_many_large_messages_is_several_statements(
     assert [(one.id, len(one.message.body)) for one in found] == [
         (one.id, len(one.message.body)) for one in new
     ]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_commit_that_is_larger_than_the_socket_s_buffers_ends(
+    own: PostgresStore, admin: psycopg.Connection, entry: Make, *, is_lost: bool
+) -> None:
+    """Also one whose first statement fails while the others are being sent."""
+    own.commit(Changes(new=[entry()]))
+    if is_lost:
+        admin.execute("UPDATE reliablepub.turns SET turn = turn + 5000, run = 99")
+    new = [entry(body=bytes(40_000)) for _ in range(2_000)]
+    if is_lost:
+        with pytest.raises(OutboxInUse):
+            own.commit(Changes(new=new))
+    else:
+        assert own.commit(Changes(new=new)).counters.stored == 2_001
 
 
 # ---------------------------------------------------------------------------- lost answers

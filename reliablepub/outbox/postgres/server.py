@@ -10,6 +10,7 @@ Nothing here belongs to a session: no named prepared statement, no advisory lock
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -286,9 +287,12 @@ class Link:
                         cursor = connection.cursor(binary=True)
                         cursor.execute(self.queries.get(name, name), values or None)
                         cursors.append(cursor)
+                    _flush(connection)
                     pipeline.sync()
                 except psycopg.Error as error:  # or psycopg would log the error of the block's end
                     failure = error
+                    with suppress(psycopg.Error):
+                        _flush(connection)
             if failure is not None:
                 raise failure
             return [cursor.fetchall() if cursor.rownumber is not None else [] for cursor in cursors]
@@ -398,6 +402,26 @@ class Link:
             self._connection = None
         elif error.sqlstate in _READ_ONLY:  # another host may be the primary now
             self.close()
+
+
+def _flush(connection: psycopg.Connection[Any]) -> None:
+    """Send all that a pipeline has queued; wait until the socket takes it.
+
+    psycopg 3.3 tries once for each statement of a pipeline, and then waits for the answer. Of a
+    large statement, the rest would stay in libpq's buffer, and the server would wait for it.
+
+    Raises:
+        psycopg.OperationalError: the connection was lost.
+    """
+    server = connection.pgconn
+    if not server.flush():
+        return
+    poll = select.poll()
+    poll.register(server.socket, select.POLLIN | select.POLLOUT)
+    while server.flush():
+        [(_, event)] = poll.poll()
+        if event & ~select.POLLOUT:
+            server.consume_input()  # the server stops reading if its answers are not read
 
 
 class Pool:
