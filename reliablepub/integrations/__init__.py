@@ -22,7 +22,11 @@ _PERSISTENT: Final = 2
 
 
 class Enqueues(Protocol):
-    """An `Outbox`, or an outbox that joins the transactions of a framework."""
+    """An `Outbox`, or an outbox that joins the transactions of a framework.
+
+    The latter also has ``is_joined``, whether a message would join an open transaction now, and
+    ``enqueue_async``, which does so from a coroutine.
+    """
 
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message and return its ``message_id``.

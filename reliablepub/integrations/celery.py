@@ -128,9 +128,9 @@ def _ends_task(app: Celery, message: Any) -> bool:  # noqa: ANN401
     if task is None:
         return False
     fields, request = fields_of(message), task.request
+    is_retry = fields["id"] == request.id and fields["retries"] > (request.retries or 0)
     nesting = fields.get("replaced_task_nesting") or 0
-    is_replacement = nesting > (request.get("replaced_task_nesting") or 0)
-    return is_replacement or bool(fields["id"] == request.id)
+    return is_retry or nesting > (request.get("replaced_task_nesting") or 0)
 
 
 def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from aio_pika.abc import AbstractChannel
 from taskiq import AsyncBroker
 from taskiq_aio_pika import AioPikaBroker, Queue
 
+from reliablepub import ConfigurationError
 from reliablepub.integrations import Enqueues, message_of
 
 _REQUEUED: Final = "X-Taskiq-requeue"
@@ -34,6 +34,10 @@ class OutboxBroker(AioPikaBroker):
             ``atomic`` block around ``async_to_sync(task.kiq)(...)``.
         options: options of `AioPikaBroker`, such as ``url``.
 
+    Raises:
+        ConfigurationError: the options have ``delayed_message_exchange_plugin``, whose exchange
+            returns each message that it delays, so that the message would be sent again.
+
     Example:
         In place of ``AioPikaBroker(url)``::
 
@@ -41,6 +45,11 @@ class OutboxBroker(AioPikaBroker):
     """
 
     def __init__(self, outbox: Enqueues, **options: Any) -> None:  # noqa: ANN401 - taskiq's
+        if options.get("delayed_message_exchange_plugin"):
+            raise ConfigurationError(
+                "an x-delayed-message exchange returns each message that it delays, so a relay "
+                "would send the task again and again: use delay_queue"
+            )
         super().__init__(**options)
         self._outbox: Final = outbox
 
@@ -64,7 +73,7 @@ class _OutboxChannel:
         direct: the channel of a worker; None in other processes.
     """
 
-    def __init__(self, outbox: Enqueues, direct: AbstractChannel | None) -> None:
+    def __init__(self, outbox: Enqueues, direct: Any) -> None:  # noqa: ANN401 - aio-pika's
         self._outbox, self._direct = outbox, direct
         self.default_exchange = _OutboxExchange(outbox, direct, "")
 
@@ -81,7 +90,7 @@ class _OutboxChannel:
 class _OutboxExchange:
     """An exchange that stores messages instead of publishing them."""
 
-    def __init__(self, outbox: Enqueues, direct: AbstractChannel | None, name: str) -> None:
+    def __init__(self, outbox: Enqueues, direct: Any, name: str) -> None:  # noqa: ANN401
         self._outbox, self._direct, self._name = outbox, direct, name
 
     async def publish(self, message: Any, routing_key: str) -> None:  # noqa: ANN401 - aio-pika's

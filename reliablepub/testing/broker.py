@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import math
 import secrets
 import threading
 import time
@@ -236,9 +237,9 @@ class FakeBroker:
                 client that missed its heartbeats.
 
         Raises:
-            ValueError: `seconds` is negative.
+            ValueError: `seconds` is negative, or not a finite number.
         """
-        if seconds < 0:
+        if not 0 <= seconds < math.inf:  # NaN is neither
             raise ValueError("the clock can only be set ahead")
 
         def advance() -> None:
@@ -456,7 +457,10 @@ class FakeBroker:
         Raises:
             TimeoutError: The condition did not hold in time; the message lists the fates of the
                 publishes, and the number of connections.
+            TypeError: The condition is True or False; give it as a function.
         """
+        if isinstance(condition, bool):  # an int as well, which would wait for nothing
+            raise TypeError("give the condition as a function: lambda: ...")
         holds = condition if callable(condition) else lambda: self.published_count >= condition
         with self._changed:
             if not self._changed.wait_for(holds, timeout_s):

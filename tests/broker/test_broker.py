@@ -411,6 +411,12 @@ def test_wait_for_says_what_there_is(fake_broker: FakeBroker) -> None:
             fake_broker.wait_for(2, timeout_s=0.01)
 
 
+def test_a_condition_is_given_as_a_function(fake_broker: FakeBroker) -> None:
+    """A value would be a number of publishes: False would wait for none."""
+    with pytest.raises(TypeError, match="lambda"):
+        fake_broker.wait_for(fake_broker.connections == 3)
+
+
 def test_declaring_from_the_test(fake_broker: FakeBroker) -> None:
     fake_broker.declare_exchange("x", "headers", internal=False)
     fake_broker.declare_queue("q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})

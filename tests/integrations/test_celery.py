@@ -512,6 +512,7 @@ def test_what_ends_a_task_is_not_rolled_back_with_its_transaction(
         with Session(engine) as session, session.begin(), outbox.joined(session):
             session.execute(text("SELECT 1"))
             app.tasks["total"].delay([1])  # of the transaction, so it is rolled back
+            app.tasks["add"].apply_async((1,), task_id=self.request.id)  # so is this
             end(self)
 
     app.finalize()

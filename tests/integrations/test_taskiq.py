@@ -11,7 +11,7 @@ from taskiq import Context, TaskiqDepends
 from taskiq.api import run_receiver_task
 from taskiq_aio_pika import AioPikaBroker, Exchange, Queue, QueueType
 
-from reliablepub import Outbox, Publisher
+from reliablepub import ConfigurationError, Outbox, Publisher
 from reliablepub.integrations.sqlalchemy import SessionOutbox
 from reliablepub.integrations.taskiq import OutboxBroker
 from reliablepub.testing import FakeBroker
@@ -183,6 +183,12 @@ def test_a_requeued_task_is_not_rolled_back_with_its_transaction(
     asyncio.run(main())
     assert len(set(ran)) == 1
     assert outbox.outbox.status().stored == 1
+
+
+def test_the_delayed_message_plugin_is_refused(path: Path) -> None:
+    """It returns mandatory messages, though it routes them later."""
+    with pytest.raises(ConfigurationError, match="delay_queue"):
+        OutboxBroker(Outbox(path), url=NOWHERE, delayed_message_exchange_plugin=True)
 
 
 def test_a_client_starts_without_a_broker(path: Path) -> None:

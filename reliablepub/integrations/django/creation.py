@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.db import connections, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from reliablepub.integrations.django import DjangoOutbox, accepted, aliases
@@ -47,9 +47,9 @@ def create_missing(*, using: str, **_: Any) -> None:  # noqa: ANN401 - a signal'
         using: alias of the database.
     """
     connection = connections[using]
-    if connection.vendor != "postgresql" or using not in aliases():
+    if connection.vendor != "postgresql" or not router.allow_migrate(using, "reliablepub"):
         return
-    if _NAME in connection.introspection.table_names(include_views=True):
+    if using not in aliases() or _NAME in connection.introspection.table_names(include_views=True):
         return
     with transaction.atomic(using):
         create(connection)
