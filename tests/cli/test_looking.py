@@ -236,7 +236,10 @@ def test_a_relay_that_can_store_nothing_does_not_send(run: Run, relay: SqliteSto
     now = time.time()
     why = "the outbox is locked by another process"
     relay.show({"link": "connected", "reason": why, "since": now - 61, "at": now})
-    assert f"before it; but the outbox has had trouble for 1 min 1 s: {why}" in run("explain", 7).stdout
+    assert (
+        f"before it; but the outbox has had trouble for 1 min 1 s: {why}"
+        in run("explain", 7).stdout
+    )
 
 
 def test_one_byte_is_one(run: Run, path: Path) -> None:
