@@ -93,25 +93,28 @@ class Relaying:
         shard: number of the shard.
         pid: id of the process that relays it now, or None.
         status: status of that relay, or the last status of a relay that failed; else empty.
+        host: name of its host; empty if no relay runs, or if it runs on this one.
     """
 
     shard: int
     pid: int | None
     status: Mapping[str, Any]
+    host: str = ""
 
     @classmethod
-    def of(cls, shard: int, pid: int | None, shown: object) -> Self:
+    def of(cls, shard: int, pid: int | None, shown: object, host: str = "") -> Self:
         """Make one, and drop a status that an earlier relay has left behind.
 
         Args:
             shard: number of the shard.
             pid: id of the process that relays it now, or None.
             shown: the status that was found, of any type.
+            host: name of its host.
         """
         status = shown if isinstance(shown, dict) else {}
         is_last = IS_LAST in status
         is_its_own = is_last if pid is None else status.get("pid") == pid and not is_last
-        return cls(shard, pid, status if is_its_own else {})
+        return cls(shard, pid, status if is_its_own else {}, host)
 
     @classmethod
     def first(cls, relays: Sequence[Self]) -> Self:

@@ -382,7 +382,7 @@ def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> N
             (1, None, None),
         ]
         words = shown("outbox", "status", "--over", "0")
-        assert f"shard 0: process {os.getpid()}; shard 1: none" in words
+        assert f"shard 0: process {os.getpid()} on {socket.gethostname()}; shard 1: none" in words
         assert "shard 1: unknown: no relay runs" in words
         assert f"the relay (process {os.getpid()}) sends it" in shown(
             "outbox", "explain", str(of_shard[0])

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import time
 
@@ -66,6 +67,9 @@ def test_a_relay_for_each_shard_and_one_that_stands_by(
     level, words = finding(cli, where)
     assert level == "ok"
     assert all(f"process {owner.pid} on" in words for owner in owners)
+    told = cli("outbox", "status", "--over", "0", "--outbox", where).out
+    host = socket.gethostname()
+    assert all(f"process {owner.pid} on {host}" in told for owner in owners)
     assert "shard 0: " in words
     assert "shard 1: " in words
 

@@ -86,7 +86,7 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         "confirmed_per_s": rate("confirmed"),
         "relay_pid": found.relay,
         "relays": [
-            {"shard": one.shard, "pid": one.pid}
+            {"shard": one.shard, "pid": one.pid, "host": one.host}
             | {name: one.status.get(name) for name in ("link", "reason", "since")}
             | {"silent_s": _silent_s(database, one, oldest, now)}
             for one in relays
@@ -151,7 +151,13 @@ def _latency(shown: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 def relay_words(seen: Mapping[str, Any]) -> str:
     """The process that relays the outbox, or each of its shards."""
-    return _each(seen, lambda row: "none" if row["pid"] is None else f"process {row['pid']}")
+    return _each(seen, _relay_words)
+
+
+def _relay_words(row: Mapping[str, Any]) -> str:
+    if row["pid"] is None:
+        return "none"
+    return f"process {row['pid']}{' on ' if row['host'] else ''}{one_line(row['host'])}"
 
 
 def link_words(seen: Mapping[str, Any], now: float) -> str:

@@ -145,8 +145,8 @@ class PostgresSession:
         """Return the owner of each shard, unless it is silent, and its status."""
         found = self.run("relays", {"expiry_s": EXPIRY_S}).fetchall()
         return [
-            Relaying.of(shard, pid, None if content is None else json.loads(content))
-            for shard, pid, content in found
+            Relaying.of(shard, pid, None if content is None else json.loads(content), _text(host))
+            for shard, pid, content, host in found
         ]
 
     def shard(self, id_: int) -> int:
@@ -201,6 +201,11 @@ class PostgresSession:
     def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
         for shard in self._turns:
             self.run(name, {**values, "shard": shard})
+
+
+def _text(value: str | bytes) -> str:
+    """A text, which some connections return as bytes."""
+    return value if isinstance(value, str) else value.decode()
 
 
 class Rows:

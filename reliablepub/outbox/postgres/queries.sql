@@ -651,7 +651,7 @@ UPDATE reliablepub_turns SET run = 0, is_free = true WHERE shard = :shard AND tu
 -- The status of a relay that was killed is not that of its successor, which may have the same process
 -- id in another container.
 -- name: relays
-SELECT s.shard, r.pid, u.content
+SELECT s.shard, r.pid, u.content, coalesce(r.host, '') AS host
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
