@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from reliablepub import Outbox
+from reliablepub import Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import NOBODY, Cli
@@ -47,7 +47,7 @@ def test_records_arrive_where_their_fields_say(
 def test_a_human_summary_is_one_line(cli: Cli, flights: Flights) -> None:
     ended = cli("publish", flights(3), *TO_ALL)
     assert ended.code == 0
-    assert "3 records, 3 stored, 3 confirmed, 0 parked, 0 open in" in ended.out
+    assert "3 records, 3 accepted, 3 confirmed, 0 given up, 0 open in" in ended.out
     assert ended.out.count("\n") == 1
 
 
@@ -575,3 +575,18 @@ def test_a_named_pipe_that_was_not_read_to_its_end_is_not_done(cli: Cli, fake: F
     assert ended.error == (
         "interrupted after record 2 of 2; the records after it were not published"
     )
+
+
+def test_without_an_outbox_nothing_is_said_to_be_kept(cli: Cli, flights: Flights) -> None:
+    ended = cli("publish", flights(1), "--routing-key", "nowhere")
+    assert ", 1 accepted, 0 confirmed, 1 given up, 0 open in " in ended.out
+    assert ended.error.endswith("; without an outbox nothing keeps what was given up")
+    ended = cli("publish", flights(1), "--routing-key", "q", "--exchange", "nowhere")
+    assert ": 1 accepted, 1 given up, 0 open; without an outbox nothing keeps" in ended.error
+
+
+def test_beside_a_relay_it_needs_an_outbox_of_its_own(cli: Cli, flights: Flights) -> None:
+    with Publisher(NOBODY, outbox=cli.folder / "o.db", close_timeout_s=0):
+        ended = cli("publish", flights(1), "--routing-key", "all", "--outbox", "o.db")
+    assert ended.code == 4
+    assert ended.error.endswith("; or give `publish` an outbox of its own")

@@ -1,8 +1,10 @@
 """Lines, formats, and which records are not fit to be published."""
 
+import gzip
+import lzma
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,6 +50,17 @@ def test_lines_are_counted_as_an_editor_counts(
     content: bytes, expected: list[tuple[int, bytes]], tmp_path: Path
 ) -> None:
     assert lines(content, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("compress", "command"), [(gzip.compress, "zcat"), (lzma.compress, "xzcat")]
+)
+def test_compressed_input_is_no_text(
+    tmp_path: Path, compress: Callable[[bytes], bytes], command: str
+) -> None:
+    with pytest.raises(BadRecord, match=f"compressed: pipe it through {command}, and read `-`"):
+        lines(compress(b'{"a": 1}\n'), tmp_path)
+    assert lines(b"\x1f \x8b\n", tmp_path) == [(1, b"\x1f \x8b")]
 
 
 def test_lines_longer_than_a_block_are_whole(tmp_path: Path) -> None:

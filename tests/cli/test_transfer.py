@@ -1,6 +1,7 @@
 """Messages leave an outbox as lines, and come into another one unchanged."""
 
 import errno
+import gzip
 import json
 import os
 import sqlite3
@@ -304,6 +305,14 @@ def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> Non
     assert len(target.read_text().splitlines()) == 1
     new = tmp_path / "new.db"
     assert run("import", target, "--outbox", new).stdout == "1 message stored\n"
+
+
+def test_compressed_lines_are_recognized(lines: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "all.ndjson.gz"
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    result = run("import", packed, "--outbox", tmp_path / "new.db")
+    assert result.exit_code == 2
+    assert "the input is compressed: pipe it through zcat, and read `-`" in result.stderr
 
 
 def test_a_line_that_is_not_utf_8_is_named(cli: Cli) -> None:

@@ -40,7 +40,7 @@ from reliablepub.cli.publish.run import Patience, Run, Stopped
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
-from reliablepub.errors import OutboxError
+from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -254,7 +254,10 @@ def _publish(
     records = _check(source, recipe, stop)
     name = None if records is None or outbox is None else source.identity(recipe)
     begun = time.monotonic()
-    publisher = open_publisher()
+    try:
+        publisher = open_publisher()
+    except OutboxInUse as error:
+        raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
     reader = _Reader(read_lines(source.fd, stop))
     before = publisher.status
     with ExitStack() as stack:

@@ -125,9 +125,10 @@ class Summary:
         """The figures in one line of text."""
         tally = self.tally
         resumed = f", resumed at {self.resumed_at}" if self.resumed_at is not None else ""
+        stored, parked = self._words()
         return (
-            f"{self.source}: {count_of(self.records, 'record')}{resumed}, {tally.stored} stored, "
-            f"{tally.confirmed} confirmed, {tally.parked} parked, {tally.open} open "
+            f"{self.source}: {count_of(self.records, 'record')}{resumed}, {tally.stored} {stored}, "
+            f"{tally.confirmed} confirmed, {tally.parked} {parked}, {tally.open} open "
             f"in {self.seconds:.1f} s ({self.rate:.0f} confirmed a second)"
         )
 
@@ -166,6 +167,10 @@ class Summary:
 
     # ------------------------------------------------------------------ inside
 
+    def _words(self) -> tuple[str, str]:
+        """What has become of messages: without an outbox, none is stored or parked."""
+        return ("stored", "parked") if self.outbox is not None else ("accepted", "given up")
+
     def _ledger(self) -> dict[str, Any] | None:
         if self.outbox is None:
             return None
@@ -182,7 +187,7 @@ class Summary:
 
     def _were_stored(self) -> str:
         done = "is" if self.tally.stored == 1 else "are"
-        return f"{done} {'stored' if self.outbox is not None else 'accepted'}"
+        return f"{done} {self._words()[0]}"
 
     def _so_far(self) -> str:
         return f"record {self._stored_upto()} of {self.records}"
@@ -200,9 +205,10 @@ class Summary:
         _, first = tally.failures[0]
         said = f"{first.reply_code} {first.reply_text}" if first.reply_code else first.reply_text
         if self.stopped is Stopped.REFUSED:
+            stored, parked = self._words()
             line = (
                 f"the broker refuses these messages ({said}); stopped reading after "
-                f"{self._so_far()}: {tally.stored} stored, {tally.parked} parked, "
+                f"{self._so_far()}: {tally.stored} {stored}, {tally.parked} {parked}, "
                 f"{tally.open} open"
             )
         else:
@@ -213,7 +219,7 @@ class Summary:
                 f"{first.routing_key!r}: {said}"
             )
         if self.outbox is None:
-            return line
+            return f"{line}; without an outbox nothing keeps what was given up"
         return (
             f"{line}; see `reliablepub outbox list --state parked --outbox {quoted(self.outbox)}`"
         )
