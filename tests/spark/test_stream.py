@@ -198,11 +198,11 @@ def test_a_replay_in_for_each_batch_forgets_them_too(
 ) -> None:
     """Corrected and written again, they would arrive a second time, under other ids."""
     source.add("a", "b")
-    options = {"url": fake.url, "routing_key": "later", "report": report, "unroutable": "collect"}
+    options = {"url": fake.url, "routing_key": "later", "unroutable": "collect"}
     attempts = []
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        named = {**options, **QUICK, "writeId": f"orders-{batch_id}"}
+        named = {**options, **QUICK, "report": str(report), "writeId": f"orders-{batch_id}"}
         batch.write.format("rabbitmq").options(**named).mode("append").save()
         attempts.append(batch_id)
         if len(attempts) == 1:
