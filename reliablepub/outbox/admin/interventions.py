@@ -333,7 +333,7 @@ class _Step:
         effect, is_unsent = self._effect, self._intervention.is_unsent
         for id_ in ids:
             found = self._session.run("state", {"id": id_}).fetchone()
-            state, shard, _ = found or (None, 0, True)
+            state, shard, is_changeable = found or (None, 0, True)
             if state not in self._intervention.states:
                 effect.unfit.append(id_)
             elif id_ in self._in_flight or (is_unsent and self._is_possible(id_)):
@@ -343,7 +343,7 @@ class _Step:
                 before, possible = dict(self._ledger), len(effect.possible)
                 try:
                     with self._session.attempt():
-                        self._apply(id_, state)
+                        self._apply(id_, state, is_changeable=is_changeable)
                 except _UNFIT:
                     self._ledger.update(before)
                     del effect.possible[possible:]
@@ -373,9 +373,7 @@ class _Step:
                 continue
             found = self._session.run("state", {"id": id_}).fetchone()
             try:
-                if found is not None and not found[2] and action not in _OF_ANY_ROW:
-                    raise Unreadable(MISTYPED)
-                self._checked(id_)
+                self._checked(id_, is_changeable=found is None or found[2])
             except _UNFIT:
                 effect.damaged.append(id_)
                 continue
@@ -383,7 +381,7 @@ class _Step:
             effect.possible += [id_] if is_possible else []
         return effect
 
-    def _checked(self, id_: int) -> tuple[dict[str, object], int] | None:
+    def _checked(self, id_: int, *, is_changeable: bool) -> tuple[dict[str, object], int] | None:
         """Return the columns of a rerouted row, and its growth, before anything is changed.
 
         Raises:
@@ -391,14 +389,16 @@ class _Step:
             InvalidMessage: the message cannot have the new address.
         """
         action = self._intervention.action
+        if not is_changeable and action not in _OF_ANY_ROW:
+            raise Unreadable(MISTYPED)
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
             raise Unreadable("its number is not one that reliablepub assigns")
         return self._rerouted(id_) if action is Action.REROUTE else None
 
-    def _apply(self, id_: int, state: str) -> None:
+    def _apply(self, id_: int, state: str, *, is_changeable: bool) -> None:
         """Change one row, within an attempt."""
         action = self._intervention.action
-        rerouted = self._checked(id_)
+        rerouted = self._checked(id_, is_changeable=is_changeable)
         record = {"id": id_, "at": self._now, "action": action.value}
         record |= {"person": self._intervention.person, "note": self._intervention.note}
         self._session.run("insert_intervention", record)
