@@ -714,6 +714,8 @@ class SqliteStore:
                 reasons = dict.fromkeys(never_read, NEVER_READ)
                 self._damaged += park_damaged(connection, reasons, now)
             settle_left_in_flight(connection, now)
+            connection.execute(QUERIES["begin_sequence"])
+            connection.execute(QUERIES["raise_sequence"], {"id_max": ID_MAX})
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], {"before": now - ATTEMPTS_RETENTION_S})
             connection.execute(QUERIES["rebase_retries"], {"now": now})
