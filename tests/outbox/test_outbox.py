@@ -722,3 +722,23 @@ def test_a_converter_of_the_application_does_not_matter(
             stored = Outbox(path).enqueue(Message(b"x", message_id="m"), key="k", connection=db)
             db.commit()
             assert stored == "m"
+
+
+def test_nor_in_an_outbox_that_was_salvaged(path: Path, entry: Make) -> None:
+    """Its ids are higher than the number of messages that were stored."""
+    new = path.with_name("new.db")
+    with closing(SqliteStore(path)) as store:
+        entries = [entry() for _ in range(10)]
+        store.commit(Changes(new=entries))
+        attempt = Attempt(entries[9], "1-1", 1, RETURNED, 5.0)
+        store.commit(Changes(confirmed=entries[:8], parked=[attempt], attempts=[attempt]))
+    assert Outbox(new).salvage(path).open == 1
+    with closing(SqliteStore(new)) as store:
+        assert store.snapshot().last_id == 10
+        sql(new, "DELETE FROM sqlite_sequence")
+        with pytest.raises(OutboxError):  # it ends, and begins anew
+            store.snapshot()
+    with closing(SqliteStore(new)) as store:
+        (last,) = made = [entry()]
+        store.commit(Changes(new=made))
+        assert last.id == 11

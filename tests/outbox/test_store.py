@@ -650,3 +650,35 @@ def test_a_backup_that_is_restored_into_the_open_file_stops_the_relay(
         for call in calls:
             with pytest.raises(OutboxError, match="older copy, perhaps a restored backup"):
                 call()
+
+
+@pytest.mark.parametrize("finds_out_by", ["looking", "storing", "confirming"])
+def test_a_relay_ends_when_a_backup_is_restored_into_its_file(
+    path: Path, entry: Make, finds_out_by: str
+) -> None:
+    """By SQLite's own backup, during one run: the next ids would be some that it has looked for."""
+    backup = path.with_name("backup.db")
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=[entry()]))
+        copy_by_sqlite(path, backup)
+        new = [entry() for _ in range(3)]
+        store.commit(Changes(new=new))
+        copy_by_sqlite(backup, path)
+        with Outbox(path) as outbox:
+            outbox.enqueue(b"with an id that was assigned before")
+        call: Callable[[], object] = {
+            "looking": store.snapshot,
+            "storing": lambda: store.commit(Changes(new=[entry() for _ in range(9)])),
+            "confirming": lambda: store.commit(Changes(confirmed=[new[0]])),
+        }[finds_out_by]
+        with pytest.raises(OutboxError, match="was replaced by an older copy"):
+            call()
+        assert Outbox(path).status().open == 2
+    with closing(SqliteStore(path)) as store:
+        assert len(store.read_ready(1, 99, limit=9, bytes_max=10**9)[0]) == 2
+
+
+def copy_by_sqlite(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
+    target.chmod(0o600)

@@ -346,6 +346,21 @@ SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_m
 
 -- Start and end of a relay.
 
+-- In an outbox that was salvaged, ids are higher than the number of messages stored. There the ledger
+-- does not tell the highest id, if an application has emptied sqlite_sequence.
+-- name: raise_sequence
+UPDATE main.sqlite_sequence SET seq = max(
+    seq,
+    coalesce((SELECT max(id) FROM reliablepub_messages WHERE id <= :id_max), 0),
+    coalesce((SELECT max(id) FROM reliablepub_parked WHERE id <= :id_max), 0)
+)
+WHERE name = 'reliablepub_messages';
+
+-- name: begin_sequence
+INSERT INTO main.sqlite_sequence (name, seq)
+SELECT 'reliablepub_messages', 0
+WHERE NOT EXISTS (SELECT 1 FROM main.sqlite_sequence WHERE name = 'reliablepub_messages');
+
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
 

@@ -391,6 +391,7 @@ class SqliteStore:
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
         self._unparked: dict[int, str] = {}
+        self._last_id = 0
         self._waited_before_s = 0.0
         self._steps = ClockSteps()
         self._next_rewrite_at = 0.0
@@ -457,6 +458,8 @@ class SqliteStore:
                 row = connection.execute(QUERIES["ledger"]).fetchone()
             finally:
                 connection.execute("ROLLBACK")
+            self._check_ids(last_id)
+            self._last_id = last_id
             return Snapshot(last_id, Counters(*row))
 
     def commit(self, changes: Changes) -> Snapshot:
@@ -716,6 +719,8 @@ class SqliteStore:
                 reasons = dict.fromkeys(never_read, NEVER_READ)
                 self._damaged += park_damaged(connection, reasons, now)
             settle_left_in_flight(connection, now)
+            connection.execute(QUERIES["begin_sequence"])
+            connection.execute(QUERIES["raise_sequence"], {"id_max": ID_MAX})
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], {"before": now - ATTEMPTS_RETENTION_S})
             connection.execute(QUERIES["rebase_retries"], {"now": now})
@@ -765,6 +770,7 @@ class SqliteStore:
                 keep_confirmed=keep_s > 0,
                 keys=self._keys,
             )
+            self._check_ids(snapshot.last_id - len(changes.new))
             if self._has_kept:
                 before = now - keep_s if keep_s > 0 else math.inf
                 pruned = prune_confirmed(connection, before, len(changes.confirmed))
@@ -786,6 +792,7 @@ class SqliteStore:
         except BaseException:
             _forget_ids(changes)
             raise
+        self._last_id = snapshot.last_id
         self._steps_committed(changes)
         if is_roomy:
             self._give_space_back(connection)
@@ -841,15 +848,23 @@ class SqliteStore:
         """
         run, pid, newest = connection.execute(QUERIES["owner"]).fetchone() or (0, 0, 0)
         if run < self._run or newest < self._seen:
-            raise OutboxError(
-                f"outbox {self.path} was replaced by an older copy, perhaps a restored backup: "
-                "this relay stops; messages that were stored after the copy was made are not in it"
-            )
+            raise self._older_copy()
         if run != self._run:
             raise OutboxInUse(
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
             )
         return int(newest)
+
+    def _check_ids(self, last_id: int) -> None:
+        """Check that no id is assigned a second time: the relay would not look for its message."""
+        if last_id < self._last_id:
+            raise self._older_copy()
+
+    def _older_copy(self) -> OutboxError:
+        return OutboxError(
+            f"outbox {self.path} was replaced by an older copy, perhaps a restored backup: "
+            "this relay stops; messages that were stored after the copy was made are not in it"
+        )
 
     def _check_current(self, connection: WritingConnection) -> None:
         """Check that this is the newest run, and that it has read every intervention."""
