@@ -287,7 +287,7 @@ class Link:
                         cursor = connection.cursor(binary=True)
                         cursor.execute(self.queries.get(name, name), values or None)
                         cursors.append(cursor)
-                    _flush(connection)
+                        _flush(connection)
                     pipeline.sync()
                 except psycopg.Error as error:  # or psycopg would log the error of the block's end
                     failure = error
