@@ -15,8 +15,8 @@ from taskiq_aio_pika import AioPikaBroker, Queue
 from reliablepub import ConfigurationError
 from reliablepub.integrations import Enqueues, message_of, warn_of_direct
 
-_REQUEUED: Final = "X-Taskiq-requeue"
-"""Label of a task that ``Context.requeue`` sends."""
+_RESENT: Final = {"X-Taskiq-requeue", "_retries"}
+"""Labels of a task that ``Context.requeue`` or taskiq's middleware sends again."""
 
 
 class OutboxBroker(AioPikaBroker):
@@ -26,8 +26,8 @@ class OutboxBroker(AioPikaBroker):
     down. Workers declare the exchange and the queues, as without an outbox.
 
     ``Context.requeue()`` raises, which rolls back the transaction of the task. Within a joined
-    transaction its task is published directly, as by taskiq alone; so it is if it cannot be stored,
-    for instance because the database is down.
+    transaction its task is published directly, as by taskiq alone; so are this task and retries if
+    they cannot be stored, for instance because the database is down.
 
     Args:
         outbox: stores the tasks: an `Outbox` each at once, a `SessionOutbox` as part of the
@@ -96,7 +96,7 @@ class _OutboxExchange:
 
     async def publish(self, message: Any, routing_key: str) -> None:  # noqa: ANN401 - aio-pika's
         """Store the message. The relay sends it as mandatory, and awaits its confirm."""
-        if self._direct is None or _REQUEUED not in message.headers:
+        if self._direct is None or _RESENT.isdisjoint(message.headers):
             await self._store(message, routing_key)
             return
         # The worker acknowledges the running task next, so this one must not be lost. An open

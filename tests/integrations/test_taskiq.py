@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
-from taskiq import Context, TaskiqDepends
+from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends
+from taskiq.acks import AcknowledgeType
 from taskiq.api import run_receiver_task
 from taskiq_aio_pika import AioPikaBroker, Exchange, Queue, QueueType
 
@@ -141,13 +142,14 @@ def test_it_belongs_to_the_transaction_while_the_broker_is_down(database: str) -
     assert outbox.outbox.status().stored == 1
 
 
-@pytest.mark.parametrize("is_joined", [True, False], ids=["rolled back", "cannot be stored"])
-def test_a_requeued_task_is_not_lost(
-    database: str, fake_broker: FakeBroker, *, is_joined: bool
+@pytest.mark.parametrize("how", ["rolled back", "cannot be stored", "its retry cannot be stored"])
+def test_a_task_that_is_sent_again_is_not_lost(
+    how: str, database: str, fake_broker: FakeBroker
 ) -> None:
     """The worker acknowledges the task in any case."""
     outbox = SessionOutbox(Outbox(database, open_messages_max=1))
     outbox.outbox.create()
+    is_joined = how == "rolled back"
     ran: list[str] = []
     may_end, has_ended = asyncio.Event(), asyncio.Event()
 
@@ -173,13 +175,18 @@ def test_a_requeued_task_is_not_lost(
             if len(ran) == 3:
                 has_ended.set()
                 return
+            if "retry" in how:
+                raise ValueError(how)
             async with AsyncSession(engine) as session, session.begin():
                 with outbox.joined(session) if is_joined else nullcontext():
                     await context.requeue()
 
-        task = worker.register_task(job, task_name="job")
+        worker.add_middlewares(SimpleRetryMiddleware(default_retry_count=9))
+        task = worker.register_task(job, task_name="job", retry_on_error="retry" in how)
         worker.is_worker_process = True
-        receiver = asyncio.create_task(run_receiver_task(worker, run_startup=True))
+        receiver = asyncio.create_task(
+            run_receiver_task(worker, run_startup=True, ack_time=AcknowledgeType.WHEN_RECEIVED)
+        )
         await until_async(fake_broker.consumers)
         await task.kiq()
         with Publisher(fake_broker.url, outbox=database) as relay:
