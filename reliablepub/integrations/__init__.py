@@ -6,12 +6,14 @@ never know: a framework.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from reliablepub import Message
 
+LOGGER: Final = logging.getLogger("reliablepub.integrations")
 OF_THE_RELAY: Final = ("rp-attempt",)
 """Headers that the relay adds. A worker that retries a task may pass on headers it received."""
 _AS_GIVEN: Final = (
@@ -64,6 +66,20 @@ def message_of(
         persistent=properties.get("delivery_mode") == _PERSISTENT,
         **fields,
     )
+
+
+def warn_of_direct(task_id: object, error: Exception) -> None:
+    """Log that a worker publishes a task directly, as without an outbox, since it was not stored.
+
+    A worker does so with tasks that would otherwise be lost: the framework acknowledges the running
+    task, whether its retry was stored or not. The database may be down, and be why it is retried.
+
+    Args:
+        task_id: the task.
+        error: raised by the outbox. Its text may have the body, so its type alone is logged.
+    """
+    kind = type(error).__name__
+    LOGGER.warning("task %s is published directly, as storing it raised %s", task_id, kind)
 
 
 def _timestamp(value: datetime | float | None) -> datetime | None:

@@ -31,7 +31,7 @@ from kombu.transport.native_delayed_delivery import (
 from kombu.utils.imports import symbol_by_name
 
 from reliablepub import Binding, ConfigurationError, Exchange, Queue, Topology
-from reliablepub.integrations import Enqueues
+from reliablepub.integrations import Enqueues, warn_of_direct
 from reliablepub.integrations.celery_channel import channel_of, fields_of
 
 _OPTIONS: Final = ("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority")
@@ -44,8 +44,9 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     worker, and the schedule of beat. Workers need no change; a worker whose tasks send or retry
     tasks calls this as well, to store those too.
 
-    Except for ``self.retry()`` and ``self.replace()`` within a joined transaction: these raise, so
-    the transaction is rolled back, and their tasks are published directly, as by Celery alone.
+    ``self.retry()`` and ``self.replace()`` raise, which rolls back the transaction of the task.
+    Within a joined transaction their tasks are published directly, as by Celery alone; so they are
+    if they cannot be stored, for instance because the database is down.
 
     Args:
         app: the application. Its broker URL stays: workers, remote control and results use it.
@@ -106,10 +107,7 @@ class _Sending:
         send = self._create_task_sender()
         producer_of: Any = type("OutboxProducer", (self.Producer,), {"maybe_declare": _not_here})
 
-        def send_task_message(given: Any, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
-            if getattr(self.way.outbox, "is_joined", False) and _ends_task(self.app, message):
-                # Celery raises an exception next, which rolls the joined transaction back.
-                return send(given, name, message, **options)
+        def store(name: str, message: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
             hold_in = self.app.timezone if self.way.hold_eta else None
             channel = channel_of(message, self.way.outbox, hold_in)
             producer = producer_of(channel, auto_declare=False)
@@ -118,6 +116,18 @@ class _Sending:
             # Events for monitors may have no consumer, and an outbox would park them as unroutable.
             message = message._replace(sent_event=None)
             return send(producer, name, message, **(options | {"retry": False}))
+
+        def send_task_message(given: Any, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
+            if not _ends_task(self.app, message):
+                return store(name, message, options)
+            # The worker acknowledges the running task next, so this one must not be lost. An open
+            # transaction is rolled back, by the exception with which Celery ends the running task.
+            if not getattr(self.way.outbox, "is_joined", False):
+                try:
+                    return store(name, message, options)
+                except Exception as error:  # noqa: BLE001 - of any database
+                    warn_of_direct(fields_of(message)["id"], error)
+            return send(given, name, message, **options)
 
         return send_task_message
 

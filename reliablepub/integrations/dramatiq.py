@@ -15,16 +15,20 @@ from dramatiq import Message
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 from reliablepub import Queue, Topology
-from reliablepub.integrations import Enqueues, message_of
+from reliablepub.integrations import Enqueues, message_of, warn_of_direct
 
 _CHANNEL: Any = RabbitmqBroker.channel
 """The property of dramatiq's broker that gives each thread its channel to RabbitMQ."""
+_FOLLOWING: Final = ("process_message", "skip_message")
+"""Signals after which dramatiq's middleware sends retries, pipelines and callbacks."""
 
 
 class OutboxBroker(RabbitmqBroker):
     """A `RabbitmqBroker` that stores the messages it sends in an outbox, and consumes as before.
 
-    Messages that a worker sends are stored too: retries, pipelines, callbacks.
+    Messages that a worker sends are stored too: retries, pipelines, callbacks. Those that cannot be
+    stored, for instance because the database is down, are published directly: dramatiq would only
+    log the error, and acknowledge the message that they follow.
 
     Args:
         outbox: stores the messages: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
@@ -52,8 +56,22 @@ class OutboxBroker(RabbitmqBroker):
         Raises:
             OutboxError: the message was not stored (`Outbox.enqueue`).
         """
-        with self._diverted(_OutboxChannel(self._outbox)):
+        try:
+            with self._diverted(_OutboxChannel(self._outbox)):
+                return super().enqueue(message, delay=delay)
+        except Exception as error:
+            if not self._diversion.falls_back:
+                raise
+            warn_of_direct(message.message_id, error)
             return super().enqueue(message, delay=delay)
+
+    def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - dramatiq's
+        """Run middleware; that of a worker may send what follows a message."""
+        before, self._diversion.falls_back = self._diversion.falls_back, signal in _FOLLOWING
+        try:
+            super().emit_after(signal, *args, **kwargs)
+        finally:
+            self._diversion.falls_back = before
 
     def declare_queue(self, queue_name: str, *, ensure: bool = False) -> None:
         """Declare a queue; within `enqueue`, without contacting the broker.
@@ -94,9 +112,15 @@ class OutboxBroker(RabbitmqBroker):
 
 
 class _Diversion(threading.local):
-    """The object that replaces this thread's channel to RabbitMQ; None for the real one."""
+    """The object that replaces this thread's channel to RabbitMQ; None for the real one.
+
+    Attributes:
+        channel: the object.
+        falls_back: whether a message that cannot be stored is published directly.
+    """
 
     channel: Any = None
+    falls_back: bool = False
 
 
 class _OutboxChannel:

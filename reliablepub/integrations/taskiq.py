@@ -13,10 +13,10 @@ from taskiq import AsyncBroker
 from taskiq_aio_pika import AioPikaBroker, Queue
 
 from reliablepub import ConfigurationError
-from reliablepub.integrations import Enqueues, message_of
+from reliablepub.integrations import Enqueues, message_of, warn_of_direct
 
-_REQUEUED: Final = "X-Taskiq-requeue"
-"""Label of a task that ``Context.requeue`` sends."""
+_RESENT: Final = {"X-Taskiq-requeue", "_retries"}
+"""Labels of a task that ``Context.requeue`` or taskiq's middleware sends again."""
 
 
 class OutboxBroker(AioPikaBroker):
@@ -25,8 +25,9 @@ class OutboxBroker(AioPikaBroker):
     A process that only sends tasks has no connection to RabbitMQ, so it starts while the broker is
     down. Workers declare the exchange and the queues, as without an outbox.
 
-    ``Context.requeue()`` within a joined transaction raises, so the transaction is rolled back; its
-    task is published directly, as by taskiq alone.
+    ``Context.requeue()`` raises, which rolls back the transaction of the task. Within a joined
+    transaction its task is published directly, as by taskiq alone; so are this task and retries if
+    they cannot be stored, for instance because the database is down.
 
     Args:
         outbox: stores the tasks: an `Outbox` each at once, a `SessionOutbox` as part of the
@@ -95,14 +96,24 @@ class _OutboxExchange:
 
     async def publish(self, message: Any, routing_key: str) -> None:  # noqa: ANN401 - aio-pika's
         """Store the message. The relay sends it as mandatory, and awaits its confirm."""
-        is_requeued = _REQUEUED in message.headers and getattr(self._outbox, "is_joined", False)
-        if is_requeued and self._direct is not None:
-            # taskiq raises an exception next, which rolls the joined transaction back.
-            exchange = self._direct.default_exchange
-            if self._name:
-                exchange = await self._direct.get_exchange(self._name, ensure=False)
-            await exchange.publish(message, routing_key)
+        if self._direct is None or _RESENT.isdisjoint(message.headers):
+            await self._store(message, routing_key)
             return
+        # The worker acknowledges the running task next, so this one must not be lost. An open
+        # transaction is rolled back, by the exception with which taskiq ends the running task.
+        if not getattr(self._outbox, "is_joined", False):
+            try:
+                await self._store(message, routing_key)
+            except Exception as error:  # noqa: BLE001 - of any database
+                warn_of_direct(message.headers.get("task_id"), error)
+            else:
+                return
+        exchange = self._direct.default_exchange
+        if self._name:
+            exchange = await self._direct.get_exchange(self._name, ensure=False)
+        await exchange.publish(message, routing_key)
+
+    async def _store(self, message: Any, routing_key: str) -> None:  # noqa: ANN401
         properties = {**dict(message.properties), "type": message.type}
         given = message_of(message.body, self._name, routing_key, properties)
         enqueue_async = getattr(self._outbox, "enqueue_async", None)

@@ -525,6 +525,32 @@ def test_what_ends_a_task_is_not_rolled_back_with_its_transaction(
     kombu.pools.reset()
 
 
+def test_a_retry_that_cannot_be_stored_is_published_directly(
+    path: Path, fake_broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database may be down, which may be why; and Celery would reject the task, and lose it."""
+    app, outbox = make_app(fake_broker.url), Outbox(path, open_messages_max=1)
+    use_outbox(app, outbox, hold_eta=True)
+    app.tasks["add"].delay(1)  # the outbox is full now
+
+    @app.task(name="job", bind=True, shared=False)
+    def job(self: Any) -> None:
+        with pytest.raises(OutboxFull):
+            app.tasks["add"].delay(2)
+        raise self.retry(countdown=7)
+
+    app.finalize()
+    request = {"id": "7", "is_eager": False, "called_directly": False, "root_id": "7"}
+    build_tracer("job", job, app=app)("7", (), {}, request)
+    until(lambda: fake_broker.published_count)
+    (published,) = fake_broker.published
+    assert published.properties.headers is not None
+    assert (published.properties.headers["id"], published.properties.headers["retries"]) == ("7", 1)
+    assert "task 7 is published directly, as storing it raised OutboxFull" in caplog.text
+    assert outbox.status().stored == 1
+    kombu.pools.reset()
+
+
 # ------------------------------------------------------------------------------------ configuration
 
 

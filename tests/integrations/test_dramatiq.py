@@ -103,6 +103,37 @@ def test_a_worker_runs_it_and_its_retries(
         broker.delete_queue(name)
 
 
+def test_a_retry_that_cannot_be_stored_is_published_directly(
+    fake_broker: FakeBroker, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database may be down, which may be why; and dramatiq would only log that, and lose it."""
+    ours = OutboxBroker(Outbox(path, open_messages_max=1), url=fake_broker.url)
+    ran: list[int] = []
+
+    def job() -> None:
+        ran.append(1)
+        if len(ran) == 1:
+            other.send()  # the outbox is full
+
+    other = actor_of(ours)
+    other.send(1)
+    decorate = dramatiq.actor(broker=ours, queue_name="jobs", min_backoff=2_000, max_backoff=4_000)
+    actor: Any = decorate(job)
+    worker = dramatiq.Worker(ours, queues={"jobs"}, worker_threads=1, worker_timeout=50)
+    worker.start()
+    try:
+        fake_broker.wait_for(lambda: any(q.name == "jobs" for q in fake_broker.queues()), 60)
+        fake_broker.publish(actor.message().encode(), "jobs")
+        until(lambda: fake_broker.published_count)
+        assert [each.routing_key for each in fake_broker.published] == ["jobs.DQ"]
+        assert "is published directly, as storing it raised OutboxFull" in caplog.text
+        with Publisher(fake_broker.url, outbox=path, topology=ours.topology()):
+            until(lambda: len(ran) == 2)
+    finally:
+        worker.stop()
+    ours.close()
+
+
 def test_it_belongs_to_the_transaction_while_the_broker_is_down(
     database: str, engine: Engine
 ) -> None:
