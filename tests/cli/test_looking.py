@@ -283,10 +283,14 @@ def test_a_relay_that_hangs_is_not_called_connected(run: Run, relay: SqliteStore
     assert words in run("status", "--over", 0).stdout
     (row,) = parsed(run("status", "--json", "--over", 0))["relays"]
     assert row["silent_s"] > 60
-    for id_ in (5, 6, 7):
+    for id_ in (5, 6, 7, 8):
         assert (
             "; but the relay hangs, and has shown no sign of life for" in run("explain", id_).stdout
         )
+    relay.show({"link": "disconnected", "reason": "refused", "since": now, "at": now - 61.5})
+    assert "Next: nothing until the relay" in run("explain", 7).stdout
+    assert "; but the relay hangs" in run("explain", 7).stdout
+    assert "the relay hangs" not in run("explain", 3).stdout
     relay.show({"link": "connected", "reason": "", "since": now, "at": now})
     assert "broker       connected for" in run("status", "--over", 0).stdout
 

@@ -21,7 +21,9 @@ from reliablepub.cli import main
 from reliablepub.cli.doctor import server as server_findings
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.errors import OutboxError
+from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Relaying
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
 from reliablepub.testing import FakeBroker
@@ -394,3 +396,18 @@ def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> N
             until(lambda: shown("outbox", "status", "--over", "0").count("connected for") == 2)
             assert "no relay" not in shown("outbox", "explain", str(of_shard[1]))
             assert is_relayed() == ["1.0"]
+
+
+def test_the_status_of_an_earlier_run_with_the_same_process_id_does_not_count(
+    postgres_outbox: str,
+) -> None:
+    def link() -> object:
+        (relay,) = read_relays(outbox_at(postgres_outbox))
+        assert relay.pid == os.getpid()
+        return relay.status.get("link")
+
+    with FakeBroker() as broker, Publisher(broker.url, outbox=postgres_outbox):
+        until(lambda: link() == "connected")
+        with psycopg.connect(postgres_outbox) as connection:  # as if it were of another container
+            connection.execute("UPDATE reliablepub.status SET run = run - 1")
+        assert link() is None

@@ -161,15 +161,13 @@ def next_words(story: Story, database: Database, now: float) -> str:
     since, span = ago(story.relay.get("since"), now), _span(story, now)
     reason = one_line(story.relay.get("reason") or "no connection yet")
     is_blocked = story.relay.get("link") == "blocked"
-    but = _but(story, database, now)
     words = {
         Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes"
-        + (f"; but the broker has blocked the relay{span}: {reason}" if is_blocked else but),
+        + (f"; but the broker has blocked the relay{span}: {reason}" if is_blocked else ""),
         Next.SENT: f"the relay (process {story.relay_pid}) sends it "
-        + (f"after the {count_of(story.before, 'message')} before it" if story.before else "next")
-        + but,
+        + (f"after the {count_of(story.before, 'message')} before it" if story.before else "next"),
         Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
-        f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now{but}",
+        f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now",
         Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
         f"goes first; see `reliablepub outbox explain {story.held_by}`",
         Next.PAUSED: _paused_words(story, now),
@@ -184,11 +182,14 @@ def next_words(story: Story, database: Database, now: float) -> str:
         if story.state == "discarded"
         else "nothing; if it did not arrive, look at the queue and its consumers",
     }
-    return words[story.next]
+    is_the_relays = story.next not in {Next.RELAYED, Next.DECIDED, Next.NOTHING}
+    return words[story.next] + (_but(story, database, now) if is_the_relays else "")
 
 
 def _but(story: Story, database: Database, now: float) -> str:
     """What may keep the relay from sending the message; empty if nothing does."""
+    if story.relay_pid is None:
+        return ""
     stored_at = story.message.get("stored_at")
     oldest = stored_at if isinstance(stored_at, int | float) else None
     silent = None if database.file is None else silent_s(story.relay, oldest, now)
