@@ -400,7 +400,8 @@ class Session(Generic[K]):
         self.window.heard(self._main.progress, now)
         batches: list[Batch[K]] = []
         for lane in lanes:
-            if lane.state is ChannelState.OPEN and lane.late:
+            may_be_late = self.window.size > 1 or not lane.buffer  # else it would have all of it
+            if lane.state is ChannelState.OPEN and lane.late and may_be_late:
                 batches += self._transmit_late(lane, now)
                 if lane.late and not lane.late_in_flight:
                     break  # it waits for bytes, which others would take
@@ -549,13 +550,13 @@ class Session(Generic[K]):
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
         """End the epoch of a channel whose confirms are overdue."""
         self._order(CloseChannel(lane.epoch, reason))
-        is_of_queue, is_second = lane.has_settled_newer, self._patience > 1
+        is_of_queue = lane.has_settled_newer
+        is_late = self.window.size > 1 and (is_of_queue or self._patience > 1)
         self._patience = min(2 * self._patience, PATIENCE_MAX)
         if is_of_queue:  # the broker as a whole is not too slow for the window
             self.window.forget_round()
         else:
             self.window.reset()
-        is_late = is_of_queue or is_second
         late_before = self._clock.reading(now) - self._confirm_timeout_s if is_late else -inf
         self._aftermath.overdue(lane, reason, late_before=late_before)
         if self._is_sharing:  # a new channel might exceed the limit while this one still counts

@@ -987,3 +987,35 @@ def test_a_late_message_that_waits_for_bytes_goes_before_newer_ones() -> None:
     assert client.writes() == "2.1:a"
     client.hears(Acked(2, 1, multiple=False))
     assert client.writes() == "2.2:cdef"
+
+
+def test_a_window_of_one_message_keeps_its_order() -> None:
+    client = connected(window_max=1)
+    client.submits("abc")
+    for epoch, waited in ((1, 30), (2, 60), (3, 120)):
+        assert client.writes() == f"{epoch}.1:a"
+        client.waits(waited)
+        client.hears(ChannelOpened(epoch + 1))
+    assert [*client.session.buffered_keys()] == [*"abc"]
+
+
+def test_a_window_that_has_shrunk_to_one_message_is_not_taken_by_a_late_one() -> None:
+    client = connected()
+    client.session = Session(
+        lambda _: 1, window_min=1, window_max=8, window_bytes_max=100, confirm_timeout_s=30
+    )
+    client.hears(Connected(), ChannelOpened(1))
+    client.session.window.size = 8
+    client.session.submit(*"abcd")
+    client.writes()
+    client.waits(30)
+    client.session.window.size = 8
+    client.hears(ChannelOpened(2))
+    client.writes()
+    client.waits(60)
+    client.hears(ChannelOpened(3))
+    assert client.session.window.size == 1
+    client.session.submit("x")
+    assert client.writes() == "3.1:x"
+    client.hears(Acked(3, 1, multiple=False))
+    assert client.writes() == "3.2:a"
