@@ -110,6 +110,16 @@ def test_they_can_be_discarded_and_are_not_exported(
     assert invoke(path, "outbox explain 1").stdout.startswith("message 1")
 
 
+def test_they_are_not_retried_and_the_others_are(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "o.db"
+    path.write_bytes(whole.read_bytes())
+    assert invoke(path, "outbox park 1").exit_code == 0
+    sql(path, "UPDATE reliablepub_parked SET size = x'31' WHERE id = 2")
+    result = invoke(path, "outbox retry --all --yes")
+    assert (result.exit_code, result.stdout) == (2, "1 message put back\n")
+    assert result.stderr == "Error: message 2 left alone: damaged\n"
+
+
 @pytest.mark.parametrize("value", VALUES)
 def test_a_ledger_that_is_no_number_is_damage(whole: Path, tmp_path: Path, value: str) -> None:
     path = tmp_path / "o.db"

@@ -3,10 +3,12 @@
 import json
 import re
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Unroutable
+from reliablepub.errors import OutboxDiskFull
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Run, parsed
@@ -130,6 +132,24 @@ def test_a_file_that_is_no_outbox_is_not_rescued(run: Run, tmp_path: Path) -> No
     assert (result.exit_code, result.stdout) == (4, "")
     assert "nothing was copied; name the file of the outbox" in result.stderr
     assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OutboxDiskFull("the disk is full")])
+def test_a_copy_that_is_not_complete_is_not_taken_for_one(
+    run: Run, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    new = tmp_path / "new.db"
+    with monkeypatch.context() as patched:
+        patched.setattr("reliablepub.outbox.sqlite.salvage._copy_sources", fail)
+        result = run("salvage", outbox, new)
+    assert result.exit_code == (3 if error is KeyboardInterrupt else 4)
+    assert f"{new} is incomplete: delete it, and try again\n" in result.stderr
+    again = run("salvage", outbox, new)
+    assert "exists already" in again.stderr
+    assert "is incomplete" not in again.stderr
 
 
 def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path) -> None:

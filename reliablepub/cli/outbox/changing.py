@@ -254,7 +254,8 @@ def _report(
             "or was nacked; do not publish them again under another message id"
         )
     if effect.damaged:
-        print_error(f"{named(effect.damaged)} {left_alone}: damaged, or unfit for the new address")
+        why = "damaged, or unfit for the new address" if action is Action.REROUTE else "damaged"
+        print_error(f"{named(effect.damaged)} {left_alone}: {why}")
     if effect.in_flight:
         print_note(
             f"{named(effect.in_flight)} {left_alone}: in flight, so the broker may have it; wait "

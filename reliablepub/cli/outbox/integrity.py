@@ -21,6 +21,7 @@ from reliablepub.cli.output import (
     quoted,
 )
 from reliablepub.cli.progress import patiently
+from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.printable import one_line
@@ -84,7 +85,13 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:
     Example:
       reliablepub outbox salvage damaged.db new.db
     """
-    found = Outbox(new).salvage(damaged)
+    was_there = new.exists()
+    try:
+        found = Outbox(new).salvage(damaged)
+    except (KeyboardInterrupt, OutboxError):
+        if new.exists() and not was_there:
+            print_note(f"{new} is incomplete: delete it, and try again")
+        raise
     if as_json:
         print_json(asdict(found))
         return Exit.PARKED if found.broken else Exit.CONFIRMED
