@@ -17,6 +17,7 @@ from reliablepub.cli.output import (
     count_of,
     print_error,
     print_json,
+    print_note,
     print_result,
     quoted,
 )
