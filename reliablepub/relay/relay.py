@@ -568,7 +568,7 @@ class Relay:
             buffered=session.buffered,
             connects=self._wire.connects,
             server=self._wire.server,
-            trying=self._wire.trying,
+            trying="" if link is Link.CONNECTED else self._wire.trying,
             violations=session.violations.total(),
             stale=session.stale,
             aside=session.aside,
@@ -638,6 +638,8 @@ def unload_touched(
 def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
     """Tell waiters and hooks of messages that the store parked because their rows are damaged."""
     rows = store.damaged()
+    if not rows:
+        return
     notices.damaged(rows)
     for row in rows:
         waiter = loaded.changed_on_disk(row.id, is_open=False)
