@@ -458,8 +458,7 @@ class SqliteStore:
                 row = connection.execute(QUERIES["ledger"]).fetchone()
             finally:
                 connection.execute("ROLLBACK")
-            if last_id < self._last_id:
-                raise self._older_copy()
+            self._check_ids(last_id)
             self._last_id = last_id
             return Snapshot(last_id, Counters(*row))
 
@@ -771,8 +770,7 @@ class SqliteStore:
                 keep_confirmed=keep_s > 0,
                 keys=self._keys,
             )
-            if snapshot.last_id - len(changes.new) < self._last_id:
-                raise self._older_copy()
+            self._check_ids(snapshot.last_id - len(changes.new))
             if self._has_kept:
                 before = now - keep_s if keep_s > 0 else math.inf
                 pruned = prune_confirmed(connection, before, len(changes.confirmed))
@@ -857,8 +855,12 @@ class SqliteStore:
             )
         return int(newest)
 
+    def _check_ids(self, last_id: int) -> None:
+        """Check that no id is assigned a second time: the relay would not look for its message."""
+        if last_id < self._last_id:
+            raise self._older_copy()
+
     def _older_copy(self) -> OutboxError:
-        """The error if ids are assigned a second time: no read would look for their messages."""
         return OutboxError(
             f"outbox {self.path} was replaced by an older copy, perhaps a restored backup: "
             "this relay stops; messages that were stored after the copy was made are not in it"
