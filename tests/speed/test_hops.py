@@ -68,8 +68,8 @@ def test_how_far_a_message_goes(tmp_path: Path) -> None:
                     of_many.append(calls.total() / MANY)
         finally:
             threading.setprofile(None)
-    # With Python 3.11: 38 or 39 modules, 500 calls with the flush, 10.5 calls a message of many. A busy
-    # machine takes a turn more, of 38 calls, and up to 13.4.
+    # With Python 3.11: 38 or 39 modules, 500 calls with the flush, 10.5 calls a message of many. A
+    # busy machine takes a turn more, of 38 calls, and up to 13.4.
     passed = min(modules, key=len)
     assert len(passed) <= 39, sorted(passed)
     assert min(counted) <= 540
