@@ -187,10 +187,15 @@ def fork() -> Iterator[Callable[[], None]]:
     children: list[int] = []
 
     def start() -> None:
+        reader, writer = os.pipe()
         children.append(os.fork())
         if not children[-1]:
+            os.write(writer, b"!")  # after what is to be done in a forked child
             time.sleep(600)
             os._exit(0)
+        os.read(reader, 1)
+        os.close(reader)
+        os.close(writer)
 
     yield start
     for child in children:

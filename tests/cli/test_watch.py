@@ -283,6 +283,7 @@ class Terminal:
             stderr=child if stderr is None else stderr,
             cwd=Path(__file__).parents[2],
             env={**os.environ, "TERM": "xterm-256color", **environment},
+            process_group=0,  # the group of a daemon is not stopped by SIGTSTP
         )
         self.child = child
         self.output = ""

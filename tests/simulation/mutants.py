@@ -478,8 +478,8 @@ def a_retry_loses_its_turn(patch: pytest.MonkeyPatch) -> None:
 def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
     real: Any = _Step._apply
 
-    def apply(self: Any, id_: int, state: str) -> None:
-        real(self, id_, state)
+    def apply(self: Any, id_: int, state: str, **given: bool) -> None:
+        real(self, id_, state, **given)
         if self._intervention.action is Action.SKIP:
             self._session.select(
                 "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = 0"
