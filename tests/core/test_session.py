@@ -989,6 +989,23 @@ def test_a_late_message_that_waits_for_bytes_goes_before_newer_ones() -> None:
     assert client.writes() == "2.2:cdef"
 
 
+def test_newer_messages_leave_the_bytes_to_a_late_one_that_does_not_fit() -> None:
+    client = connected(window_max=4)
+    for key, size in (("a", 40), ("b", 50), ("n", 10)):
+        client.submits(key, size=size)
+    client.writes()
+    client.hears(Acked(1, 3, multiple=False))
+    client.waits(30)
+    client.hears(ChannelOpened(2))
+    client.submits("c", size=60)
+    client.submits("d", size=20)
+    assert client.writes() == "2.1:a 2.2:c"
+    client.hears(Acked(2, 1, multiple=False))
+    assert client.writes() == ""
+    client.hears(Acked(2, 2, multiple=False))
+    assert client.writes() == "2.3:b 2.4:d"
+
+
 def test_a_window_of_one_message_keeps_its_order() -> None:
     client = connected(window_max=1)
     client.submits("abc")
