@@ -420,7 +420,9 @@ class World:
         process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
         turns = loaded._order
-        require((len(turns.wanted), turns.admitted) == (0, 0), "a turn is left in memory")
+        if not process.relay._is_stepping:  # on a full disk, it cannot end, and nothing is read
+            require(not turns.wanted, "a turn is left in memory")
+        require(not turns.admitted, "an admitted message is left in memory")
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
         left = (loaded._messages, loaded._bytes, len(loaded._waiters), loaded._due)
         require(left == (0, 0, 0, {}), f"left in memory: {left}")
