@@ -123,7 +123,12 @@ def channel_process_killed(arena: Arena) -> None:
 
 @scenario()
 def classic_queue_process_killed(arena: Arena) -> None:
+    """Not oftener than its supervisor bears: dead for the sixth time in 10 s, it stays so.
+
+    (rabbit_amqqueue_sup: ``amqqueue_max_restart_intensity``, {5, 10}. Then all is nacked.)
+    """
     arena.node.eval(f"exit({_pid(arena, 'classic')}, kill).")
+    time.sleep(2.0)
 
 
 @scenario()
