@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ from reliablepub.outbox.postgres import store as store_module
 from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
+from tests.outbox.ageing import DAY_S, outlive_the_history
 from tests.outbox.conftest import Clock, Make
 from tests.outcomes import REFUSED
 from tests.postgres import PostgresServer
@@ -27,7 +29,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
-DAY_S = 86_400.0
+IDS_OF_ATTEMPTS = "SELECT DISTINCT id FROM reliablepub.attempts ORDER BY id"
 RUNS = """
 INSERT INTO reliablepub.runs (shard, pid, host, started_at)
 SELECT %s, 1, 'host', 1.0 FROM generate_series(1, %s)
@@ -184,36 +186,16 @@ def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_go
     url: str, clock: Clock, entry: Make
 ) -> None:
     with opened(url, clock) as store:
-        entries = [entry() for _ in range(10)]
-        store.commit(Changes(new=entries))
-        for one in entries:
-            attempts = [Attempt(one, "1-1", number, REFUSED, clock.now) for number in (1, 2, 3)]
-            one.refused = 3
-            store.commit(Changes(rescheduled=[one], attempts=attempts))
-        intervene(outbox_at(url), [2, 3], Intervention(Action.PARK), clock=clock)
-        intervene(outbox_at(url), [3], Intervention(Action.DISCARD), clock=clock)
-        assert store.changed_elsewhere()
-        clock.now += 8 * DAY_S
-        store.relieve()
-        assert len(store.touched()) == 3, "however old, until the relay has read them"
-        clock.now -= 8 * DAY_S
-        store.commit(Changes(confirmed=[entries[0], *entries[4:]]))
-
-        def history() -> tuple[int, int]:
-            for _ in range(50):
-                assert store.relieve() == ""
-            return count(url, "attempts"), count(url, "interventions")
-
-        before = history()
-        assert before[0] >= 30
-        clock.now += 6 * DAY_S
-        assert history() == before
-        clock.now += 2 * DAY_S
-        store.commit(Changes(attempts=[Attempt(entries[9], "1-1", 4, REFUSED, clock.now)]))
-        assert history() != before
-        left = sql(url, "SELECT DISTINCT id FROM reliablepub.attempts ORDER BY id")
-        assert left == [(2,), (3,), (4,), (10,)], "open, parked, with interventions, or young"
-        assert count(url, "interventions") == 2, "of a parked message, and the newest"
+        outlive_the_history(
+            store,
+            clock,
+            entry,
+            where=url,
+            count=partial(count, url),
+            ids_of_attempts=lambda: sql(
+                url, "SELECT DISTINCT id FROM reliablepub.attempts ORDER BY id"
+            ),
+        )
 
 
 def test_there_is_one_pass_an_hour(

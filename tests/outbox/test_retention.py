@@ -13,20 +13,19 @@ import pytest
 
 from reliablepub.message import Message
 from reliablepub.outbox import history
-from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.entry import Attempt, Changes
-from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import retention, space
 from reliablepub.outbox.sqlite import store as store_module
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.outbox.ageing import DAY_S, outlive_the_history
 from tests.outbox.conftest import Clock, Make
 from tests.outbox.shim import CANTOPEN, shim
 from tests.outcomes import REFUSED
 from tests.sqlite import count, sql, writer_of
 
-DAY_S = 86_400.0
+IDS_OF_ATTEMPTS = "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id"
 
 
 @pytest.fixture
@@ -237,35 +236,16 @@ def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_go
     path: Path, clock: Clock, entry: Make
 ) -> None:
     with closing(SqliteStore(path, clock=clock)) as store:
-        entries = [entry() for _ in range(10)]
-        store.commit(Changes(new=entries))
-        for one in entries:
-            attempts = [Attempt(one, "1-1", number, REFUSED, clock.now) for number in (1, 2, 3)]
-            one.refused = 3
-            store.commit(Changes(rescheduled=[one], attempts=attempts))
-        intervene(outbox_at(path), [2, 3], Intervention(Action.PARK), clock=clock)
-        intervene(outbox_at(path), [3], Intervention(Action.DISCARD), clock=clock)
-        clock.now += 8 * DAY_S
-        store.relieve()
-        assert len(store.touched()) == 3, "however old, until the relay has read them"
-        clock.now -= 8 * DAY_S
-        store.commit(Changes(confirmed=[entries[0], *entries[4:]]))
-
-        def history() -> tuple[int, int]:
-            for _ in range(50):
-                assert store.relieve() == ""
-            return count(path, "attempts"), count(path, "interventions")
-
-        before = history()
-        assert before[0] >= 30
-        clock.now += 6 * DAY_S
-        assert history() == before
-        clock.now += 2 * DAY_S
-        store.commit(Changes(attempts=[Attempt(entries[9], "1-1", 4, REFUSED, clock.now)]))
-        assert history() != before
-        left = sql(path, "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id")
-        assert left == [(2,), (3,), (4,), (10,)], "open, parked, with interventions, or young"
-        assert count(path, "interventions") == 2, "of a parked message, and the newest"
+        outlive_the_history(
+            store,
+            clock,
+            entry,
+            where=path,
+            count=partial(count, path),
+            ids_of_attempts=lambda: sql(
+                path, "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id"
+            ),
+        )
 
 
 @pytest.mark.usefixtures("busy")
