@@ -6,10 +6,9 @@ Knows: `Status`. Must never know: how a connection is made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from reliablepub.printable import one_line
-from reliablepub.relay.status import Link, Status
+from reliablepub.relay.status import Link, Outage, Status
 
 
 def spoken(reason: str) -> str:
@@ -34,9 +33,6 @@ def describe(status: Status) -> str:
             return "not connected to the broker yet"
 
 
-_TOLD_MAX: Final = 100
-
-
 class LinkNotes:
     """Prints a line for each change of the connection.
 
@@ -48,7 +44,7 @@ class LinkNotes:
     def __init__(self, say: Callable[[str], None], *, is_eager: bool) -> None:
         self._say = say
         self._last = "" if is_eager else "connected to the broker"
-        self._told: set[str] = set()  # in this outage
+        self._outage = Outage()
 
     def look(self, status: Status) -> None:
         """Print the state if it has changed.
@@ -59,12 +55,10 @@ class LinkNotes:
         if status.link not in (Link.CONNECTED, Link.BLOCKED) and not status.reason:
             return
         words = describe(status)
-        if words == self._last or words in self._told:
+        trying = status.link in (Link.CONNECTING, Link.DISCONNECTED)
+        if words == self._last or (trying and not self._outage.is_new(words)):
             return
         self._last = words
-        trying = status.link in (Link.CONNECTING, Link.DISCONNECTED)
         if not trying:
-            self._told.clear()
-        elif len(self._told) < _TOLD_MAX:
-            self._told.add(words)
+            self._outage.end()
         self._say(f"{words}; trying again" if trying else words)

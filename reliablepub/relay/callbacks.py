@@ -32,11 +32,9 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.printable import named
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.journal import write
-from reliablepub.relay.status import Link, Status
+from reliablepub.relay.status import Link, Outage, Status
 
 LOGGER: Final = logging.getLogger("reliablepub.hooks")
-REASONS_MAX: Final = 100
-"""Most reasons of an outage that are remembered; a further one is told each time."""
 
 
 class Running(NamedTuple):
@@ -155,7 +153,7 @@ class Notices:
         self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
         self._looked_at = self._link
-        self._reasons: set[str] = set()  # why no connection was made, since the last one was lost
+        self._outage = Outage()
         self.hears_sent = "sent" in self._events
         self.hears_confirms = "confirmed" in self._events
 
@@ -261,11 +259,9 @@ class Notices:
         if last == self._link:
             return
         if link is not Link.DISCONNECTED:
-            self._reasons.clear()
-        elif reason in self._reasons:
-            return  # with several hosts, the reasons of their failures alternate
-        elif len(self._reasons) < REASONS_MAX:
-            self._reasons.add(reason)
+            self._outage.end()
+        elif not self._outage.is_new(reason):
+            return
         name = link.value
         if link is Link.CONNECTED and last[0] is Link.BLOCKED:
             name = "unblocked"

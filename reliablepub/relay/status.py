@@ -236,6 +236,25 @@ class Status:
         return self.counters.open
 
 
+class Outage:
+    """Remembers the reasons of an outage: with several hosts, those of their failures alternate."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+
+    def is_new(self, reason: str) -> bool:
+        """Whether this reason was not asked for since the last `end`."""
+        if reason in self._reasons:
+            return False
+        if len(self._reasons) < REASONS_MAX:
+            self._reasons.add(reason)
+        return True
+
+    def end(self) -> None:
+        """Forget the reasons, because the relay is connected again."""
+        self._reasons.clear()
+
+
 def waits_for(status: Status) -> list[str]:
     """The reasons, as far as the relay knows, why messages stay open: a few lines of text."""
     told = []
@@ -268,6 +287,8 @@ BEAT_S: Final = 10.0
 SILENT_S: Final = 30.0
 """Age of a status, while messages are open, from which the relay counts as hanging."""
 PAUSED_SHOWN: Final = 10
+REASONS_MAX: Final = 100
+"""Most reasons that an `Outage` remembers; a further one is new each time."""
 _REASON_MAX: Final = 2_000
 """Characters of a reason that are written: the text of an exception can be of any length."""
 
