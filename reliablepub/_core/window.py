@@ -20,9 +20,10 @@ highest where the rate of confirms is highest: what they would take for congesti
 
 **How the size is chosen.** A new connection doubles its window, as TCP slow start does, until three
 doublings in a row bring no gain. In doubt the window grows: a window that is too large costs
-latency, one that is too small costs throughput. After that the window is adjusted by trials. Rounds
-at half or twice the window alternate with rounds at the current window, so that other load on the
-host affects both, until the mean difference exceeds its own error.
+latency, one that is too small costs throughput. So a gain counts at once, after a *glance*, and a
+doubling without one only after a whole look. After that the window is adjusted by trials. Looks at
+half or twice the window alternate with looks at the current window, so that other load on the host
+affects both, until the mean difference exceeds its own error.
 
     ==================  ==========================  ====================================
     trial               adopted if the rate         next
@@ -54,6 +55,8 @@ from typing import Final
 
 LOOK_S: Final = 0.1
 """Minimum length of a *look* in seconds. A look sums up rounds, to average out stalls of a host."""
+GLANCE_S: Final = 0.005
+"""Minimum length of a glance in seconds: enough to see that the rate has doubled, or nearly."""
 MATTERS: Final = log(1.05)
 """Smallest difference of rates that counts: 5 %, as a difference of logarithms."""
 LEAP: Final = log(1.1)
@@ -149,9 +152,13 @@ class SlowStart:
         self._best = 0.0
         self._strikes = 0
 
+    def is_gain(self, rate: float) -> bool:
+        """Whether a rate is clearly better than those of all smaller sizes."""
+        return rate > self._best * exp(LEAP)
+
     def goes_on(self, rate: float) -> bool:
         """Add the rate that was measured at a size; return whether to double again."""
-        if rate > self._best * exp(LEAP):
+        if self.is_gain(rate):
             self._best = rate
             self._strikes = 0
         else:
@@ -219,10 +226,16 @@ class Window:
         elif progress.lowest_tag > begin.last_tag and now > since:
             self.round = None
             settled, took_s = self._look
-            self._look = settled + progress.settled - begin.settled, took_s + now - since
-            if self._look[1] >= LOOK_S:
-                self._learn(self._look[0] / self._look[1])
+            settled, took_s = settled + progress.settled - begin.settled, took_s + now - since
+            self._look = settled, took_s
+            rate = settled / took_s
+            if took_s >= LOOK_S or (took_s >= GLANCE_S and self._is_early_gain(rate)):
                 self._look = (0, 0.0)
+                self._learn(rate)
+
+    def _is_early_gain(self, rate: float) -> bool:
+        """Whether slow start need not look any longer, because the size clearly brings a gain."""
+        return self._start is not None and self._start.is_gain(rate)
 
     def sent(self, progress: Progress, now: float, *, is_held_up: bool) -> None:
         """Begin a round if the window is full after a transmission; discard it if it is not.

@@ -18,7 +18,7 @@ from reliablepub._core.events import (
     Unblocked,
 )
 from reliablepub._core.session import Session
-from reliablepub._core.window import Progress
+from reliablepub._core.window import GLANCE_S, Progress
 
 TIMEOUT_S = 30.0
 
@@ -136,7 +136,7 @@ def test_a_write_that_is_taken_back_was_no_round() -> None:
     sender.now += 1.0
     (batch,) = sender.writes()
     assert batch.first_tag == 1
-    sender.now += 0.01
+    sender.now += GLANCE_S / 2
     sender.hears(Acked(batch.epoch, 2, multiple=True))
     sender.writes()
     assert sender.window == 2, "the round began with the second write"

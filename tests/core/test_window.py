@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reliablepub._core.window import (
+    GLANCE_S,
     LOOK_S,
     PAIRS_MAX,
     REST_MAX,
@@ -103,7 +104,7 @@ def test_it_shrinks_when_latency_climbs_and_grows_when_the_broker_is_far() -> No
     assert far >= 4_096
 
     broker.a_second = 500  # the disk is busy: all that grows now is the queue
-    broker.go_on(600)
+    broker.go_on(1_200)
     busy = broker.window.size
     assert busy <= far / 4
 
@@ -155,17 +156,33 @@ def test_a_round_is_over_when_all_that_was_in_flight_is_settled() -> None:
 
 
 def test_short_rounds_are_taken_together() -> None:
-    window = Window(32, 100)
-    for tenth in range(10):
-        assert window.size == 32
-        window.sent(
-            Progress(1, 32 * (tenth + 1), 32 * tenth + 1, 32 * tenth),
-            100 + tenth * LOOK_S / 10,
-            is_held_up=True,
-        )
-        settled = 32 * (tenth + 1)
-        window.heard(Progress(1, settled, settled + 1, settled), 100 + (tenth + 1.1) * LOOK_S / 10)
-    assert window.size == 64
+    # No more with any larger window.
+    broker = Broker(32 / GLANCE_S, 0.0, window=Window(32, 1_000), now=0.0)
+    broker.round()
+    assert broker.window.size == 64, "a gain is seen at a glance"
+    since = broker.now
+    while broker.window.size == 64:
+        broker.round()
+    assert broker.now - since == pytest.approx(LOOK_S, abs=0.011), "no gain, only by a whole look"
+
+
+def test_what_is_shorter_than_a_glance_shows_no_gain() -> None:
+    broker = Broker(32 / (0.6 * GLANCE_S), 0.0, window=Window(32, 1_000))
+    broker.round()
+    assert broker.window.size == 32
+    broker.round()
+    assert broker.window.size == 64
+
+
+def test_a_glance_is_for_slow_start_only() -> None:
+    broker = Broker(10_000, 0.001, window=Window(32, 64))
+    while broker.window._start is not None:
+        broker.round()
+    broker.a_second = 1_000_000
+    since, rest = broker.now, broker.window._rest_left
+    while broker.window._rest_left == rest:
+        broker.round()
+    assert broker.now - since >= LOOK_S - 0.01
 
 
 def test_a_round_that_takes_no_time_is_not_over() -> None:
@@ -197,7 +214,7 @@ def test_a_round_of_an_epoch_that_is_over_is_forgotten() -> None:
     lasting(window)
     done(window, epoch=2)
     lasting(window, now=102.0)
-    done(window, now=102.0 + LOOK_S / 2)
+    done(window, now=102.0 + GLANCE_S / 2)
     assert window.size == 32, "the look begins with the new epoch"
 
 
@@ -337,11 +354,12 @@ def test_each_look_counts_what_was_settled_in_it_and_nothing_else() -> None:
     assert sizes == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_a_look_lasts_as_long_as_it_must_and_no_longer() -> None:
+@pytest.mark.parametrize(("lasts_s", "size"), [(GLANCE_S, 64), (0.99 * GLANCE_S, 32)])
+def test_a_glance_lasts_as_long_as_it_must_and_no_longer(lasts_s: float, size: int) -> None:
     window = Window(32, 100)
     lasting(window, now=0.0)
-    done(window, now=LOOK_S)
-    assert window.size == 64
+    done(window, now=lasts_s)
+    assert window.size == size
 
 
 def test_what_the_smallest_can_do_is_tried_against_more_again_and_again() -> None:
