@@ -212,6 +212,8 @@ class Batch(Generic[K]):
         taken_at: when the caller took the batch, on the session's active clock.
         written_at: when the caller wrote the batch, by a clock of the caller's own. The core does
             not read it.
+        confirmed: keys of confirmed messages that the caller has not dealt with yet. The core does
+            not read it.
     """
 
     epoch: int
@@ -220,6 +222,7 @@ class Batch(Generic[K]):
     outstanding: int = 0
     taken_at: float = 0.0
     written_at: float = 0.0
+    confirmed: list[K] = field(default_factory=list)
 
 
 class Settlement(NamedTuple, Generic[K]):

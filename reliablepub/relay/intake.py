@@ -144,6 +144,11 @@ class Intake:
         """Whether `take` would take a chunk, or fail one."""
         return bool(self._inbox.chunks) and self._inbox.is_ready(self._room(counters, now))
 
+    def lacks_room(self, counters: Counters) -> bool:
+        """Whether a caller waits because the store is full."""
+        head = self._inbox.head
+        return head is not None and self._limits.is_full(counters, head)
+
     def next_look(self, now: float) -> float | None:
         """When to try `take` again if nothing else happens (monotonic), or None."""
         is_held_up = bool(self._inbox.chunks) and now < self._flowing_until

@@ -33,7 +33,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
-from reliablepub._core.events import Batch, Event, Settlement
+from reliablepub._core.events import Batch, ConfirmedEach, Event, Settlement
 from reliablepub._core.session import Session
 from reliablepub.errors import (
     Damaged,
@@ -64,6 +64,7 @@ from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
+from reliablepub.relay.removals import WAIT_S
 from reliablepub.relay.settling import GuardedPolicy, Settling
 from reliablepub.relay.status import Link, Percentiles, Status
 from reliablepub.relay.wire import Wire
@@ -194,9 +195,6 @@ class Relay:
         self._look_at_clock(now, wall)
         self._wire.keep(now)
         self._settle_ended(now, wall)
-        if self._settling.changes.confirmed:
-            self._wire.proved()
-            self._intake.confirms_flow(now)
         self._look_elsewhere(now, wall)
         if self._intake.refusal is not None:
             self._intake.reject_new(now)
@@ -316,6 +314,9 @@ class Relay:
         late = self._settling.attempts_ended(ended, now, wall) if ended else None
         if late:
             self._session.withdraw(late)
+        if any(isinstance(one, ConfirmedEach) for one in ended):
+            self._wire.proved()
+            self._intake.confirms_flow(now)
         if self._pauses.new:
             for entry in self._pauses.withdrawn_from(self._session):
                 self._settling.hold(entry, wall)
@@ -434,8 +435,13 @@ class Relay:
             self._pauses.release(changes, now)
         changes.sent = batches
         was_stepping = self._is_stepping
-        if not (was_stepping or self._must_commit(changes, now, is_flushing=is_flushing)):
+        leave_before = now - WAIT_S
+        if is_flushing or self._intake.lacks_room(self._snapshot.counters):
+            leave_before = inf
+        is_due = self._must_commit(changes, now, leave_before, is_flushing=is_flushing)
+        if not (was_stepping or is_due):
             return
+        self._remove_confirmed(changes, now, leave_before)
         try:
             begun = self._clock.monotonic()
             self._snapshot = self._store.commit(changes)
@@ -482,7 +488,22 @@ class Relay:
         else:
             self._no_commit_until = now + COMMIT_RETRY_S
 
-    def _must_commit(self, changes: Changes, now: float, *, is_flushing: bool) -> bool:
+    def _remove_confirmed(self, changes: Changes, now: float, leave_before: float) -> None:
+        """Have confirmed entries leave with this commit; all of them, if it is made for them."""
+        removals = self._settling.removals
+        is_for_them = self._commit_by is not None and now >= self._commit_by
+        # While callers have more, each new entry takes the place of one that leaves.
+        is_fed = bool(changes.new or self._inbox.chunks)
+        removals.take(
+            changes,
+            least=len(changes.new) if is_fed else removals.count,
+            stay_max=self._session.window.size,
+            before=inf if is_for_them else leave_before,
+        )
+
+    def _must_commit(
+        self, changes: Changes, now: float, leave_before: float, *, is_flushing: bool
+    ) -> bool:
         """Whether to commit in this turn what was collected.
 
         A commit that holds only confirms may be delayed: losing one costs a duplicate, waiting
@@ -494,7 +515,8 @@ class Relay:
             return True
         if changes.parked and not self._gathers(changes, now):
             return True
-        if not (changes.confirmed or changes.finished or changes.parked):
+        has_confirms = changes.confirmed or self._settling.removals.are_due(leave_before)
+        if not (has_confirms or changes.finished or changes.parked):
             self._commit_by = None
             return False
         if self._commit_by is None:
@@ -597,7 +619,10 @@ class Relay:
             self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
         ):
             return 0.0
-        deadlines.append(self._no_commit_until if is_held_up else self._commit_by)
+        if is_held_up:
+            deadlines.append(self._no_commit_until)
+        else:
+            deadlines.append(self._commit_by or self._settling.removals.next_at)
         if takes_in and not self._pauses.is_idle and self._session.is_ready:
             deadlines.append(self._pauses.poll_timeout())
         next_due, next_late = self._loaded.next_due, self._loaded.next_late

@@ -23,6 +23,7 @@ from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.policy import GiveUp, Refusal, RetryIn, RetryPolicy, Verdict
 from reliablepub.relay.callbacks import Guard, Notices
 from reliablepub.relay.pauses import UNKNOWN, Pauses
+from reliablepub.relay.removals import Removals
 from reliablepub.relay.status import Latencies
 
 _DEFAULT: Final = RetryPolicy()
@@ -113,6 +114,7 @@ class Settling:
         frees_a_key: whether a message with an ordering key was confirmed. The next message of the
             key can be sent once that is committed.
         latencies: counts confirm latencies.
+        removals: confirmed entries that are still in the store.
     """
 
     policy: GuardedPolicy
@@ -123,6 +125,7 @@ class Settling:
     postponed: list[Entry] = field(default_factory=list)
     frees_a_key: bool = False
     latencies: Latencies = field(default_factory=Latencies)
+    removals: Removals = field(default_factory=Removals)
 
     def written(self, batch: Batch[Entry], now: float) -> None:
         """Note that a batch was passed to the transport."""
@@ -160,7 +163,8 @@ class Settling:
             if isinstance(one, ConfirmedEach):
                 self._confirmed(one, now, wall)
                 continue
-            self._count_down(one.batch, 1)
+            assert one.batch is not None
+            self.removals.ended(one.batch, 1)
             if isinstance(self.decide(one, now, wall), Expire):
                 late.add(one.key)
             self._tell_ended(one, now)
@@ -269,13 +273,6 @@ class Settling:
         outcome = Outcome(OutcomeKind.EXPIRED, 0, text, entry.persistence)
         self.changes.parked.append(self._keep(Settlement(entry, 0, 0, outcome, None), wall))
 
-    def _count_down(self, batch: Batch[Entry] | None, ended: int) -> None:
-        """Count ended attempts of a batch. Once all have ended, its row is to be deleted."""
-        assert batch is not None
-        batch.outstanding -= ended
-        if not batch.outstanding:
-            self.changes.finished.append(batch)
-
     def _tell_ended(self, one: Settlement[Entry], now: float) -> None:
         """Tell hooks of an attempt that has ended."""
         latency_s = now - one.batch.written_at if one.batch is not None else 0.0
@@ -285,12 +282,12 @@ class Settling:
         """Settle confirmed entries, many at once: this is the path that most messages take."""
         entries = run.keys
         for batch, count in run.batches:
-            self._count_down(batch, count)
             self.latencies.took(now - batch.written_at, count)
         if self.pauses.tracked:
             self.pauses.confirmed(entries, now)
-        self.changes.confirmed += entries
-        if not all(map(is_plain, entries)):
+        if all(map(is_plain, entries)):
+            self.removals.confirmed(run, now)
+        else:
             self._confirmed_not_plain(run, wall)
         _tell_confirmed(entries)
         if self.notices.hears_confirms:
@@ -298,7 +295,13 @@ class Settling:
                 self._tell_ended(settlement, now)
 
     def _confirmed_not_plain(self, run: ConfirmedEach[Entry], wall: float) -> None:
-        """Free ordering keys, and record the confirm of entries with earlier attempts."""
+        """Free ordering keys, and record the confirm of entries with earlier attempts.
+
+        These entries leave the store at once: the next one of an ordering key waits for that.
+        """
+        self.changes.confirmed += run.keys
+        for batch, count in run.batches:
+            self.removals.ended(batch, count)
         for settlement in run.each():
             entry = settlement.key
             if entry.message.ordering_key is not None:
