@@ -374,9 +374,14 @@ class Checker:
         require(not lost, f"lost: {lost}")
         self._open, self._parked = found, parked
         if is_after_commit:
-            kept = self._acked & found
-            require(not kept, f"confirmed before the commit, and still stored: {kept}")
+            self._check_kept(self._acked & found)
         require(self._disk.audit() == [], f"the ledger does not add up: {self._disk.audit()}")
+
+    def _check_kept(self, kept: set[str]) -> None:
+        """A commit may leave a window of confirmed messages in the outbox, but none of a key."""
+        require(len(kept) <= self._window_max, f"confirmed, and more than a window stays: {kept}")
+        keyed = {id_ for id_ in kept if self.stories[id_].message.ordering_key is not None}
+        require(not keyed, f"confirmed before the commit, and holds up its key: {keyed}")
 
     def _check_parked(self, id_: str, words: Words) -> None:
         kind, _, text = words

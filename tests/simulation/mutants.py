@@ -32,6 +32,7 @@ from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.relay import Relay
+from reliablepub.relay.removals import Removals
 from reliablepub.relay.settling import Settling
 from reliablepub.transport.base import CannotEncode
 
@@ -223,6 +224,11 @@ def the_window_is_ignored(patch: pytest.MonkeyPatch) -> None:
         return real(self, room=room + 1, **rest)
 
     patch.setattr(Lane, "transmit", transmit)
+
+
+@mutant
+def confirmed_messages_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Removals, "take", lambda *_, **__: None)
 
 
 @mutant

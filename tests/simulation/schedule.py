@@ -19,7 +19,7 @@ from tests.simulation.agenda import Action
 from tests.simulation.checker import require
 from tests.simulation.world import World
 
-DRAIN_MAX_S = 600.0
+DRAIN_MAX_S = 1_200.0
 """Virtual seconds within which an outbox must be empty once everything is well again."""
 HISTORY_MAX = 20_000
 HISTORY_TAIL = 60
