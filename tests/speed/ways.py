@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aio_pika
 
@@ -17,10 +16,8 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.speed import gopher, peers
 from tests.speed.gopher import Gopher
 from tests.speed.measuring import Way
-from tests.speed.peers import BODY, WINDOW
+from tests.speed.peers import BODY
 
-FIXED: dict[str, Any] = {"window_min": WINDOW, "window_max": WINDOW}
-"""The window that the others have."""
 WAIT_S = 300.0
 
 CEILING = "raw socket, frames encoded before: the ceiling"
@@ -107,19 +104,19 @@ class Ways:
         self._publish(count, None)
 
     def _publish(self, count: int, outbox: Path | None) -> None:
-        with Publisher(self._url, outbox=outbox, **FIXED) as publisher:
+        with Publisher(self._url, outbox=outbox) as publisher:
             publisher.publish(BODY, routing_key=self._queues[0]).result(30)  # connected from here
             receipt = publisher.publish_many(self._messages(count))
             assert receipt.wait(WAIT_S).confirmed == count
 
     async def _async(self, count: int, outbox: Path | None) -> None:
-        async with AsyncPublisher(self._url, outbox=outbox, **FIXED) as publisher:
+        async with AsyncPublisher(self._url, outbox=outbox) as publisher:
             await self._awaited(publisher, count)
 
     async def _guest(self, count: int) -> None:
         async with (
             await aio_pika.connect(self._url) as connection,
-            AsyncPublisher(connection=connection, outbox=self._outbox, **FIXED) as publisher,
+            AsyncPublisher(connection=connection, outbox=self._outbox) as publisher,
         ):
             await self._awaited(publisher, count)
 
