@@ -64,8 +64,7 @@ from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
-from reliablepub.relay.removals import WAIT_S
-from reliablepub.relay.settling import GuardedPolicy, Settling
+from reliablepub.relay.settling import WAIT_S, GuardedPolicy, Settling
 from reliablepub.relay.status import Link, Percentiles, Status
 from reliablepub.relay.wire import Wire
 from reliablepub.transport.base import CannotEncode, Transport

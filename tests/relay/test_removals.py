@@ -6,7 +6,7 @@ import pytest
 
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.relay import LAZY_COMMIT_S
-from reliablepub.relay.removals import WAIT_S
+from reliablepub.relay.settling import WAIT_S
 from tests.relay.scripted import World, patient
 
 Build = Callable[..., World]

@@ -32,8 +32,7 @@ from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.relay import Relay
-from reliablepub.relay.removals import Removals
-from reliablepub.relay.settling import Settling
+from reliablepub.relay.settling import Removals, Settling
 from reliablepub.transport.base import CannotEncode
 
 Mutant = Callable[[pytest.MonkeyPatch], None]

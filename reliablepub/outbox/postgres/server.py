@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -435,12 +436,15 @@ class Pool:
         self._server = server
         self._idle: list[Link] = []
         self._pid = os.getpid()
+        # For an `Outbox` that was not closed. A `__del__` may come when modules are torn down.
+        weakref.finalize(self, _close, self._idle)
 
     @contextmanager
     def link(self) -> Iterator[Link]:
         """Lend a connection for the block."""
         if os.getpid() != self._pid:  # the connections are the parent's
-            self._pid, self._idle = os.getpid(), []
+            self._pid = os.getpid()
+            self._idle.clear()
         try:
             link = self._idle.pop()  # atomic: a signal handler gets another connection
         except IndexError:
@@ -455,7 +459,9 @@ class Pool:
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        while self._idle:
-            self._idle.pop().close()
+        _close(self._idle)
 
-    __del__ = close  # for an `Outbox` that was not closed
+
+def _close(links: list[Link]) -> None:
+    while links:
+        links.pop().close()
