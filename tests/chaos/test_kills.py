@@ -105,12 +105,13 @@ class Story:
         )
 
     def _duplicates_max(self) -> int:
-        """A window for each kill, and one for each channel that a guilty message closed.
+        """Two windows for each kill, and one for each channel that a guilty message closed.
 
-        It closes one for each halving of a window, until it is alone.
+        A kill loses what is in flight, and confirms that are not on disk. A guilty message closes a
+        channel for each halving of a window, until it is alone.
         """
         guilty = self._next // 20 + 1
-        return (self.kills + guilty * 7) * WINDOW_MAX
+        return (2 * self.kills + guilty * 7) * WINDOW_MAX
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])
