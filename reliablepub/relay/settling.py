@@ -5,8 +5,8 @@ know: the transport.
 
 An outcome takes effect in two steps. It joins the changes of the next commit (a confirm: of a later
 one, see `Removals`); once that commit has succeeded, waiters and the bookkeeping of loaded entries
-follow. Only a confirm reaches its waiter
-at once: if the process dies before the row is deleted, the message is merely sent once more.
+follow. Only a confirm reaches its waiter at once: if the process dies before the row is deleted,
+the message is merely sent once more.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Removals:
 
     def are_due(self, before: float) -> bool:
         """Whether a batch is finished, or has had its first confirm before that."""
-        return bool(self._finished) or self.next_at <= before + WAIT_S
+        return bool(self._finished or (self._unfinished and self.next_at <= before + WAIT_S))
 
     def take(self, changes: Changes, *, least: int, stay_max: int, before: float) -> None:
         """Add entries, oldest first, to the changes of the next commit.

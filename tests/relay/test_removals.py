@@ -155,6 +155,19 @@ def test_all_leave_for_a_caller_that_flushes(world: Build) -> None:
     assert left(w) == ["2"]
 
 
+def test_nothing_is_committed_for_a_flush_with_nothing_confirmed(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b")
+    w.turn()
+    for _ in range(3):
+        w.turn(after_s=LAZY_COMMIT_S, is_flushing=True)
+    assert len(w.store.turns) == 1
+    w.ack(2)
+    w.turn(is_flushing=True)
+    w.turn(after_s=LAZY_COMMIT_S, is_flushing=True)
+    assert len(w.store.turns) == 2
+
+
 def test_the_others_of_a_batch_may_end_in_any_way(world: Build) -> None:
     w = world(policy=patient(2, 0.0))
     w.hand_over("a", "b", "c")
