@@ -11,10 +11,10 @@ the message is merely sent once more.
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
 from typing import Final
@@ -132,13 +132,14 @@ class Removals:
         count: number of these entries.
     """
 
-    __slots__ = ("_finished", "_unfinished", "count")
+    __slots__ = ("_finished", "_numbers", "_unfinished", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        # Each with the time of its first confirm, which is their order.
+        # Each with the time of its first confirm, which is their order: a dict and a heap.
         self._unfinished: dict[Batch[Entry], float] = {}
-        self._finished: deque[tuple[Batch[Entry], float]] = deque()
+        self._finished: list[tuple[float, int, Batch[Entry]]] = []
+        self._numbers = itertools.count()  # so that the heap compares no batches
 
     def confirmed(self, run: ConfirmedEach[Entry], now: float) -> None:
         """Note that entries were confirmed (at ``now``, monotonic seconds)."""
@@ -155,7 +156,13 @@ class Removals:
         batch.outstanding -= count
         if not batch.outstanding:
             batch.confirmed.sort(key=id_of)
-            self._finished.append((batch, self._unfinished.pop(batch, -inf)))
+            since = self._unfinished.pop(batch, -inf)
+            heappush(self._finished, (since, next(self._numbers), batch))
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether a batch is finished."""
+        return bool(self._finished)
 
     @property
     def next_at(self) -> float:
@@ -177,7 +184,7 @@ class Removals:
         """
         least = max(least, self.count - stay_max)
         while self._finished:
-            batch, since = self._finished[0]
+            since, _, batch = self._finished[0]
             left = len(batch.confirmed)
             count = left if since <= before else min(least, left)
             self._leave(batch, count, changes)
@@ -185,7 +192,7 @@ class Removals:
                 break
             least = max(0, least - count)
             changes.finished.append(batch)
-            self._finished.popleft()
+            heappop(self._finished)
         while self._unfinished:
             batch, since = next(iter(self._unfinished.items()))
             if since > before and self.count <= stay_max:
@@ -420,6 +427,6 @@ _waiter: Final = attrgetter("waiter")
 
 def _tell_confirmed(entries: Sequence[Entry]) -> None:
     """Tell waiters of confirms, with one call for consecutive entries of a waiter."""
-    for waiter, theirs in groupby(entries, _waiter):
+    for waiter, theirs in itertools.groupby(entries, _waiter):
         if waiter is not None:
             waiter.all_confirmed(list(theirs))

@@ -79,6 +79,45 @@ def test_as_many_leave_as_enter(world: Build) -> None:
     assert left(w) == ["4", "5", "6", "7", "8", "9"], "nobody has more"
 
 
+def test_what_another_commit_has_left_is_not_forgotten(world: Build) -> None:
+    w = world()
+    w.hand_over(*IDS)
+    w.turn()
+    w.ack(10, multiple=True)
+    w.hand_over("a", "b", "c")
+    wait_s = w.turn()
+    assert wait_s == pytest.approx(LAZY_COMMIT_S)
+    w.time.now += LAZY_COMMIT_S
+    assert w.relay.idle_s() is None, "a turn is due"
+    assert w.turn() == pytest.approx(LAZY_COMMIT_S)
+    w.turn(after_s=LAZY_COMMIT_S)
+    assert left(w) == ["3", "4", "5", "6", "7", "8", "9"]
+
+
+def test_the_longest_wait_counts_not_which_batch_has_ended_first(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b")
+    w.turn()
+    w.hand_over("c", "d", "e")
+    w.turn()
+    w.ack(1)
+    w.turn()
+    w.time.now += WAIT_S / 2
+    w.ack(5)
+    w.ack(4)
+    w.ack(3)
+    w.hand_over("f")
+    w.turn()
+    assert left(w) == ["c"]
+    w.ack(2)
+    w.hand_over("g")
+    w.turn()
+    assert left(w) == ["a"], "its batch has waited longer"
+    w.hand_over("h")
+    w.turn(after_s=WAIT_S / 2)
+    assert left(w) == ["b"]
+
+
 def test_more_leave_when_they_have_waited_long_enough(world: Build) -> None:
     w = world()
     w.hand_over(*IDS)
@@ -142,6 +181,23 @@ def test_all_leave_for_a_caller_that_waits_for_room(world: Build) -> None:
     w.turn()
     w.turn(after_s=LAZY_COMMIT_S)
     assert left(w) == ["b"]
+    w.turn()
+    assert waits.is_stored
+
+
+def test_all_leave_for_a_caller_that_waits_for_memory(world: Build) -> None:
+    w = world(window_max=4, loaded_max=6)
+    w.hand_over("a", "b", "c", "d")
+    w.turn()
+    w.ack(3)
+    w.ack(4)
+    w.hand_over("e", "f")
+    w.turn()  # nothing is left to send, and memory is full
+    waits = w.hand_over("g")
+    w.ack(5)
+    w.turn()
+    w.turn(after_s=LAZY_COMMIT_S)
+    assert left(w) == ["c", "d", "e"]
     w.turn()
     assert waits.is_stored
 
