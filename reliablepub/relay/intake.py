@@ -145,9 +145,12 @@ class Intake:
         return bool(self._inbox.chunks) and self._inbox.is_ready(self._room(counters, now))
 
     def lacks_room(self, counters: Counters) -> bool:
-        """Whether a caller waits because the store is full."""
+        """Whether callers wait for room: in the store, or in memory, with little left to send."""
         head = self._inbox.head
-        return head is not None and self._limits.is_full(counters, head)
+        if head is None:
+            return False
+        is_low = self._session.buffered < self._session.in_flight
+        return is_low or self._limits.is_full(counters, head)
 
     def next_look(self, now: float) -> float | None:
         """When to try `take` again if nothing else happens (monotonic), or None."""

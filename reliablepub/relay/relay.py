@@ -434,7 +434,8 @@ class Relay:
             self._pauses.release(changes, now)
         changes.sent = batches
         was_stepping = self._is_stepping
-        leave_before = inf if is_flushing or self._lacks_room() else now - WAIT_S
+        is_urgent = is_flushing or self._intake.lacks_room(self._snapshot.counters)
+        leave_before = inf if is_urgent else now - WAIT_S
         is_due = self._must_commit(changes, now, leave_before, is_flushing=is_flushing)
         if not (was_stepping or is_due):
             return
@@ -484,14 +485,6 @@ class Relay:
             self._commit_by = now  # so that the next turn commits the outcomes of this one
         else:
             self._no_commit_until = now + COMMIT_RETRY_S
-
-    def _lacks_room(self) -> bool:
-        """Whether callers wait for room: in the store, or in memory, with little left to send."""
-        if not self._inbox.chunks:
-            return False
-        session = self._session
-        is_low = session.buffered < session.in_flight
-        return is_low or self._intake.lacks_room(self._snapshot.counters)
 
     def _remove_confirmed(self, changes: Changes, now: float, leave_before: float) -> None:
         """Have confirmed entries leave with this commit; all of them, if it is made for them."""

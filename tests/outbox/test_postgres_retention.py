@@ -192,9 +192,7 @@ def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_go
             entry,
             where=url,
             count=partial(count, url),
-            ids_of_attempts=lambda: sql(
-                url, "SELECT DISTINCT id FROM reliablepub.attempts ORDER BY id"
-            ),
+            ids_of_attempts=partial(sql, url, IDS_OF_ATTEMPTS),
         )
 
 

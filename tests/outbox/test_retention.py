@@ -242,9 +242,7 @@ def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_go
             entry,
             where=path,
             count=partial(count, path),
-            ids_of_attempts=lambda: sql(
-                path, "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id"
-            ),
+            ids_of_attempts=partial(sql, path, IDS_OF_ATTEMPTS),
         )
 
 

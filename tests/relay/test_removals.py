@@ -13,6 +13,15 @@ Build = Callable[..., World]
 IDS = [f"{n}" for n in range(10)]
 
 
+def confirmed(world: Build) -> World:
+    """Ten messages of one batch, confirmed since the last turn, and still in the store."""
+    w = world()
+    w.hand_over(*IDS)
+    w.turn()
+    w.ack(10, multiple=True)
+    return w
+
+
 def left(w: World) -> list[str]:
     """Ids of the messages that the last commit removed as confirmed."""
     return [entry.message.message_id or "" for entry in w.store.turns[-1].confirmed]
@@ -64,10 +73,7 @@ def test_those_of_an_unfinished_batch_wait_for_a_while(world: Build) -> None:
 
 
 def test_as_many_leave_as_enter(world: Build) -> None:
-    w = world()
-    w.hand_over(*IDS)
-    w.turn()
-    w.ack(10, multiple=True)
+    w = confirmed(world)
     w.hand_over("a", "b", "c")
     w.turn()
     assert left(w) == ["0", "1", "2"]
@@ -80,10 +86,7 @@ def test_as_many_leave_as_enter(world: Build) -> None:
 
 
 def test_what_another_commit_has_left_is_not_forgotten(world: Build) -> None:
-    w = world()
-    w.hand_over(*IDS)
-    w.turn()
-    w.ack(10, multiple=True)
+    w = confirmed(world)
     w.hand_over("a", "b", "c")
     wait_s = w.turn()
     assert wait_s == pytest.approx(LAZY_COMMIT_S)
@@ -119,10 +122,7 @@ def test_the_longest_wait_counts_not_which_batch_has_ended_first(world: Build) -
 
 
 def test_more_leave_when_they_have_waited_long_enough(world: Build) -> None:
-    w = world()
-    w.hand_over(*IDS)
-    w.turn()
-    w.ack(10, multiple=True)
+    w = confirmed(world)
     w.turn()
     w.hand_over("a")
     w.turn(after_s=WAIT_S)
