@@ -1,6 +1,7 @@
 """What is asked of a file at a path: its identity and its length, and not its times."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,11 +12,14 @@ from reliablepub.outbox.sqlite.location import libc, look
 
 
 @pytest.fixture(params=["statx", "statx is forbidden", "no statx"])
-def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if request.param == "statx is forbidden":
         monkeypatch.setattr(libc(), "statx", lambda *_: -1)
     elif request.param == "no statx":
         monkeypatch.setattr(location, "libc", lambda: None)
+    location._statx.cache_clear()
+    yield
+    location._statx.cache_clear()
 
 
 @pytest.mark.usefixtures("_kernel")

@@ -19,7 +19,7 @@ from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved
 from reliablepub.outbox.database import unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
-from reliablepub.outbox.rows import row_of
+from reliablepub.outbox.rows import plain_row_of, row_of
 from reliablepub.outbox.sqlite.connections import (
     add_outbox,
     check_file,
@@ -159,14 +159,17 @@ class Enqueuing:
             counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
             limits.check(counters, entry.message, self.path)
         self.ballast.check(cursor, entry.message.size)
-        counted = cursor.execute(QUERIES["count_stored"], {"size": entry.message.size}).fetchall()
-        if not counted:
+        (last_id,) = cursor.execute(QUERIES["last_id"]).fetchone()
+        if cursor.execute(QUERIES["count_stored"], (entry.message.size,)).rowcount != 1:
             raise OutboxError(
                 f"outbox {self.path} is damaged: its ledger has no row, so nothing was stored; "
                 "copy its messages into a new outbox with `reliablepub outbox salvage`"
             )
-        entry.id = counted[0][0] + 1  # before the row is made: encryption covers the id
-        cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
+        entry.id = last_id + 1  # before the row is made: encryption covers the id
+        if entry.is_plain:
+            cursor.execute(QUERIES["insert_plain_message"], plain_row_of(entry, keys))
+        else:
+            cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
         if key is not None:
             remember_key(cursor, key, entry.id, message_id, entry.stored_at)
         return message_id
@@ -264,12 +267,13 @@ def _version(cursor: sqlite3.Cursor) -> int | None:
     the caller's transaction may have neither read nor written yet.
     """
     try:
-        rows = cursor.execute(QUERIES["lock_and_version"]).fetchall()
+        cursor.execute(QUERIES["lock"])
+        (version,) = cursor.execute(QUERIES["schema_version"]).fetchone()
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # SQLITE_ERROR: there is no outbox yet
             raise
         return None
-    return int(rows[0][0]) if rows else None
+    return int(version)
 
 
 def _is_autocommit(connection: Any) -> bool:  # noqa: ANN401 - `autocommit` is new in Python 3.12

@@ -40,13 +40,13 @@ import pwd
 import re
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from reliablepub.errors import OutboxError, OutboxMoved
 from reliablepub.outbox.sqlite.forks import GATE, Inode, forked, open_files
@@ -480,13 +480,23 @@ _STATX: Final = Struct("=32xQQ88xII112x")
 """``stx_ino``, ``stx_size``, ``stx_dev_major`` and ``stx_dev_minor`` in a ``struct statx``."""
 
 
+@cache
+def _statx() -> tuple[Callable[..., int], Callable[[], Any]] | None:
+    """Call statx(2), and make a buffer for its answer; None if there is no such call."""
+    statx = getattr(libc(), "statx", None)
+    if statx is None:
+        return None
+    from ctypes import c_char  # noqa: PLC0415 - loaded by `libc`
+
+    return statx, c_char * _STATX.size
+
+
 def look(name: bytes) -> tuple[Inode | None, int]:
     """Identity and length of the file or link at a path; None and 0 if there is none."""
-    statx = getattr(libc(), "statx", None)
-    if statx is not None:
-        from ctypes import create_string_buffer  # noqa: PLC0415 - loaded by `libc`
-
-        found = create_string_buffer(_STATX.size)
+    call = _statx()
+    if call is not None:
+        statx, new_buffer = call
+        found = new_buffer()
         if not statx(_AT_FDCWD, name, _AT_SYMLINK_NOFOLLOW, _STATX_INO_AND_SIZE, found):
             inode, length, major, minor = _STATX.unpack(found)
             return (os.makedev(major, minor), inode), length

@@ -4,7 +4,7 @@
 SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'reliablepub_schema';
 
 -- name: schema_version
-SELECT coalesce(max(version), 0) FROM reliablepub_schema;
+SELECT coalesce(max(version), 0) FROM main.reliablepub_schema;
 
 -- name: record_version
 INSERT INTO reliablepub_schema (version, applied_at) VALUES (?, ?);
@@ -34,7 +34,7 @@ INSERT INTO main.reliablepub_messages (
 -- refused, the rows before it stay until the turn is rolled back. By default SQLite would undo the
 -- statement alone, for which it first copies each page to a temporary file.
 -- name: insert_plain_message
-INSERT OR FAIL INTO reliablepub_messages (
+INSERT OR FAIL INTO main.reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
@@ -185,7 +185,8 @@ VALUES (?, ?, ?, ?, ?);
 -- name: delete_in_flight
 DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 
--- The bytes stay at least 0 even if a size was edited in the file, which an audit reports.
+-- The bytes stay at least 0 even if a size was edited in the file, which an audit reports. To read the
+-- ledger afterwards costs half as much as RETURNING.
 -- name: change_ledger
 UPDATE reliablepub_ledger SET
     stored = stored + :stored,
@@ -193,22 +194,16 @@ UPDATE reliablepub_ledger SET
     parked = parked + :parked,
     expired = expired + :expired,
     discarded = discarded + :discarded,
-    open_bytes = CAST(max(0, open_bytes + :open_bytes) AS INTEGER)
-RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
+    open_bytes = CAST(max(0, open_bytes + :open_bytes) AS INTEGER);
 
 -- Takes the write lock by a write.
--- name: lock_and_version
-UPDATE main.reliablepub_ledger SET stored = stored
-RETURNING (SELECT coalesce(max(version), 0) FROM main.reliablepub_schema);
+-- name: lock
+UPDATE main.reliablepub_ledger SET stored = stored;
 
--- Counts one new message, and returns the highest id before it.
 -- name: count_stored
 UPDATE main.reliablepub_ledger SET
     stored = stored + 1,
-    open_bytes = CAST(max(0, open_bytes + :size) AS INTEGER)
-RETURNING max(stored - 1, coalesce(
-    (SELECT max(seq) FROM main.sqlite_sequence WHERE name = 'reliablepub_messages'), 0
-));
+    open_bytes = CAST(max(0, open_bytes + ?) AS INTEGER);
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.

@@ -472,7 +472,7 @@ def _write(
                     change["open_bytes"] += int(str(row["size"]))
                 else:
                     change[str(row["state"])] += 1
-        target.execute(QUERIES["change_ledger"], change).fetchall()
+        target.execute(QUERIES["change_ledger"], change)
         target.execute(QUERIES["begin_ids"])
         target.execute(QUERIES["go_beyond_parked_ids"])
 

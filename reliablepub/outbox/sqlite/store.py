@@ -249,7 +249,8 @@ def write_changes(
         "discarded": discarded,
         "open_bytes": new_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
     }
-    row = connection.execute(QUERIES["change_ledger"], change).fetchone()
+    connection.execute(QUERIES["change_ledger"], change)
+    row = connection.execute(QUERIES["ledger"]).fetchone()
     return Snapshot(last_id, Counters(*row))
 
 
@@ -838,7 +839,7 @@ class SqliteStore:
         """Commit a write that changes no value."""
         with transaction(connection, self.path):
             self._check_owner(connection)
-            connection.execute(QUERIES["lock_and_version"]).fetchall()
+            connection.execute(QUERIES["lock"])
 
     def _check_owner(self, connection: WritingConnection) -> int:
         """Check that this is the newest run: the lock alone fails if the lock file was removed.
