@@ -29,6 +29,7 @@ from reliablepub.printable import one_line
 
 _PREFETCH: Final = 500
 _RECONNECT_S: Final = 0.1
+_REQUEUED_S: Final = 0.5
 
 
 @contextmanager
@@ -146,13 +147,42 @@ class Consumer(threading.Thread):
         self._ending.set()
         self.join()
 
+    def fetch_rest(self) -> None:
+        """Stop consuming, and take what is left in the queues, one message at a time.
+
+        What has not arrived then is in no queue. RabbitMQ may put unacknowledged deliveries back a
+        little after their connection has closed, so each look comes after a pause.
+
+        Raises:
+            click.UsageError: the broker cannot be reached.
+        """
+        self.end()
+        with _explained(), pika.BlockingConnection(self._parameters) as connection:
+            channel = connection.channel()
+            is_empty = False
+            while not is_empty:
+                connection.sleep(_REQUEUED_S)
+                is_empty = not self._fetch(channel)
+
+    def _fetch(self, channel: BlockingChannel) -> int:
+        """Take all messages that are ready; return their number."""
+        number = 0
+        for queue, _ in self._topology.queues():
+            while True:
+                method, properties, body = channel.basic_get(queue)
+                if method is None or properties is None or body is None:
+                    break
+                self._on_delivery(channel, method, properties, body)
+                number += 1
+        return number
+
     def run(self) -> None:
         """Consume until told to end."""
         is_gone = False
         while not self._ending.is_set():
             try:
                 connection = pika.BlockingConnection(self._parameters)
-            except (AMQPError, OSError):
+            except Exception:  # noqa: BLE001 - also ValueError: reset between connect and getpeername
                 if not is_gone:
                     is_gone = True
                     self.count.crashes += 1
@@ -181,7 +211,7 @@ class Consumer(threading.Thread):
     def _on_delivery(
         self,
         channel: BlockingChannel,
-        method: spec.Basic.Deliver,
+        method: spec.Basic.Deliver | spec.Basic.GetOk,
         properties: pika.BasicProperties,
         body: bytes,
     ) -> None:

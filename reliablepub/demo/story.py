@@ -32,8 +32,8 @@ _HISTORY_S: Final = 0.1
 _PROGRESS_S: Final = 1.0
 _QUIET_S: Final = 0.5
 """Seconds without a delivery after which the demo ends, if all records have arrived."""
-_LOST_S: Final = 5.0
-"""Seconds without a delivery after which missing records are lost."""
+_MISSING_S: Final = 5.0
+"""Seconds without a delivery after which the queues are asked for what is missing."""
 
 _GOOD_CODES: Final = (0, 1, 3)
 """Accepted exit codes of a publisher: all confirmed, some parked, some open."""
@@ -189,10 +189,16 @@ class _Act:
         self._say_progress()
 
     def wait_for_consumer(self) -> None:
-        """Wait until every record has arrived, or no more deliveries arrive."""
+        """Wait until every record has arrived, or the queues are empty.
+
+        No clock says that a record is lost: a consumer may be slow, or may have failed.
+        """
         while True:
             is_complete = len(self.consumer.count.ids) >= self.records
-            if self.consumer.quiet_s > (_QUIET_S if is_complete else _LOST_S):
+            if self.consumer.quiet_s > (_QUIET_S if is_complete else _MISSING_S):
+                if not is_complete:
+                    self.say("the consumer has got nothing for a while: the queues are emptied")
+                    self.consumer.fetch_rest()
                 return
             time.sleep(_LOOK_S)
 
