@@ -8,6 +8,9 @@ up in a way that releases the key. So at most one message of a key is *admitted*
 retries do not release the key. When the message has left the store, the key becomes *wanted*: the
 caller asks the store for the key's next message. A key that is neither admitted nor wanted takes no
 memory; there may be millions of keys.
+
+An operator can put an earlier message back while a later one of its key is admitted. The earlier
+one is *passed* then, and goes when the later one leaves, even if that one only waits for a retry.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ class KeyOrder:
     Attributes:
         wanted: keys whose next message is to be looked up in the store, in the order in which they
             became wanted.
+        passed: numbers of messages that were not admitted, because one of their key was. There is
+            no use in looking them up again before that one leaves.
     """
 
     def __init__(self) -> None:
         self._admitted: dict[str, int] = {}
+        self._passed_of: dict[str, set[int]] = {}
+        self.passed: set[int] = set()
         self.wanted: dict[str, None] = {}
 
     @property
@@ -47,6 +54,8 @@ class KeyOrder:
     def admit(self, key: str, number: int) -> bool:
         """Admit a message, unless another message of its key is admitted; return whether it was."""
         if key in self._admitted:
+            self._passed_of.setdefault(key, set()).add(number)
+            self.passed.add(number)
             return False
         self._admitted[key] = number
         self.wanted.pop(key, None)
@@ -64,7 +73,11 @@ class KeyOrder:
             is_settled: whether it has left the store too, so that the key is wanted. False for a
                 message that waits in the store until it is due.
         """
+        passed: set[int] = set()
         if self._admitted.get(key) == number:
             del self._admitted[key]
-        if is_settled:
+            passed = self._passed_of.pop(key, passed)
+            self.passed -= passed
+        # An earlier message that was put back goes first, also if this one is only postponed.
+        if is_settled or passed - {number}:
             self.want(key)

@@ -170,6 +170,14 @@ class Entry:
             return Persistence.POSSIBLY_PERSISTED
         return Persistence.NOT_WRITTEN
 
+    def note_refusal(self, wall: float) -> None:
+        """Note that it was refused, or waits for a paused destination. The first time counts.
+
+        It may lie in the future, if the clock was set back while no relay ran. A budget that is
+        counted from it would not end before the clock has caught up.
+        """
+        self.refused_at = wall if self.refused_at is None else min(self.refused_at, wall)
+
     def step(self, by: float) -> None:
         """Shift its times by as many seconds as the wall clock was set, so that waits stay as long.
 

@@ -7,7 +7,7 @@ The relay finds an entry in one of two ways:
 - A new entry by its id. It is loaded when it is stored; or its id joins the backlog, a short list
   of ranges. Most ids are higher than all before; the store names those that come late.
 - A postponed entry by its due time. Reading does not mark its row, so each read tells the store
-  which due entries are in memory already.
+  which due entries are in memory already, or must let another of their key go first.
 
 Expired entries are read only to be given up. For entries in memory, the earliest deadline is kept;
 entries on disk are found by an index.
@@ -254,6 +254,18 @@ class Deadlines:
             else:
                 self._next_watched = min(self._next_watched, entry.expires_at)
         return late
+
+
+class _AnyOf:
+    """Ids that are in any of several containers."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, *parts: Container[int]) -> None:
+        self._parts = parts
+
+    def __contains__(self, id_: object) -> bool:
+        return any(id_ in part for part in self._parts)
 
 
 PAGE: Final = 500
@@ -546,8 +558,10 @@ class Loaded:
     def _read_due(self, wall: float) -> list[Entry]:
         if self._next_due is None or self._next_due > wall:
             return []
+        # Otherwise these could fill each page, and no other entry would be read.
+        loaded = _AnyOf(self._due, self._order.passed, self._deadlines.watched)
         entries, self._next_due = self._store.read_due(
-            wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=self._due
+            wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=loaded
         )
         return entries
 

@@ -248,7 +248,8 @@ class Pauses:
             if release.count < release.limit:
                 self._no_more_wait((release.exchange or "", release.routing_key))
         for going, release in self._pages.items():
-            if going in self._releasing:
+            # Otherwise it was ended, or begun anew, while this page waited for its commit.
+            if going in self._releasing and self._releasing[going] == release.after:
                 self._releasing[going] = release.last
                 if release.count < release.limit:
                     del self._releasing[going]

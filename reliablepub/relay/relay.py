@@ -159,6 +159,7 @@ class Relay:
         )
         self._wire = Wire(transport, session, clock.monotonic())
         self._look_at = clock.monotonic()
+        self._is_changed = False
         self._has_bell = bell is not None
         self._elsewhere = Elsewhere(bell, self._look_at)
         self._looked_at = self._look_at + clock.suspended()
@@ -342,12 +343,14 @@ class Relay:
         self._look_at = now + LOOK_S
         self._elsewhere.found_nothing(now)  # replaced by `found` below if there is a change
         try:
-            if self._store.changed_elsewhere():
+            self._is_changed |= self._store.changed_elsewhere()  # the store tells it only once
+            if self._is_changed:
                 before, self._snapshot = self._snapshot, self._store.snapshot()
                 is_urgent = self._snapshot != before and self._session.is_ready
                 self._elsewhere.found(now, is_urgent=is_urgent)
                 self._loaded.others(self._snapshot, wall)
                 unload_touched(self._store, self._session, self._loaded, self._settling)
+                self._is_changed = False  # not before: what has failed is tried again
         except UNREADABLE as error:
             self._cannot_read(now, error)
             return

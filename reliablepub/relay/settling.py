@@ -289,7 +289,7 @@ class Settling:
         entry.is_plain = False
         verdict: Verdict = RetryIn(0.0)
         if outcome.kind in REFUSALS:
-            entry.refused_at = wall if entry.refused_at is None else entry.refused_at
+            entry.note_refusal(wall)
             verdict = self.policy.verdict(entry, outcome, wall)
             is_given_up = isinstance(verdict, GiveUp)
             self.pauses.refused(entry, outcome, now, wall, is_given_up=is_given_up)
@@ -347,8 +347,7 @@ class Settling:
         pause = self.pauses.holds(entry)
         assert pause is not None
         said = pause.why
-        if entry.refused_at is None:
-            entry.refused_at = wall
+        entry.note_refusal(wall)
         # The outcome of an earlier run is not known, so no budget can be named for it.
         end = None if said is UNKNOWN else self.policy.end_of_wait(entry, said, wall)
         if end is None:

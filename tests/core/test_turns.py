@@ -46,6 +46,27 @@ def test_who_was_given_up_before_its_turn_takes_nobody_elses() -> None:
     assert turns.next_wanted(9) == ["l"]
 
 
+def test_an_earlier_one_that_was_put_back_goes_when_a_later_one_is_put_off() -> None:
+    turns = KeyOrder()
+    turns.admit("k", 2)
+    assert not turns.admit("k", 1)
+    assert turns.passed == {1}
+    turns.leave("k", 2, is_settled=False)
+    assert turns.passed == set()
+    assert turns.next_wanted(9) == ["k"]
+    assert turns.admit("k", 1)
+
+
+def test_who_is_found_again_while_it_is_on_its_way_does_not_wait_for_itself() -> None:
+    turns = KeyOrder()
+    turns.admit("k", 1)
+    assert not turns.admit("k", 1)
+    assert turns.passed == {1}
+    turns.leave("k", 1, is_settled=False)
+    assert not turns.wanted
+    assert turns.admit("k", 1)
+
+
 def test_keys_are_looked_for_in_the_order_in_which_they_were_wanted() -> None:
     turns = KeyOrder()
     for key in "cab":

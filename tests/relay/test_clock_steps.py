@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tenacity import stop_after_delay
+from tenacity import stop_after_delay, wait_fixed
 
+from reliablepub._core.events import ChannelOpened, Nacked
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import HELD, Changes, Entry, Release, Store
@@ -22,7 +23,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import clock_steps
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
-from reliablepub.policy import Retries, RetryPolicy
+from reliablepub.policy import Breaker, Retries, RetryPolicy
 from tests.relay.scripted import Time, Told, World, patient
 from tests.sqlite import sql
 
@@ -345,6 +346,33 @@ def test_a_budget_in_time_is_not_spent_by_a_clock(
     world.nack(3)
     world.turn()
     assert told.kinds == {"a": OutcomeKind.NACKED}
+
+
+@pytest.mark.parametrize("breaker", [None, Breaker(refusals_max=1, pause=wait_fixed(5))])
+def test_a_budget_in_time_ends_although_an_earlier_run_had_a_clock_far_ahead(
+    path: Path, breaker: Breaker | None
+) -> None:
+    brief = Retries(stop_after_delay(30), wait_fixed(1))
+    policy = RetryPolicy(brief, brief, brief, breaker=breaker)
+    time = Time(now=300 * HOUR)
+    with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
+        world = World(store, policy=policy, time=time)
+        world.connect()
+        world.hand_over("a")
+        world.turn()
+        world.nack(1)
+        world.turn()
+    time = Time()
+    with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
+        world = World(store, policy=policy, time=time)
+        world.connect()
+        for _ in range(60):
+            world.turn(after_s=1.0)
+            world.relay.handle([ChannelOpened(world.asked_epochs[-1])])  # perhaps that of a probe
+            if world.session.in_flight:
+                sent = world.transport.sendings[-1]
+                world.relay.handle([Nacked(sent.epoch, sent.first_tag, multiple=False)])
+        assert world.relay.status.counters.parked == 1
 
 
 @pytest.mark.parametrize("ahead", [25 * HOUR, -25 * HOUR])

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Connected, Returned
+from reliablepub.errors import OutboxLocked
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Store
+from reliablepub.outbox.entry import Snapshot, Store
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
@@ -158,6 +159,28 @@ def test_what_another_process_enqueues_is_sent_within_a_poll_and_once(
     drain(w)
     assert sorted(w.sent) == ["last", "other0", "other1", "other2", "own"]
     assert w.relay.status.counters.confirmed == 5
+
+
+def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fails(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.turn()
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    errors = [OutboxLocked("locked by another process")]
+
+    def snapshot() -> Snapshot:
+        if errors:
+            raise errors.pop()
+        return sqlite.snapshot()
+
+    w.store.snapshot = snapshot  # type: ignore[attr-defined]
+    for _ in range(5):
+        w.turn(after_s=1.0)
+    assert not errors
+    assert w.sent == ["a"]
 
 
 def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(

@@ -15,6 +15,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
+from reliablepub.relay.loaded import PAGE
 from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World, disk_full, patient
 
@@ -383,6 +384,63 @@ def test_what_is_parked_out_of_turn_holds_back_only_those_behind_it(
     assert w.sent == ["a", "b"]
     [key] = Outbox(path).held_keys()
     assert (key.message_id, key.held_back) == ("c", 1)
+
+
+def test_what_is_retried_goes_before_a_later_one_of_its_key_that_waits(path: Path) -> None:
+    with Outbox(path) as outbox:
+        for id_ in ("a", "b"):
+            outbox.enqueue(Message(b"", routing_key="q", message_id=id_, ordering_key="k"))
+    for action in (Action.PARK, Action.SKIP):
+        assert intervene(outbox_at(path), [1], Intervention(action)).changed == 1
+    with closing(SqliteStore(path)) as store:
+        w = World(store, policy=patient(5, 1_000.0))
+        w.connect()
+        w.turn()
+        assert w.sent == ["b"]
+        assert Outbox(path).retry() == 1
+        w.turn(after_s=POLL_S)
+        assert w.sent == ["b"], "it waits for its turn"
+        w.nack(1)
+        for _ in range(10):
+            w.turn(after_s=1.0)
+        assert w.sent == ["b", "a"]
+        w.ack(2)
+        w.turn(is_flushing=True)
+        assert w.sent == ["b", "a"], "the later one still waits for its retry"
+        w.turn(after_s=1_000.0)
+        w.turn()
+        assert w.sent == ["b", "a", "b"]
+        w.ack(3)
+        w.turn(is_flushing=True)
+        assert w.in_memory == (0, 0)
+        assert w.relay.status.counters.open == 0
+
+
+@pytest.mark.parametrize("action", [Action.RETRY, Action.DISCARD])
+def test_those_that_must_wait_for_their_turn_hold_up_nothing_else_that_is_due(
+    sqlite: SqliteStore, path: Path, action: Action
+) -> None:
+    w = World(sqlite, window_max=2 * PAGE, loaded_max=8 * PAGE)
+    keys = [str(n) for n in range(PAGE + 1)]
+    for name, brief_s in (("early", 1.0), ("late", None)):
+        messages = [
+            Message(b"", "", "q", None, f"{name} {key}", ordering_key=key, expires_in_s=brief_s)
+            for key in keys
+        ]
+        w.inbox.put(Told(w.log).chunk_of(messages))
+    w.turn()
+    for _ in range(5):
+        w.turn(after_s=2.0)
+    w.connect()
+    for _ in range(5):
+        w.turn()
+    assert w.sent == [f"late {key}" for key in keys], "the early ones have expired"
+    assert intervene(outbox_at(path), range(1, PAGE + 2), Intervention(action)).changed > PAGE
+    w.hand_over("x", not_before=datetime.fromtimestamp(w.time.wall + 1.0, tz=UTC))
+    w.turn()
+    waits = [w.turn(after_s=1.0) for _ in range(10)]
+    assert w.sent[len(keys) :] == ["x"]
+    assert waits[-1] is None or waits[-1] > 0.0, "it is at rest"
 
 
 def test_a_key_is_still_held_after_a_restart(path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
 
 from reliablepub._core.events import Acked, ChannelClosed, ChannelOpened, Nacked
+from reliablepub.errors import OutboxLocked
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -576,3 +577,39 @@ def test_a_page_after_the_other_goes_and_what_is_paused_again_waits(
         w.turn(is_flushing=True)
     assert len(set(w.sent)) == 10
     assert w.relay.status.paused == ()
+
+
+def test_what_waits_again_while_a_page_awaits_its_commit_goes_too(
+    sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.relay.pauses.PAGE", 1)
+    often = Retries(stop_after_attempt(9), wait_fixed(1))
+    policy = RetryPolicy(often, often, often, breaker=Breaker(pause=wait_fixed(10)))
+    w = World(sqlite, policy=policy, window_max=2, confirm_timeout_s=1_000.0)
+    w.connect()
+    gone = ChannelClosed(w.epoch, 404, "NOT_FOUND - no exchange 'ex' in vhost '/'", by_publish=True)
+    w.hand_over("a", exchange="ex")
+    w.turn()
+    w.relay.handle([gone])
+    w.open_channel()
+    w.hand_over(*"bcdef", exchange="ex")
+    w.turn()
+    w.turn(after_s=11.0)
+    probing = open_quarantine(w)
+    assert w.sent == ["a", "a"]
+    while w.sent == ["a", "a"]:  # the exchange is there again, and the queue is slow to confirm
+        w.turn(after_s=1.0)
+    assert len(w.sent) == 3, "so the pause has ended, and a page at a time goes"
+    w.store.fails = lambda _turn: OutboxLocked("locked by another process")
+    w.turn()
+    w.relay.handle([replace(gone, epoch=w.epoch)])
+    w.turn()
+    w.relay.handle([Acked(probing, 1, multiple=False)])  # which ends the second pause
+    w.turn()
+    w.store.fails = lambda _turn: None
+    w.turn(after_s=1.0)
+    w.open_channel()
+    for _ in range(30):
+        w.turn(after_s=1.0)
+        w.ack_all()
+    assert w.relay.status.counters.open == 0
