@@ -480,6 +480,18 @@ def a_retry_loses_its_turn(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant
+def those_whose_turn_it_is_not_fill_every_page(patch: pytest.MonkeyPatch) -> None:
+    real: Any = KeyOrder.admit
+
+    def admit(self: Any, key: str, number: int) -> Any:
+        is_admitted = real(self, key, number)
+        self.passed.clear()
+        return is_admitted
+
+    patch.setattr(KeyOrder, "admit", admit)
+
+
+@mutant
 def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
     real: Any = _Step._apply
 

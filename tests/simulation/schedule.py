@@ -84,6 +84,8 @@ def run(seed: int, database: str | None = None) -> Report:
             _known_relay(world, database),
             mock.patch("time.time", wall),
             mock.patch("reliablepub.outbox.sqlite.clock_steps.PART", world.part),
+            mock.patch("reliablepub.relay.loaded.PAGE", world.page),
+            mock.patch("reliablepub.relay.pauses.PAGE", world.page),
         ):
             try:
                 _plan(world)

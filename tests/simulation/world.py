@@ -55,6 +55,7 @@ class World:
         self.rng = rng = random.Random(seed)
         self.host = random.Random(f"{seed}: the host, and for how long people are patient")
         self.part = self.host.choice([2, 2_000])
+        self.page = random.Random(-1 - seed).choice([1, 3, 500])
         self.patient = self.host.choice([0.0, 0.0, 0.5, 1.0])
         self.history: list[tuple[float, str, object]] = []
         self.agenda = Agenda()
