@@ -204,10 +204,15 @@ def _play(world: World) -> None:
     """Let it happen; then, with everything healed, it must run empty by itself."""
     while not world.is_ending:
         world.agenda.run_next()
-    world.person_retries()
+    _run_empty(world)
+    world.person_retries()  # not before: whatever others write has the relay look once more
+    _run_empty(world)
+    world.finish()
+
+
+def _run_empty(world: World) -> None:
     end = world.agenda.now + DRAIN_MAX_S
     while not world.is_quiet:
         world.agenda.run_next()
         require(world.agenda.now < end, "it never runs empty")
         require(len(world.history) < HISTORY_MAX, "much happens, and it never runs empty")
-    world.finish()
