@@ -61,7 +61,7 @@ class KeyOrder:
         self.wanted.pop(key, None)
         return True
 
-    def leave(self, key: str, number: int, *, is_settled: bool) -> None:
+    def leave(self, key: str, number: int, *, is_settled: bool) -> bool:
         """Note that a message has left the relay's memory.
 
         A message that was never admitted may leave too: it was given up while earlier messages of
@@ -72,6 +72,10 @@ class KeyOrder:
             number: the message's number.
             is_settled: whether it has left the store too, so that the key is wanted. False for a
                 message that waits in the store until it is due.
+
+        Returns:
+            whether others were passed because of it. The time at which they are due may have
+            changed since.
         """
         passed: set[int] = set()
         if self._admitted.get(key) == number:
@@ -79,5 +83,7 @@ class KeyOrder:
             passed = self._passed_of.pop(key, passed)
             self.passed -= passed
         # An earlier message that was put back goes first, also if this one is only postponed.
-        if is_settled or passed - {number}:
+        others = passed - {number}
+        if is_settled or others:
             self.want(key)
+        return bool(others)

@@ -300,6 +300,7 @@ class Loaded:
         self._due: dict[int, Entry] = {}
         self._next_due: float | None = wall
         self._deadlines = Deadlines(wall)
+        self._late_page: Sequence[Entry] = ()
         self._order = KeyOrder()
         self._waiters = Waiters()
 
@@ -388,8 +389,9 @@ class Loaded:
             self._due.pop(entry.id, None)
             if entry.expires_at is not None:
                 self._deadlines.forget(entry)
-            if (key := entry.message.ordering_key) is not None:
-                self._order.leave(key, entry.id, is_settled=is_settled)
+            key = entry.message.ordering_key
+            if key is not None and self._order.leave(key, entry.id, is_settled=is_settled):
+                self._next_due = float("-inf")  # `_read_due` has left out those that were passed
 
     def postpone(self, entry: Entry) -> None:
         """Remove an entry until it is due, as its row says. It remains the next of its key."""
@@ -542,10 +544,14 @@ class Loaded:
         """Read a page of expired entries from the store; they are in memory until given up."""
         if not self._deadlines.is_due_on_disk(wall):
             return []
+        # A page at a time: while no commit succeeds, further ones would fill the memory.
+        if any(entry.id in self._deadlines.watched for entry in self._late_page):
+            return []
         entries, next_at = self._store.read_expired(
             wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=self._deadlines.watched
         )
         self._deadlines.read(next_at)
+        self._late_page = entries
         self._have_read(entries)
         return entries
 

@@ -260,11 +260,15 @@ class Relay:
         """The highest id that the store has assigned, as far as the relay has looked."""
         return self._snapshot.last_id
 
-    def look(self) -> int:
-        """Look now for what other processes have stored; return the highest id."""
+    def look(self) -> int | None:
+        """Look now for what other processes have stored.
+
+        Returns:
+            the highest id; None while the store cannot be read.
+        """
         self._look_at = self._clock.monotonic()
-        self._look_elsewhere(self._look_at, self._clock.wall())
-        return self.last_id
+        is_read = self._look_elsewhere(self._look_at, self._clock.wall())
+        return self.last_id if is_read else None
 
     def latency(self) -> Percentiles | None:
         """Percentiles of recent confirm latencies; None if there were no confirms."""
@@ -333,13 +337,17 @@ class Relay:
 
     # ------------------------------------------------------------------ take in
 
-    def _look_elsewhere(self, now: float, wall: float) -> None:
-        """Look for messages that other processes have enqueued, retried or discarded."""
+    def _look_elsewhere(self, now: float, wall: float) -> bool:
+        """Look for messages that other processes have enqueued, retried or discarded.
+
+        Returns:
+            False if the store could not be read.
+        """
         if now < self._look_at:
             # A full look, without asking first: every 50 ms without a bell; to free a full disk.
             is_cheap = self._has_bell and not self._no_room
             if not (self._has_news(now) if is_cheap else self._elsewhere.is_due(now)):
-                return
+                return True
         self._look_at = now + LOOK_S
         self._elsewhere.found_nothing(now)  # replaced by `found` below if there is a change
         try:
@@ -353,12 +361,13 @@ class Relay:
                 self._is_changed = False  # not before: what has failed is tried again
         except UNREADABLE as error:
             self._cannot_read(now, error)
-            return
+            return False
         if self._trouble == _TROUBLE[OutboxUnreachable]:
             self._trouble = ""
         with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
         tell_damaged(self._store, self._loaded, self._notices)  # also those that a commit has met
+        return True
 
     def _has_news(self, now: float) -> bool:
         """Whether it is time to look, and another process may have written."""

@@ -65,6 +65,8 @@ class Flush:
         self._at = now if self._at is None else min(self._at, now)  # the clock may be set back
         if self.upto is None:
             self.upto = relay.look()
+            if self.upto is None:
+                return False
         lowest = relay.lowest_awaited(self._since, self._at)
         if lowest is not None and lowest <= self.upto:
             self.is_searching = lowest > self._since

@@ -15,7 +15,9 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
+from reliablepub.relay.handover import Latch
 from reliablepub.relay.relay import STRANDED_S
+from reliablepub.relay.thread import Flush
 from tests.relay.conftest import Build
 from tests.relay.scripted import PARK_AT_ONCE, World, patient
 from tests.sqlite import sql
@@ -181,6 +183,50 @@ def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fa
         w.turn(after_s=1.0)
     assert not errors
     assert w.sent == ["a"]
+
+
+def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, path: Path) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.turn()
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    w.time.now += 1e9  # so that the message is due by the virtual clock
+    errors = [OutboxLocked("locked by another process")]
+
+    def changed_elsewhere() -> bool:
+        if errors:
+            raise errors.pop()
+        return sqlite.changed_elsewhere()
+
+    w.store.changed_elsewhere = changed_elsewhere  # type: ignore[attr-defined]
+    flush = Flush(Latch())
+    for _ in range(3):
+        assert not flush.look(w.relay)
+        w.turn(after_s=1.0)
+    assert not errors
+    w.ack(1)
+    w.turn(is_flushing=True)
+    assert flush.look(w.relay)
+
+
+def test_expired_messages_do_not_fill_the_memory_while_no_commit_succeeds(
+    sqlite: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.relay.loaded.PAGE", 2)
+    with Outbox(path) as outbox:
+        for n in range(40):
+            outbox.enqueue(Message(b"", message_id=str(n), expires_in_s=1.0))
+    w = World(sqlite, loaded_max=4)
+    w.time.now += 1e10
+    w.store.fails = lambda _turn: OutboxLocked("locked by another process")
+    for _ in range(20):
+        w.turn(after_s=1.0)
+        assert w.in_memory[0] <= 4 + 2, "what memory has room for, and a page"
+    w.store.fails = lambda _turn: None
+    for _ in range(40):
+        w.turn(after_s=1.0)
+    assert w.relay.status.counters.expired == 40
 
 
 def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(

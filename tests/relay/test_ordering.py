@@ -1,18 +1,22 @@
 """Ordering keys: one message of a key at a time, in their order, whatever happens to each."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
+from reliablepub.errors import OutboxDiskFailed
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.story import tell
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.outbox.sqlite.transactions import transaction
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.loaded import PAGE
@@ -414,6 +418,54 @@ def test_what_is_retried_goes_before_a_later_one_of_its_key_that_waits(path: Pat
         w.turn(is_flushing=True)
         assert w.in_memory == (0, 0)
         assert w.relay.status.counters.open == 0
+
+
+def test_what_is_put_off_while_it_waits_for_its_turn_goes_when_it_is_due(path: Path) -> None:
+    with Outbox(path) as outbox:
+        for id_ in ("a", "b"):
+            outbox.enqueue(Message(b"", routing_key="q", message_id=id_, ordering_key="k"))
+    for action in (Action.PARK, Action.SKIP):
+        assert intervene(outbox_at(path), [1], Intervention(action)).changed == 1
+    with closing(SqliteStore(path)) as store:
+        w = World(store, confirm_timeout_s=1_000.0)
+        w.connect()
+        w.turn()
+        assert Outbox(path).retry() == 1
+        w.turn(after_s=POLL_S)
+        later = Intervention(Action.RETRY, due_at=w.time.wall + 5.0)
+        assert intervene(outbox_at(path), [1], later).changed == 1
+        w.turn(after_s=1.0)
+        w.ack(1)
+        w.turn(is_flushing=True)
+        for _ in range(10):
+            w.turn(after_s=1.0)
+        assert w.sent == ["b", "a"]
+
+
+def test_a_disk_that_fails_while_a_read_tidies_up_does_not_end_the_relay(
+    sqlite: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(path, "a", "b")
+    w = World(sqlite, confirm_timeout_s=1_000.0)
+    w.connect()
+    w.turn()
+    assert w.sent == ["a"]
+    reroute = Intervention(Action.REROUTE, routing_key="r")
+    assert intervene(outbox_at(path), [2], reroute).changed == 1
+    failures = [OutboxDiskFailed("disk I/O error")]
+
+    @contextmanager
+    def failing(*args: Any) -> Iterator[None]:
+        if failures:
+            raise failures.pop()
+        with transaction(*args):
+            yield
+
+    monkeypatch.setattr("reliablepub.outbox.sqlite.store.transaction", failing)
+    w.turn(after_s=1.0)
+    assert not failures
+    confirm_all(w)
+    assert w.sent == ["a", "b"]
 
 
 @pytest.mark.parametrize("action", [Action.RETRY, Action.DISCARD])

@@ -23,6 +23,7 @@ from itertools import chain
 from typing import Final, NoReturn, TypeVar
 
 from reliablepub.errors import (
+    OutboxDiskFailed,
     OutboxDiskFull,
     OutboxError,
     OutboxInUse,
@@ -586,7 +587,7 @@ class SqliteStore:
         of the backlog again.
         """
         damaged: list[DamagedRow] = []
-        with suppress(OutboxDiskFull, OutboxLocked), self._writer as connection:
+        with suppress(OutboxDiskFull, OutboxDiskFailed, OutboxLocked), self._writer as connection:
             with transaction(connection, self.path):
                 self._check_owner(connection)
                 if self._unparked:
