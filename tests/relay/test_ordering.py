@@ -115,6 +115,18 @@ def test_what_memory_has_no_room_for_keeps_its_order(world: Build) -> None:
     assert_nothing_is_left(w)
 
 
+def test_a_full_page_ends_before_what_waits_for_its_key(world: Build) -> None:
+    """A large message that is not next of its key must not stand for those before it."""
+    w = world(loaded_bytes_max=2_000)
+    w.hand_over("in memory", body=bytes(1_500))
+    w.hand_over("fills the page", body=bytes(1_100))
+    w.hand_over("first", ordering_key="k")
+    w.hand_over("second", ordering_key="k", body=bytes(900))
+    confirm_all(w)
+    assert w.sent == ["in memory", "fills the page", "first", "second"]
+    assert_nothing_is_left(w)
+
+
 def test_several_processes_share_a_key_in_the_order_of_their_commits(
     sqlite: SqliteStore, path: Path
 ) -> None:

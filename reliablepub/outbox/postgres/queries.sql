@@ -430,7 +430,11 @@ SELECT
     id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,
     uncertain, checksum, CASE WHEN is_first THEN body END, expires_at, ordering_key, refused_at, size, is_first
 FROM (
-    SELECT p.*, sum(CASE WHEN is_first THEN size ELSE 0 END) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM (
+    SELECT p.*,
+        -- Never decreases, so that the page ends at one row: the rows after it are read with the next.
+        sum(CASE WHEN is_first THEN size ELSE 0 END) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING)
+            - CASE WHEN is_first THEN size ELSE 0 END AS before
+    FROM (
         SELECT m.*, m.ordering_key IS NULL OR (NOT EXISTS (
             SELECT 1 FROM reliablepub_messages AS e
             WHERE e.ordering_key = m.ordering_key AND e.id < m.id
