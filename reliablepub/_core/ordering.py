@@ -31,7 +31,7 @@ class KeyOrder:
     def __init__(self) -> None:
         self._admitted: dict[str, int] = {}
         self._passed_of: dict[str, set[int]] = {}
-        self.passed: set[int] = set()
+        self.passed: dict[int, None] = {}
         self.wanted: dict[str, None] = {}
 
     @property
@@ -55,7 +55,7 @@ class KeyOrder:
         """Admit a message, unless another message of its key is admitted; return whether it was."""
         if key in self._admitted:
             self._passed_of.setdefault(key, set()).add(number)
-            self.passed.add(number)
+            self.passed[number] = None
             return False
         self._admitted[key] = number
         self.wanted.pop(key, None)
@@ -77,13 +77,14 @@ class KeyOrder:
             whether others were passed because of it. The time at which they are due may have
             changed since.
         """
-        passed: set[int] = set()
+        others: set[int] = set()
         if self._admitted.get(key) == number:
             del self._admitted[key]
-            passed = self._passed_of.pop(key, passed)
-            self.passed -= passed
+            passed = self._passed_of.pop(key, set())
+            for one in passed:
+                del self.passed[one]
+            others = passed - {number}
         # An earlier message that was put back goes first, also if this one is only postponed.
-        others = passed - {number}
         if is_settled or others:
             self.want(key)
         return bool(others)

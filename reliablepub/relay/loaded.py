@@ -19,8 +19,8 @@ has left memory, the relay asks the store for the next.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections import ChainMap, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 from typing import Any, Final
@@ -192,8 +192,8 @@ class Deadlines:
         self._looked_at = wall
 
     @property
-    def watched(self) -> Container[int]:
-        """Ids of the entries in memory that have a deadline."""
+    def watched(self) -> dict[int, Entry]:
+        """The entries in memory that have a deadline, by id."""
         return self._watched
 
     @property
@@ -212,11 +212,6 @@ class Deadlines:
     def is_due_on_disk(self, wall: float) -> bool:
         """Whether expired entries may be on disk."""
         return self._next_on_disk <= wall
-
-    @property
-    def entries(self) -> Collection[Entry]:
-        """Entries in memory that have a deadline."""
-        return self._watched.values()
 
     def step(self, wall: float) -> None:
         """The wall clock was set, and all deadlines with it: check each at the next `late`."""
@@ -256,18 +251,6 @@ class Deadlines:
         return late
 
 
-class _AnyOf:
-    """Ids that are in any of several containers."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, *parts: Container[int]) -> None:
-        self._parts = parts
-
-    def __contains__(self, id_: object) -> bool:
-        return any(id_ in part for part in self._parts)
-
-
 PAGE: Final = 500
 """Entries in one read. While a read lasts, SQLite cannot reset its log."""
 
@@ -300,7 +283,7 @@ class Loaded:
         self._due: dict[int, Entry] = {}
         self._next_due: float | None = wall
         self._deadlines = Deadlines(wall)
-        self._late_page: Sequence[Entry] = ()
+        self._late_page: Sequence[int] = ()
         self._order = KeyOrder()
         self._waiters = Waiters()
 
@@ -479,7 +462,7 @@ class Loaded:
         Returns:
             ids of all entries that were shifted.
         """
-        timed = {*self._deadlines.entries, *self._due.values(), *others}
+        timed = {*self._deadlines.watched.values(), *self._due.values(), *others}
         for entry in timed:
             entry.step(by)
         self._deadlines.step(wall)
@@ -545,13 +528,13 @@ class Loaded:
         if not self._deadlines.is_due_on_disk(wall):
             return []
         # A page at a time: while no commit succeeds, further ones would fill the memory.
-        if any(entry.id in self._deadlines.watched for entry in self._late_page):
+        if any(id_ in self._deadlines.watched for id_ in self._late_page):
             return []
         entries, next_at = self._store.read_expired(
             wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=self._deadlines.watched
         )
         self._deadlines.read(next_at)
-        self._late_page = entries
+        self._late_page = [entry.id for entry in entries]
         self._have_read(entries)
         return entries
 
@@ -565,7 +548,7 @@ class Loaded:
         if self._next_due is None or self._next_due > wall:
             return []
         # Otherwise these could fill each page, and no other entry would be read.
-        loaded = _AnyOf(self._due, self._order.passed, self._deadlines.watched)
+        loaded = ChainMap[int, Any](self._due, self._order.passed, self._deadlines.watched)
         entries, self._next_due = self._store.read_due(
             wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=loaded
         )

@@ -10,7 +10,7 @@ import pytest
 from reliablepub._core.events import ChannelClosed, Connected, Returned
 from reliablepub.errors import OutboxLocked
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Snapshot, Store
+from reliablepub.outbox.entry import Store
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
@@ -163,6 +163,19 @@ def test_what_another_process_enqueues_is_sent_within_a_poll_and_once(
     assert w.relay.status.counters.confirmed == 5
 
 
+def locked_once(w: World, name: str) -> list[OutboxLocked]:
+    """The first call of a method of the store fails; the errors still to be raised."""
+    errors, real = [OutboxLocked("locked by another process")], getattr(w.store, name)
+
+    def call() -> object:
+        if errors:
+            raise errors.pop()
+        return real()
+
+    setattr(w.store, name, call)
+    return errors
+
+
 def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fails(
     sqlite: SqliteStore, path: Path
 ) -> None:
@@ -171,14 +184,7 @@ def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fa
     w.turn()
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
-    errors = [OutboxLocked("locked by another process")]
-
-    def snapshot() -> Snapshot:
-        if errors:
-            raise errors.pop()
-        return sqlite.snapshot()
-
-    w.store.snapshot = snapshot  # type: ignore[attr-defined]
+    errors = locked_once(w, "snapshot")
     for _ in range(5):
         w.turn(after_s=1.0)
     assert not errors
@@ -192,14 +198,7 @@ def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, 
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
     w.time.now += 1e9  # so that the message is due by the virtual clock
-    errors = [OutboxLocked("locked by another process")]
-
-    def changed_elsewhere() -> bool:
-        if errors:
-            raise errors.pop()
-        return sqlite.changed_elsewhere()
-
-    w.store.changed_elsewhere = changed_elsewhere  # type: ignore[attr-defined]
+    errors = locked_once(w, "changed_elsewhere")
     flush = Flush(Latch())
     for _ in range(3):
         assert not flush.look(w.relay)

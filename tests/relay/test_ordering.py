@@ -54,6 +54,13 @@ def enqueue(path: Path, *ids: str, key: str | None = "k") -> None:
 # -------------------------------------------------------------------- one after the other
 
 
+def enqueue_skipped(path: Path) -> None:
+    """Two of a key, the first of which is parked, and a person lets the key go on without it."""
+    enqueue(path, "a", "b")
+    for action in (Action.PARK, Action.SKIP):
+        assert intervene(outbox_at(path), [1], Intervention(action)).changed == 1
+
+
 def test_each_waits_for_the_confirm_of_the_one_before(world: Build) -> None:
     w = world()
     told = w.hand_over("a", "b", "c", ordering_key="k")
@@ -403,11 +410,7 @@ def test_what_is_parked_out_of_turn_holds_back_only_those_behind_it(
 
 
 def test_what_is_retried_goes_before_a_later_one_of_its_key_that_waits(path: Path) -> None:
-    with Outbox(path) as outbox:
-        for id_ in ("a", "b"):
-            outbox.enqueue(Message(b"", routing_key="q", message_id=id_, ordering_key="k"))
-    for action in (Action.PARK, Action.SKIP):
-        assert intervene(outbox_at(path), [1], Intervention(action)).changed == 1
+    enqueue_skipped(path)
     with closing(SqliteStore(path)) as store:
         w = World(store, policy=patient(5, 1_000.0))
         w.connect()
@@ -433,11 +436,7 @@ def test_what_is_retried_goes_before_a_later_one_of_its_key_that_waits(path: Pat
 
 
 def test_what_is_put_off_while_it_waits_for_its_turn_goes_when_it_is_due(path: Path) -> None:
-    with Outbox(path) as outbox:
-        for id_ in ("a", "b"):
-            outbox.enqueue(Message(b"", routing_key="q", message_id=id_, ordering_key="k"))
-    for action in (Action.PARK, Action.SKIP):
-        assert intervene(outbox_at(path), [1], Intervention(action)).changed == 1
+    enqueue_skipped(path)
     with closing(SqliteStore(path)) as store:
         w = World(store, confirm_timeout_s=1_000.0)
         w.connect()

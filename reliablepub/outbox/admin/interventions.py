@@ -351,7 +351,7 @@ class _Step:
                 else:
                     effect.changed += 1
         for shard, ledger in self._ledgers.items():
-            self._session.run("change_ledger", ledger | {"shard": shard}).fetchone()
+            self._session.run("change_ledger", ledger | {"shard": shard})
         return effect
 
     def foresee(self, ids: Iterable[int], *, are_selected: bool) -> Effect:

@@ -240,7 +240,7 @@ def _store(
             change["stored"] += 1
             change["open_bytes"] += row["size"] if is_open else 0
         for shard, change in changes.items():
-            session.run("change_ledger", change | {"shard": shard}).fetchone()
+            session.run("change_ledger", change | {"shard": shard})
         session.run("advance_source", {"name": source, "count": len(left)})
         return set(fresh)
 

@@ -675,8 +675,7 @@ UPDATE reliablepub_turns SET
     stored = stored + :stored, confirmed = confirmed + :confirmed, parked = parked + :parked,
     expired = expired + :expired, discarded = discarded + :discarded,
     open_bytes = open_bytes + :open_bytes
-WHERE shard = :shard AND turn = :turn
-RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
+WHERE shard = :shard AND turn = :turn;
 
 -- name: last_id
 SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM reliablepub_message_ids;
