@@ -16,7 +16,18 @@ from itertools import count
 from operator import attrgetter
 from typing import Final, Protocol
 
-from reliablepub.errors import ConfigurationError, Damaged, InvalidMessage, OutboxFull, Withdrawn
+from reliablepub.errors import (
+    ConfigurationError,
+    Damaged,
+    InvalidMessage,
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxFull,
+    OutboxLocked,
+    OutboxUnreachable,
+    OutboxUnsure,
+    Withdrawn,
+)
 from reliablepub.message import Message, MessageFields, check_fields
 from reliablepub.outcome import Outcome, Persistence
 from reliablepub.printable import named
@@ -522,8 +533,21 @@ class Bell(Protocol):
         """Whether it has rung since the last call. It is silent then until it is armed again."""
 
 
+TRANSIENT: Final = (
+    OutboxDiskFull,
+    OutboxDiskFailed,
+    OutboxLocked,
+    OutboxUnreachable,
+    OutboxUnsure,
+)
+"""Errors of a store that may work again later."""
+
+
 class Store(Protocol):
-    """Storage of entries until their final outcome. Only the thread that opened it may use it."""
+    """Storage of entries until their final outcome. Only the thread that opened it may use it.
+
+    Every read may raise `TRANSIENT` errors: nothing was read then. It may be tried again.
+    """
 
     @property
     def run(self) -> int:

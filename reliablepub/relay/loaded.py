@@ -27,8 +27,7 @@ from typing import Any, Final
 from weakref import ref
 
 from reliablepub._core.ordering import KeyOrder
-from reliablepub.errors import OutboxLocked, OutboxUnreachable
-from reliablepub.outbox.entry import Entry, Snapshot, Store, Waiter, is_plain, size_of
+from reliablepub.outbox.entry import TRANSIENT, Entry, Snapshot, Store, Waiter, is_plain, size_of
 from reliablepub.relay.handover import Chunk
 
 
@@ -481,8 +480,7 @@ class Loaded:
 
         Raises:
             Intervened: an operator has changed messages; nothing was read.
-            OutboxUnreachable: the database cannot be reached; nothing was read.
-            OutboxLocked: the database is locked; nothing was read.
+            OutboxError: the store cannot be read, perhaps for now (`TRANSIENT`); nothing was read.
         """
         found: list[Entry] = []
         kinds: list[Callable[[float], list[Entry]]] = []
@@ -493,7 +491,7 @@ class Loaded:
         for read in (*kinds, self._read_next_of_keys):
             try:
                 found += read(wall)
-            except (OutboxUnreachable, OutboxLocked):
+            except TRANSIENT:
                 if not found:
                     raise
                 break  # entries read so far must be returned: they are not read again

@@ -46,6 +46,7 @@ from reliablepub.errors import (
     Withdrawn,
 )
 from reliablepub.outbox.entry import (
+    TRANSIENT,
     Bell,
     Changes,
     Entry,
@@ -89,14 +90,11 @@ _TROUBLE: Final = {
     OutboxUnsure: "the disk of the outbox fails: look at the system's log",
 }
 """Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
-_TRANSIENT: Final = tuple(_TROUBLE)
 STRANDED: Final = (
     "message {} is open and due, and no read finds it: the outbox is damaged; see "
     "`reliablepub outbox check`"
 )
 """Text of `Status.reason`."""
-UNREADABLE: Final = (OutboxUnreachable, OutboxLocked)
-"""Errors of a store that cannot be read for now."""
 
 
 class Relay:
@@ -168,7 +166,7 @@ class Relay:
         self._gather_until = -inf
         self._no_commit_until: float | None = None
         self._no_room = store.relieve()
-        self._trouble = ""
+        self._trouble, self._ends_with_look = "", False
         self._stranded, self._stranded_from = "", 0
         self._look_for_stranded_at = self._look_at + STRANDED_S
         self._is_draining = False
@@ -203,7 +201,7 @@ class Relay:
         if self._no_commit_until is None:
             try:
                 taken_in = self._take_in(now, wall)
-            except UNREADABLE as error:
+            except TRANSIENT as error:
                 self._cannot_read(now, error)
             else:
                 self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
@@ -285,7 +283,7 @@ class Relay:
         """
         try:
             return self._store.lowest_awaited(first_id, at)
-        except UNREADABLE:
+        except TRANSIENT:
             return first_id
 
     def _look_at_clock(self, now: float, wall: float) -> None:
@@ -351,20 +349,20 @@ class Relay:
         self._look_at = now + LOOK_S
         self._elsewhere.found_nothing(now)  # replaced by `found` below if there is a change
         try:
-            self._is_changed |= self._store.changed_elsewhere()  # the store tells it only once
-            if self._is_changed:
+            if self._store.changed_elsewhere() or self._is_changed:
                 before, self._snapshot = self._snapshot, self._store.snapshot()
                 is_urgent = self._snapshot != before and self._session.is_ready
                 self._elsewhere.found(now, is_urgent=is_urgent)
                 self._loaded.others(self._snapshot, wall)
                 unload_touched(self._store, self._session, self._loaded, self._settling)
-                self._is_changed = False  # not before: what has failed is tried again
-        except UNREADABLE as error:
+                self._is_changed = False
+        except TRANSIENT as error:
+            self._is_changed = True  # the store tells it only once
             self._cannot_read(now, error)
             return False
-        if self._trouble == _TROUBLE[OutboxUnreachable]:
+        if self._ends_with_look:
             self._trouble = ""
-        with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit reports it to its callers
+        with suppress(*TRANSIENT):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
         tell_damaged(self._store, self._loaded, self._notices)  # also those that a commit has met
         return True
@@ -373,7 +371,7 @@ class Relay:
         """Whether it is time to look, and another process may have written."""
         if not self._elsewhere.is_due(now):
             return False
-        if self._store.may_have_changed():
+        if self._is_changed or self._store.may_have_changed():
             return True
         self._elsewhere.found_nothing(now)
         return False
@@ -381,6 +379,7 @@ class Relay:
     def _cannot_read(self, now: float, error: OutboxError) -> None:
         """Pause, and tell callers: what cannot be read now cannot be written either."""
         self._back_off(now, error, has_new=False)
+        self._ends_with_look = True
         self._intake.refuse(error, now + COMMIT_RETRY_S)
         self._intake.reject_new(now)
 
@@ -427,7 +426,7 @@ class Relay:
         lowest = None
         is_idle = self._loaded.is_empty and self._pauses.is_idle
         if self._snapshot.counters.open and is_idle and not self._is_stepping:
-            with suppress(*UNREADABLE):
+            with suppress(*TRANSIENT):
                 lowest = self._store.lowest_awaited(self._stranded_from, wall - STRANDED_S)
         # It may be only the id to go on from. A message is found again at the next look.
         is_found = lowest is not None and lowest == self._stranded_from
@@ -462,12 +461,12 @@ class Relay:
             changes.sent = ()
             try:
                 unload_touched(self._store, self._session, self._loaded, self._settling)
-            except UNREADABLE as error:
+            except TRANSIENT as error:
                 self._undo(taken_in, now, error)
             else:  # once more, without the messages that the operator has changed
                 self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
             return
-        except _TRANSIENT as error:
+        except TRANSIENT as error:
             self._session.take_back(batches)
             changes.sent = ()
             self._undo(taken_in, now, error)
@@ -492,6 +491,7 @@ class Relay:
         If the commit failed without any, pause commits and sending.
         """
         self._trouble = _TROUBLE[type(error)]
+        self._ends_with_look = isinstance(error, OutboxUnreachable)
         if has_new:
             self._intake.refuse(error, now + COMMIT_RETRY_S)
             self._commit_by = now  # so that the next turn commits the outcomes of this one

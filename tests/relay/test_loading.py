@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Connected, Returned
-from reliablepub.errors import OutboxLocked
+from reliablepub.errors import OutboxError, OutboxLocked
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Store
+from reliablepub.outbox.entry import TRANSIENT, Store
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
@@ -163,14 +163,14 @@ def test_what_another_process_enqueues_is_sent_within_a_poll_and_once(
     assert w.relay.status.counters.confirmed == 5
 
 
-def locked_once(w: World, name: str) -> list[OutboxLocked]:
+def fails_once(w: World, name: str, kind: type[OutboxError] = OutboxLocked) -> list[OutboxError]:
     """The first call of a method of the store fails; the errors still to be raised."""
-    errors, real = [OutboxLocked("locked by another process")], getattr(w.store, name)
+    errors, real = [kind("not now")], getattr(w.store, name)
 
-    def call() -> object:
+    def call(*args: object, **options: object) -> object:
         if errors:
             raise errors.pop()
-        return real()
+        return real(*args, **options)
 
     setattr(w.store, name, call)
     return errors
@@ -184,11 +184,45 @@ def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fa
     w.turn()
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
-    errors = locked_once(w, "snapshot")
+    errors = fails_once(w, "snapshot")
     for _ in range(5):
         w.turn(after_s=1.0)
     assert not errors
     assert w.sent == ["a"]
+
+
+@pytest.mark.parametrize("kind", TRANSIENT)
+@pytest.mark.parametrize("read", ["changed_elsewhere", "snapshot", "read_ready"])
+def test_a_read_that_fails_is_told_to_callers_and_repeated(
+    sqlite: SqliteStore, path: Path, read: str, kind: type[OutboxError]
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.turn()
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    fails_once(w, read, kind)
+    turned_away = w.hand_over("b")
+    w.turn(after_s=1.0)
+    assert w.relay.status.trouble
+    assert isinstance(turned_away.error, kind)
+    for _ in range(3):
+        w.turn(after_s=1.0)
+    assert w.sent == ["a"]
+    assert w.relay.status.trouble == ""
+
+
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_trouble_of_a_read_ends_with_the_next_that_succeeds(
+    sqlite: SqliteStore, kind: type[OutboxError]
+) -> None:
+    w = World(sqlite)
+    w.turn()
+    fails_once(w, "changed_elsewhere", kind)
+    w.turn(after_s=1.0)
+    assert w.relay.status.trouble
+    w.turn(after_s=1.0)
+    assert w.relay.status.trouble == "", "with nothing to commit"
 
 
 def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, path: Path) -> None:
@@ -198,7 +232,7 @@ def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, 
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
     w.time.now += 1e9  # so that the message is due by the virtual clock
-    errors = locked_once(w, "changed_elsewhere")
+    errors = fails_once(w, "changed_elsewhere")
     flush = Flush(Latch())
     for _ in range(3):
         assert not flush.look(w.relay)

@@ -27,10 +27,18 @@ class _Fuse(Protocol):
     def step(self, where: str) -> None: ...
 
 
+class _Glitches(Protocol):
+    def strike(self, what: str) -> bool: ...
+
+
 class SteppingLink(Link):
-    """A connection with a step before every statement, and before and after every commit."""
+    """A connection with a step before every statement, and before and after every commit.
+
+    With a glitch it is lost, before or after the server has done what it was asked.
+    """
 
     fuse: _Fuse
+    glitches: _Glitches
     opened: list[Any]
 
     def __init__(self, server: Server) -> None:
@@ -47,10 +55,29 @@ class SteppingLink(Link):
         self.fuse.step("after COMMIT")
         return found
 
+    def _run(self, name: str, values: Values) -> list[Row]:
+        self._glitch("a statement")
+        return super()._run(name, values)
 
-def open_store(url: str, fuse: _Fuse, opened: list[Any], clock: Callable[[], float]) -> Store:
+    def batch(self, steps: Sequence[Step]) -> list[list[Row]]:
+        self._glitch("a batch")
+        found = super().batch(steps)
+        self._glitch("the answer to a batch")
+        return found
+
+    def _glitch(self, what: str) -> None:
+        if not self.glitches.strike(what):
+            return
+        self.close()
+        raise psycopg.OperationalError("the connection was lost")
+
+
+def open_store(
+    url: str, fuse: _Fuse, glitches: _Glitches, opened: list[Any], clock: Callable[[], float]
+) -> Store:
     """Take the outbox over from a process that is gone."""
-    kind = type("SteppingLink", (SteppingLink,), {"fuse": fuse, "opened": opened})
+    names = {"fuse": fuse, "glitches": glitches, "opened": opened}
+    kind = type("SteppingLink", (SteppingLink,), names)
     with (
         mock.patch("reliablepub.outbox.postgres.store.Link", kind),
         mock.patch(f"{_OWNERSHIP}.EXPIRY_S", 0.0),

@@ -383,9 +383,11 @@ def counted_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
     def commit(self: Any, turn: Changes) -> Any:
         size = sum(entry.message.size for entry in turn.new)
-        self._writer.opened().execute(change, (size,))
+        with self._writer as connection:
+            connection.execute(change, (size,))
         snapshot = real(self, turn)
-        self._writer.opened().execute(change, (-size,))
+        with self._writer as connection:
+            connection.execute(change, (-size,))
         return snapshot
 
     patch.setattr(SqliteStore, "commit", commit)
@@ -477,6 +479,17 @@ def a_retry_loses_its_turn(patch: pytest.MonkeyPatch) -> None:
     for query in ("ready", "is_first_of_key", "first_of_key"):
         earlier = "e.ordering_key = m.ordering_key"
         patch.setitem(QUERIES, query, QUERIES[query].replace(earlier, f"{earlier} AND FALSE"))
+
+
+@mutant
+def a_look_that_failed_is_not_repeated(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Relay._cannot_read
+
+    def cannot_read(self: Any, *details: Any) -> None:
+        real(self, *details)
+        self._is_changed = False
+
+    patch.setattr(Relay, "_cannot_read", cannot_read)
 
 
 @mutant

@@ -7,13 +7,21 @@ process dies: nothing of it remains but the file. It must never know what is rig
 from __future__ import annotations
 
 import random
+import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 from reliablepub._core.session import Session
-from reliablepub.errors import Damaged, OutboxFull, PublisherClosed, Withdrawn
+from reliablepub.errors import (
+    Damaged,
+    OutboxError,
+    OutboxFull,
+    OutboxUnsure,
+    PublisherClosed,
+    Withdrawn,
+)
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry, Snapshot, Store
 from reliablepub.outbox.memory import MemoryStore
@@ -63,10 +71,38 @@ class Fuse:
             raise Killed
 
 
+class Glitches:
+    """Statements that fail, and later ones that do not: a disk or a network with a bad day.
+
+    Args:
+        rng: chance.
+        note: told of each.
+
+    Attributes:
+        share: of all statements; 0 while all is well.
+    """
+
+    def __init__(self, rng: random.Random, note: Note) -> None:
+        self._rng = rng
+        self._note = note
+        self.share = 0.0
+
+    def strike(self, what: str) -> bool:
+        """Whether this one fails."""
+        is_struck = self._rng.random() < self.share
+        if is_struck:
+            self._note(f"{what} failed")
+        return is_struck
+
+
+_NEEDS_DISK = re.compile("SELECT|INSERT|UPDATE|DELETE|WITH|BEGIN IMMEDIATE|COMMIT")
+
+
 class SteppingConnection(WritingConnection):
-    """SQLite, with a step before every statement and after every commit."""
+    """SQLite, with a step before every statement and after every commit, and with glitches."""
 
     fuse: Fuse
+    glitches: Glitches
     opened: list[SteppingConnection]
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -76,6 +112,7 @@ class SteppingConnection(WritingConnection):
     def execute(self, sql: str, *rest: Any) -> sqlite3.Cursor:
         is_commit = sql == "COMMIT"
         self.fuse.step("before COMMIT" if is_commit else "between statements")
+        self._glitch(sql)
         cursor = super().execute(sql, *rest)
         if is_commit:
             self.fuse.step("after COMMIT")
@@ -83,7 +120,17 @@ class SteppingConnection(WritingConnection):
 
     def executemany(self, sql: str, *rest: Any) -> sqlite3.Cursor:
         self.fuse.step("between statements")
+        self._glitch(sql)
         return super().executemany(sql, *rest)
+
+    def _glitch(self, sql: str) -> None:
+        """As SQLite says it when the file system refuses."""
+        if _NEEDS_DISK.match(sql.lstrip()) and self.glitches.strike(
+            "a COMMIT" if sql == "COMMIT" else "a statement"
+        ):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
 
 
 class SimStore(WatchedStore):
@@ -135,6 +182,8 @@ class Caller:
         self.is_answered = True
         if self.chunk.error is None:
             self._process.checker.promised(self.messages)
+        elif isinstance(self.chunk.error, OutboxUnsure):
+            self._process.note("told that nobody knows")
         else:
             self._process.note("turned away")
             self._process.checker.turned_away(self.messages)
@@ -180,6 +229,7 @@ class Process:
         agenda: the time.
         rng: chance.
         faults: of its connections.
+        glitches: of its outbox.
         checker: told of everything.
         note: likewise, to be counted.
         when_gone: called once, when it has ended.
@@ -196,6 +246,7 @@ class Process:
         agenda: Agenda,
         rng: random.Random,
         faults: LinkFaults,
+        glitches: Glitches,
         checker: Checker,
         note: Note,
         when_gone: Callable[[], None],
@@ -203,6 +254,7 @@ class Process:
         self._agenda = agenda
         self._rng = rng
         self._path = path
+        self._glitches = glitches
         self.when_gone = when_gone
         self.checker = checker
         self.note = note
@@ -249,10 +301,12 @@ class Process:
                 hooks={},
                 bell=self._store.bell,
             )
+        except OutboxError as error:
+            self.note("cannot be opened", error)
+            self.die()
         except Killed:
             self.die()
-            return False
-        return True
+        return self.is_alive
 
     def _open_store(self) -> Store:
         if self._path is None:
@@ -262,8 +316,10 @@ class Process:
         if isinstance(self._path, str):
             from tests.simulation.database import open_store  # noqa: PLC0415 - it needs psycopg
 
-            return open_store(self._path, self.fuse, self._connections, lambda: self._agenda.wall)
-        names = {"fuse": self.fuse, "opened": self._connections}
+            return open_store(
+                self._path, self.fuse, self._glitches, self._connections, lambda: self._agenda.wall
+            )
+        names = {"fuse": self.fuse, "glitches": self._glitches, "opened": self._connections}
         kind = type("Connection", (SteppingConnection,), names)
         connect = sqlite3.connect
         with mock.patch("sqlite3.connect", lambda *a, **o: connect(*a, **o | {"factory": kind})):

@@ -162,6 +162,17 @@ def _plan(world: World) -> None:
     world.faults.refuses = rng.choice([0.0, 0.0, 0.5])
     world.starts_badly = rng.choice([0.0, 0.0, 0.5])
     agenda.at(end, world.heal)
+    _plan_glitches(world, start, end)
+
+
+def _plan_glitches(world: World, start: float, end: float) -> None:
+    """In some schedules, statements fail for a while, now and then or all of them."""
+    rng = random.Random(f"{world.seed}: glitches")
+    for _ in range(rng.choice([0, 0, 0, 5])):
+        at, lasts_s = rng.uniform(start, end), rng.choice([0.1, 1.0, 5.0])
+        share = rng.choice([0.05, 0.2, 1.0])
+        world.agenda.at(at, partial(setattr, world.glitches, "share", share))
+        world.agenda.at(min(at + lasts_s, end), partial(setattr, world.glitches, "share", 0.0))
 
 
 def _faults(world: World) -> list[Action]:

@@ -25,7 +25,7 @@ from tests.simulation.agenda import Agenda
 from tests.simulation.broker import SimBroker
 from tests.simulation.checker import Checker, require
 from tests.simulation.disk import Durable
-from tests.simulation.process import Process
+from tests.simulation.process import Glitches, Process
 from tests.simulation.wire import LinkFaults
 from tests.stores import Where
 
@@ -39,6 +39,7 @@ DESTINATIONS = [
     ("oversized", "queue"),
     ("", "unencodable"),
 ]
+KEYS = "ab"
 DEADLY = [("fatal", "queue"), ("garbled", "queue"), ("crushing", "queue")]
 """Where some schedules publish, too: each such message costs connections."""
 
@@ -52,6 +53,7 @@ class World:
     """
 
     def __init__(self, seed: int, where: Where) -> None:
+        self.seed = seed
         self.rng = rng = random.Random(seed)
         self.host = random.Random(f"{seed}: the host, and for how long people are patient")
         self.part = self.host.choice([2, 2_000])
@@ -80,6 +82,7 @@ class World:
             now=lambda: self.agenda.now,
             note=self.note,
         )
+        self.glitches = Glitches(random.Random(f"{seed}: statements"), self.note)
         self.process: Process | None = None
         self.disk: Durable | None = None
         self.other = Outbox(where)
@@ -151,6 +154,7 @@ class World:
             agenda=self.agenda,
             rng=self.rng,
             faults=self.faults,
+            glitches=self.glitches,
             checker=self.checker,
             note=self.note,
             when_gone=self._process_gone,
@@ -205,7 +209,7 @@ class World:
             f"m{number}-{exchange or key}",
             expires_in_s=brief_s if rng.random() < self.brief else None,
             not_before=due if rng.random() < self.later else None,
-            ordering_key=rng.choice("ab") if rng.random() < self.in_order else None,
+            ordering_key=rng.choice(KEYS) if rng.random() < self.in_order else None,
         )
 
     def new_messages(self) -> list[Message]:
@@ -375,6 +379,7 @@ class World:
         self.is_ending = True
         self.starts_badly = 0.0
         self.is_disk_full = self.is_locked = False
+        self.glitches.share = 0.0
         well = LinkFaults(bytes_per_s=self.faults.bytes_per_s)
         self.faults.__dict__.update(well.__dict__)
         self.broker.opens_slowly = self.broker.is_fragile = False
@@ -418,7 +423,8 @@ class World:
     def _check_memory(self, process: Process) -> None:
         """Nothing is left in memory of what is gone, once it has looked what others did."""
         process.relay._elsewhere.look_at = 0.0
-        process.relay.turn(is_flushing=True)
+        for _ in KEYS:  # a page may hold one message, and so one key
+            process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
         turns = loaded._order
         if not process.relay._is_stepping:  # on a full disk, it cannot end, and nothing is read

@@ -23,17 +23,16 @@ from itertools import chain
 from typing import Final, NoReturn, TypeVar
 
 from reliablepub.errors import (
-    OutboxDiskFailed,
     OutboxDiskFull,
     OutboxError,
     OutboxInUse,
-    OutboxLocked,
     OutboxMoved,
     PublisherForked,
 )
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.encryption import OutboxKeys, fingerprints
 from reliablepub.outbox.entry import (
+    TRANSIENT,
     Attempt,
     Changes,
     Counters,
@@ -587,7 +586,7 @@ class SqliteStore:
         of the backlog again.
         """
         damaged: list[DamagedRow] = []
-        with suppress(OutboxDiskFull, OutboxDiskFailed, OutboxLocked), self._writer as connection:
+        with suppress(*TRANSIENT), self._writer as connection:
             with transaction(connection, self.path):
                 self._check_owner(connection)
                 if self._unparked:
