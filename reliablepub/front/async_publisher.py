@@ -106,12 +106,9 @@ class AsyncPublisher:
             bridge = Bridge(loop, relay.check_held_up, lambda: relay.status)
             self._client.open(bridge)  # raises if a hook does, or no thread can be started
             self._bridge = bridge
-        try:
+        with self._client.opening():
             await self._bridge.until_started()
-        except asyncio.CancelledError:
-            self._client.begin_close(0)
-            raise
-        self._client.wait_started()
+            self._client.wait_started()
         return self
 
     @classmethod
@@ -354,7 +351,9 @@ class AsyncPublisher:
                     client.relay.inbox.withdraw_because(chunk, error)
                     continue
                 if not is_stored:
-                    client.check_alive()
+                    if client.relay.is_ended and not done.is_set():
+                        client.check_process()
+                        client.check_alive()
                     client.withdraw_if_full(chunk)
                     wait_s = LOOK_S
             client.check_stored(chunk)

@@ -67,8 +67,9 @@ class Publisher:
         check_names(options)
         self._has_waited = False
         self._client = new_client(url, None, outbox=outbox, **options)
-        self._client.open()
-        self._client.wait_started()
+        with self._client.opening():
+            self._client.open()
+            self._client.wait_started()
 
     @classmethod
     def from_env(cls, **options: Unpack[PublisherOptions]) -> Self:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Final
 
@@ -80,10 +80,14 @@ class RelayClient:
         """
         for watch in self._watchers:
             watch(self.relay)
-        self.relay.start(observer)
         for other in [one for one in list(_not_closed) if one.relay.is_gone]:
             _not_closed.pop(other, None)  # it failed, or the wait for its start was given up
-        _not_closed[self] = None
+        _not_closed[self] = None  # first: an interrupted start may leave a relay that runs
+        try:
+            self.relay.start(observer)
+        except RuntimeError:  # no thread can be started
+            _not_closed.pop(self, None)
+            raise
 
     def wait_started(self) -> None:
         """Wait until the relay has started.
@@ -91,10 +95,18 @@ class RelayClient:
         Raises:
             ReliablePubError: the outbox cannot be opened. All resources are released.
         """
+        self.relay.wait_started()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """End the relay if the block, which calls `open` and `wait_started`, is interrupted.
+
+        Nobody could close it: the constructor of a publisher returns none.
+        """
         try:
-            self.relay.wait_started()
+            yield
         except BaseException:
-            self.begin_close(0)  # an interrupted wait must not leave a running relay behind
+            self.begin_close(0)
             if self.relay.is_ended:
                 _not_closed.pop(self, None)
             raise

@@ -191,6 +191,7 @@ class Chunk(Generic[FlagT]):
         stream: the stream that the chunk belongs to, or None.
         size: bytes of all messages.
         error: why the messages could not be stored, or None.
+        is_told: whether the caller was told that they are stored, or why not.
         entries: made from the messages when the relay takes the chunk in.
         loaded: entries that are sent from memory, without being read back.
         is_loaded: whether memory had room for the chunk. If so, entries that are not in ``loaded``
@@ -204,6 +205,7 @@ class Chunk(Generic[FlagT]):
         "entries",
         "error",
         "is_loaded",
+        "is_told",
         "loaded",
         "messages",
         "size",
@@ -231,7 +233,7 @@ class Chunk(Generic[FlagT]):
         self.error: BaseException | None = None
         self.entries: Sequence[Entry] = ()
         self.loaded: Sequence[Entry] = ()
-        self.is_loaded = False
+        self.is_loaded = self.is_told = False
         self._on_stored = on_stored
         self._claims: list[None] = [None]
 
@@ -272,6 +274,7 @@ class Chunk(Generic[FlagT]):
         """Tell the caller that every message is stored."""
         if self._on_stored is not None:
             self._on_stored(len(self.messages))
+        self.is_told = True
         self.done.set()
 
     def failed(self, error: BaseException) -> None:
@@ -282,6 +285,7 @@ class Chunk(Generic[FlagT]):
         if self.stream is not None:
             self.stream.error = error
         self.error = error
+        self.is_told = True
         self.done.set()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from reliablepub._core.session import Session
-from reliablepub.errors import OutboxError
+from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.outbox.entry import HELD, Changes, Counters, Entry, is_plain
 from reliablepub.relay.handover import Chunk, Inbox, Limits, Room
 from reliablepub.relay.loaded import Loaded
@@ -139,6 +139,21 @@ class Intake:
         changes.new, changes.sources = [], {}  # outcomes stay for the next commit
         for chunk in taken_in:
             chunk.failed(error)
+
+    def failed(self, taken_in: Sequence[Chunk[Any]], failure: BaseException) -> None:
+        """After a failure that ends the relay: tell callers whose messages may be stored.
+
+        The others learn from the relay's end that theirs are not.
+        """
+        error = failure
+        if not isinstance(failure, OutboxMoved):  # which says where the messages are
+            if isinstance(failure, OutboxError):
+                return  # the commit was refused
+            error = OutboxUnsure("the relay failed, so it is unknown whether the message is stored")
+            error.__cause__ = failure
+        for chunk in taken_in:
+            if not chunk.is_told:
+                chunk.failed(error)
 
     def is_ready(self, counters: Counters, now: float) -> bool:
         """Whether `take` would take a chunk, or fail one."""

@@ -55,6 +55,7 @@ from reliablepub.outbox.entry import (
     Step,
     Store,
     Touched,
+    Waiter,
 )
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.policy import RetryPolicy
@@ -204,7 +205,11 @@ class Relay:
             except TRANSIENT as error:
                 self._cannot_read(now, error)
             else:
-                self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+                try:
+                    self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+                except BaseException as error:
+                    self._intake.failed(taken_in, error)
+                    raise
         if now >= self._look_for_stranded_at:
             self._look_for_stranded_at = now + STRANDED_S
             self._look_for_stranded(wall)
@@ -354,7 +359,7 @@ class Relay:
                 is_urgent = self._snapshot != before and self._session.is_ready
                 self._elsewhere.found(now, is_urgent=is_urgent)
                 self._loaded.others(self._snapshot, wall)
-                unload_touched(self._store, self._session, self._loaded, self._settling)
+                tell_withdrawn(self._unload_touched())
                 self._is_changed = False
         except TRANSIENT as error:
             self._is_changed = True  # the store tells it only once
@@ -413,10 +418,13 @@ class Relay:
             try:
                 entries = read(wall)
             except Intervened:
-                unload_touched(self._store, self._session, self._loaded, self._settling)
+                tell_withdrawn(self._unload_touched())
             else:
                 tell_damaged(self._store, self._loaded, self._notices)
                 return entries
+
+    def _unload_touched(self) -> list[tuple[Waiter, Withdrawn]]:
+        return unload_touched(self._store, self._session, self._loaded, self._settling)
 
     def _look_for_stranded(self, wall: float) -> None:
         """Look for a message that was due before the last look, and that no read has found.
@@ -459,12 +467,15 @@ class Relay:
         except Intervened:
             self._session.take_back(batches)
             changes.sent = ()
+            withdrawn = []
             try:
-                unload_touched(self._store, self._session, self._loaded, self._settling)
+                withdrawn = self._unload_touched()
             except TRANSIENT as error:
                 self._undo(taken_in, now, error)
             else:  # once more, without the messages that the operator has changed
                 self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+            finally:
+                tell_withdrawn(withdrawn)  # after the callers whose messages the commit holds
             return
         except TRANSIENT as error:
             self._session.take_back(batches)
@@ -654,11 +665,15 @@ _DONE: Final = {"park": "parked", "discard": "discarded"}
 
 def unload_touched(
     store: Store, session: Session[Entry], loaded: Loaded, settling: Settling
-) -> None:
-    """Drop entries from memory that operators have changed since the last call; tell waiters."""
+) -> list[tuple[Waiter, Withdrawn]]:
+    """Drop entries from memory that operators have changed since the last call.
+
+    Returns:
+        the waiters to `tell_withdrawn`.
+    """
     touched = store.touched()
     if not touched:
-        return
+        return []
     ids = {change.id for change in touched}
     buffered = {entry for entry in session.buffered_keys() if entry.id in ids}
     session.withdraw(buffered)
@@ -666,10 +681,22 @@ def unload_touched(
     held = {entry.id: entry for entry in (*buffered, *settling.take_back(ids))}
     for entry in held.values():
         loaded.unload(entry)
+    withdrawn = []
     for change in touched:
         waiter = loaded.changed_on_disk(change.id, is_open=change.is_open)
         if waiter is not None:
-            waiter.withdrawn(_error(change, held.get(change.id)))
+            withdrawn.append((waiter, _error(change, held.get(change.id))))
+    return withdrawn
+
+
+def tell_withdrawn(withdrawn: Iterable[tuple[Waiter, Withdrawn]]) -> None:
+    """Tell waiters that operators have taken their messages.
+
+    This may call an application's callback, which may wait for a thread that waits for this turn's
+    commit: such a thread gets `RelayHeldUp` only while its messages are not taken in.
+    """
+    for waiter, error in withdrawn:
+        waiter.withdrawn(error)
 
 
 def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:

@@ -672,3 +672,26 @@ def test_tasks_that_publish_in_one_turn_of_the_loop_wake_the_relay_once(
             await asyncio.gather(*tasks)
 
     run(main())
+
+
+def test_what_is_refused_while_the_publisher_closes_is_not_sent(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    broker.inject(faults.DelayConfirm(nth=1, for_s=0.3))
+
+    async def main() -> None:
+        async with AsyncPublisher(
+            broker.url, outbox=path, open_messages_max=1, full_timeout_s=0.1
+        ) as publisher:
+            await publisher.publish(b"", routing_key="q", message_id="first")
+            waits = asyncio.create_task(
+                publisher.publish(b"", routing_key="q", message_id="second")
+            )
+            await asyncio.sleep(0.01)
+            closing = asyncio.create_task(publisher.aclose())
+            with pytest.raises(OutboxFull):
+                await waits
+            await closing
+
+    run(main())
+    assert [m.properties.message_id for m in broker.messages("q")] == ["first"]

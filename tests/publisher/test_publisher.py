@@ -31,6 +31,7 @@ from reliablepub import (
     Outbox,
     OutboxDiskFull,
     OutboxFull,
+    OutboxInUse,
     Publisher,
     PublisherClosed,
     PublisherFailed,
@@ -44,6 +45,7 @@ from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
+from reliablepub.relay.thread import RelayThread
 from reliablepub.testing import FakeBroker, faults
 from tests.policies import AT_ONCE
 from tests.waiting import until
@@ -555,6 +557,32 @@ def test_a_waiting_caller_learns_the_cause_when_the_relay_dies(
 
 
 # -------------------------------------------------------------------- leaving nothing behind
+
+
+@pytest.mark.parametrize("step", ["start", "wait_started"])
+def test_an_interrupted_constructor_leaves_no_relay_behind(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    real = getattr(RelayThread, step)
+
+    def interrupted(self: RelayThread, *rest: object) -> None:
+        real(self, *rest)
+        self._started.wait()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RelayThread, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Publisher(AWAY, outbox=path)
+
+    def is_free() -> bool:
+        try:
+            Publisher(AWAY, outbox=path, close_timeout_s=0).close()
+        except OutboxInUse:
+            return False
+        return True
+
+    until(is_free)
 
 
 def test_twenty_publishers_leave_no_thread_and_no_descriptor(

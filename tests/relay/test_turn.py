@@ -3,8 +3,15 @@
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
-from reliablepub.errors import OutboxFull, PublisherClosed
+from reliablepub.errors import (
+    OutboxFull,
+    OutboxInUse,
+    OutboxMoved,
+    OutboxUnsure,
+    PublisherClosed,
+)
 from reliablepub.message import Message
+from reliablepub.outbox.entry import Changes, Snapshot
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.handover import WITHDRAWN_MAX
@@ -19,6 +26,49 @@ def test_a_message_is_stored_then_its_caller_is_told_then_it_is_sent(world: Buil
     w.hand_over("a", "b")
     w.turn()
     assert w.log[-3:] == ["commit a b", "stored", "send a b"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (ZeroDivisionError("a bug"), OutboxUnsure),
+        (OutboxMoved("the file was moved"), OutboxMoved),
+        (OutboxInUse("another relay has taken over"), type(None)),
+    ],
+)
+def test_a_relay_that_fails_tells_callers_whose_messages_may_be_stored(
+    world: Build, failure: Exception, told: type
+) -> None:
+    """Of a refused commit they learn by the relay's end that they are not stored."""
+    w = world()
+    commit = w.store.commit
+
+    def fails(turn: Changes) -> Snapshot:
+        commit(turn)
+        raise failure
+
+    w.store.commit = fails  # type: ignore[method-assign]
+    caller = w.hand_over("a")
+    with pytest.raises(type(failure)):
+        w.turn()
+    assert isinstance(caller.error, told)
+    assert not caller.is_stored
+
+
+def test_a_relay_that_fails_after_it_has_told_its_callers_tells_them_nothing_else(
+    world: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world()
+    caller = w.hand_over("a")
+
+    def send(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(w.relay, "_send", send)
+    with pytest.raises(ZeroDivisionError):
+        w.turn()
+    assert caller.is_stored
+    assert caller.error is None
 
 
 def test_a_confirm_is_told_at_once_and_committed_within_the_lazy_time(world: Build) -> None:

@@ -411,3 +411,21 @@ def test_an_outage_in_which_each_message_was_published_alone_is_told_in_linear_t
     assert all(waiters.take(id_) is told for id_ in range(1, count + 1))
     assert time.process_time() - begun < 2, "0.03 s; it was 8 s"
     assert len(waiters) == 0
+
+
+def test_who_waits_for_a_commit_is_told_before_callbacks_run(
+    full: World, step_in: Callable[..., Effect]
+) -> None:
+    """A callback may wait for a thread that publishes."""
+    told = full.hand_over("a", "b", "c")
+    full.turn()
+    later = full.hand_over("d")
+    called: list[bool] = []
+    told.withdrawn = lambda _: called.append(later.is_stored)  # type: ignore[assignment,method-assign]
+
+    def step_in_first(_turn: Changes) -> None:
+        step_in(full, Action.PARK, 3)
+
+    full.store.fails = step_in_first
+    full.turn()
+    assert called == [True]

@@ -432,7 +432,11 @@ def the_outbox_has_no_limit(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_a_person_has_taken_is_sent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("reliablepub.relay.relay.unload_touched", lambda store, *_: store.touched())
+    def unload(store: Any, *_: object) -> list[Any]:
+        store.touched()
+        return []
+
+    patch.setattr("reliablepub.relay.relay.unload_touched", unload)
 
 
 @mutant

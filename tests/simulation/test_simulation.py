@@ -24,11 +24,11 @@ SOAK = range(100_000)
 TELLING = (10, 3, 8, 28, 21, 18, 84, 49, 45, 43, 46, 36, 51, 86)
 """Seeds that catch most mutants, tried first; once the simulation has changed, others may."""
 CAUGHT_WITHIN = (*TELLING, *range(500))
-# Seen once in four hundred schedules: played are those around two that show it.
+# Seen once in some hundred schedules: played are those that have shown it.
 RARELY_CAUGHT = {
-    "a chunk is stored behind one that failed": range(40, 60),
-    "those whose turn it is not fill every page": range(395, 410),
-    "times stay when the clock is set": range(200, 220),
+    "a chunk is stored behind one that failed": (1980, 2179),
+    "those whose turn it is not fill every page": (1018, 1630, 2201),
+    "times stay when the clock is set": (205, 322, 371),
 }
 MUST_HAPPEN = """
     sent / sent again / confirmed / arrived twice / window full / found guilty / several suspects

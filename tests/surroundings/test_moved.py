@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import Publisher, PublisherClosed, PublisherFailed
+from reliablepub import OutboxMoved, Publisher, PublisherClosed, PublisherFailed
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
 from tests.waiting import until
+
+GONE = (OutboxMoved, PublisherClosed)
+"""What a call gets that the relay's end has overtaken, or has not."""
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -192,7 +195,7 @@ def test_an_idle_relay_notices_it_too(path: Path) -> None:
     publisher.publish(b"", message_id="before")
     path.unlink()
     until(lambda: publisher._client.relay.is_ended)
-    with pytest.raises(PublisherClosed, match=r"was deleted or moved .*rescued-1: bring"):
+    with pytest.raises(GONE, match=r"was deleted or moved .*rescued-1: bring"):
         publisher.publish(b"")
     with pytest.raises(PublisherFailed):
         publisher.close()
@@ -205,7 +208,7 @@ def test_a_copy_that_cannot_be_made_is_told(path: Path) -> None:
     publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
     path.with_name("outbox.db.rescued-1").mkdir()
     path.unlink()
-    with pytest.raises(PublisherClosed, match=r"could not be copied to .*File exists"):
+    with pytest.raises(GONE, match=r"could not be copied to .*File exists"):
         publisher.publish(b"")
     with pytest.raises(PublisherFailed):
         publisher.close()
