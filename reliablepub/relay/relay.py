@@ -167,7 +167,7 @@ class Relay:
         self._gather_until = -inf
         self._no_commit_until: float | None = None
         self._no_room = store.relieve()
-        self._trouble, self._ends_with_look = "", False
+        self._trouble = ""
         self._stranded, self._stranded_from = "", 0
         self._look_for_stranded_at = self._look_at + STRANDED_S
         self._is_draining = False
@@ -195,10 +195,12 @@ class Relay:
         self._wire.keep(now)
         self._settle_ended(now, wall)
         self._look_elsewhere(now, wall)
-        if self._intake.refusal is not None:
-            self._intake.reject_new(now)
         if self._no_commit_until is not None and now >= self._no_commit_until:
             self._no_commit_until = None
+        if self._intake.refusal is not None:
+            self._intake.reject_new(now)
+            if self._intake.refusal is None and self._no_commit_until is None:
+                self._trouble = ""  # until the next read or commit that fails
         if self._no_commit_until is None:
             try:
                 taken_in = self._take_in(now, wall)
@@ -365,8 +367,6 @@ class Relay:
             self._is_changed = True  # the store tells it only once
             self._cannot_read(now, error)
             return False
-        if self._ends_with_look:
-            self._trouble = ""
         with suppress(*TRANSIENT):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
         tell_damaged(self._store, self._loaded, self._notices)  # also those that a commit has met
@@ -384,7 +384,6 @@ class Relay:
     def _cannot_read(self, now: float, error: OutboxError) -> None:
         """Pause, and tell callers: what cannot be read now cannot be written either."""
         self._back_off(now, error, has_new=False)
-        self._ends_with_look = True
         self._intake.refuse(error, now + COMMIT_RETRY_S)
         self._intake.reject_new(now)
 
@@ -480,6 +479,8 @@ class Relay:
         except TRANSIENT as error:
             self._session.take_back(batches)
             changes.sent = ()
+            if isinstance(error, OutboxUnreachable | OutboxUnsure):
+                self._settling.unwritten(batches)  # their tags may be stored
             self._undo(taken_in, now, error)
             return
         self._committed(taken_in, wall)
@@ -502,7 +503,6 @@ class Relay:
         If the commit failed without any, pause commits and sending.
         """
         self._trouble = _TROUBLE[type(error)]
-        self._ends_with_look = isinstance(error, OutboxUnreachable)
         if has_new:
             self._intake.refuse(error, now + COMMIT_RETRY_S)
             self._commit_by = now  # so that the next turn commits the outcomes of this one

@@ -240,8 +240,9 @@ class Settling:
             self.notices.sent(batch, epoch_name(self.run, batch.epoch))
 
     def unwritten(self, batches: Sequence[Batch[Entry]]) -> None:
-        """Note that batches were not written after all: their rows can be deleted."""
-        self.changes.finished += batches
+        """Note that batches were not written after all: their rows, if any, can be deleted."""
+        known = {(batch.epoch, batch.first_tag) for batch in self.changes.finished}
+        self.changes.finished += [b for b in batches if (b.epoch, b.first_tag) not in known]
 
     def committed(self) -> tuple[Changes, list[Entry]]:
         """Start collecting anew after a commit.

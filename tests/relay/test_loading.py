@@ -16,7 +16,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.handover import Latch
-from reliablepub.relay.relay import STRANDED_S
+from reliablepub.relay.relay import COMMIT_RETRY_S, STRANDED_S
 from reliablepub.relay.thread import Flush
 from tests.relay.conftest import Build
 from tests.relay.scripted import PARK_AT_ONCE, World, patient
@@ -213,15 +213,17 @@ def test_a_read_that_fails_is_told_to_callers_and_repeated(
 
 
 @pytest.mark.parametrize("kind", TRANSIENT)
-def test_trouble_of_a_read_ends_with_the_next_that_succeeds(
-    sqlite: SqliteStore, kind: type[OutboxError]
+@pytest.mark.parametrize("call", ["changed_elsewhere", "commit"])
+def test_trouble_ends_when_new_messages_are_accepted_again(
+    sqlite: SqliteStore, call: str, kind: type[OutboxError]
 ) -> None:
     w = World(sqlite)
     w.turn()
-    fails_once(w, "changed_elsewhere", kind)
+    fails_once(w, call, kind)
+    w.hand_over("a")
     w.turn(after_s=1.0)
     assert w.relay.status.trouble
-    w.turn(after_s=1.0)
+    w.turn(after_s=COMMIT_RETRY_S)
     assert w.relay.status.trouble == "", "with nothing to commit"
 
 

@@ -1,17 +1,25 @@
 """One turn: take in, commit, send, in this order and no other."""
 
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.errors import (
+    OutboxError,
     OutboxFull,
     OutboxInUse,
     OutboxMoved,
+    OutboxUnreachable,
     OutboxUnsure,
     PublisherClosed,
 )
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Snapshot
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.handover import WITHDRAWN_MAX
@@ -53,6 +61,33 @@ def test_a_relay_that_fails_tells_callers_whose_messages_may_be_stored(
         w.turn()
     assert isinstance(caller.error, told)
     assert not caller.is_stored
+
+
+@pytest.mark.parametrize("kind", [OutboxUnreachable, OutboxUnsure])
+def test_tags_of_a_commit_that_may_have_happened_are_not_left_in_flight(
+    sqlite: SqliteStore, path: Path, kind: type[OutboxError]
+) -> None:
+    w = World(sqlite)
+    commit = w.store.commit
+
+    def is_cut_off(turn: Changes) -> Snapshot:
+        if turn.sent:
+            w.store.commit = commit  # type: ignore[method-assign]
+            commit(replace(turn, finished=[]))
+            raise kind("the answer was lost")
+        return commit(turn)
+
+    w.hand_over("a")
+    w.turn()
+    w.store.commit = is_cut_off  # type: ignore[method-assign]
+    w.connect()
+    w.turn()
+    w.lose_connection()
+    for _ in range(3):
+        w.turn(after_s=1.0)
+    with closing(sqlite3.connect(path)) as connection:
+        (left,) = connection.execute("SELECT count(*) FROM reliablepub_in_flight").fetchone()
+    assert left == 0
 
 
 def test_a_relay_that_fails_after_it_has_told_its_callers_tells_them_nothing_else(
