@@ -109,6 +109,27 @@ def test_a_relay_with_nothing_to_commit_restarts_it(
     assert any(a > b for a, b in pairwise(sizes)), "cut back"
 
 
+def test_an_idle_relay_cuts_it_back_once_a_reader_is_gone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_RESTART_S", 0.0)
+    with (
+        closing(SqliteStore(path)) as store,
+        closing(Outbox(path)) as outbox,
+        closing(sqlite3.connect(path, isolation_level=None)) as application,
+    ):
+        application.execute("BEGIN")
+        application.execute("SELECT * FROM reliablepub_ledger").fetchall()
+        for _ in range(60):
+            outbox.enqueue(Message(KIB))
+        application.execute("ROLLBACK")
+        before = store.snapshot()
+        for _ in range(3):
+            store.relieve()
+        assert log_bytes(path) < checkpoints.LOG_BYTES_LONG
+        assert store.snapshot() == before
+
+
 def test_a_relay_that_was_taken_over_leaves_the_log_alone(path: Path) -> None:
     with shim() as files, closing(SqliteStore(path)) as store, closing(Outbox(path)) as outbox:
         with store._writer as connection:
@@ -176,7 +197,7 @@ def test_a_checkpoint_is_asked_for_in_one_place_only() -> None:
     assert {name: times for name, times in asked.items() if times} == {"checkpoints.py": 1}
 
 
-def test_it_is_asked_for_only_while_the_database_is_shorter_than_its_header_says(
+def test_it_is_asked_for_only_while_the_database_has_another_length_than_its_header_says(
     path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 1024 * PAGE_BYTES)

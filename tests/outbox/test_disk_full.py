@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +17,9 @@ import pytest
 from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.admin.pruning import Times, prune
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.checkpoints import CHECKPOINT_BYTES, owed_bytes
 from reliablepub.outbox.sqlite.space import (
@@ -33,6 +35,7 @@ from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import KINDS, fill, give_back, small_disk
 from tests.outbox.conftest import Make
+from tests.outcomes import REFUSED
 from tests.waiting import until
 
 KIB = b"x" * 1024
@@ -234,6 +237,44 @@ def test_what_a_person_frees_is_left_to_the_relay(disk: Path, entry: Make) -> No
         assert store.commit(Changes(confirmed=accepted)).counters.open == 0
         until(lambda: not store.relieve())
         outbox.enqueue(Message(KIB))
+
+
+def beside_a_relay_that_looks(relay: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an operator's command pauses, the relay looks at the disk."""
+    sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        sleep(seconds)
+        relay.relieve()
+
+    monkeypatch.setattr(time, "sleep", pause)
+
+
+@pytest.mark.parametrize("is_relayed", [True, False])
+@pytest.mark.parametrize("size", [500, 40_000])
+def test_a_person_can_prune_on_a_full_disk(
+    disk: Path, entry: Make, monkeypatch: pytest.MonkeyPatch, size: int, *, is_relayed: bool
+) -> None:
+    path = disk / "outbox.db"
+    with closing(SqliteStore(path)) as store:
+        for _ in range(40):
+            new = [entry(body=bytes(size)) for _ in range(100_000 // size)]
+            store.commit(Changes(new=new))
+            store.commit(Changes(parked=[Attempt(one, "1-1", 1, REFUSED, 1.0) for one in new]))
+    database = outbox_at(path)
+    with ExitStack() as stack:
+        relay = stack.enter_context(closing(SqliteStore(path))) if is_relayed else None
+        fill(disk)
+        with pytest.raises(OutboxDiskFull):
+            Outbox(path).enqueue(Message(KIB))
+        if relay is not None:
+            beside_a_relay_that_looks(relay, monkeypatch)
+        until_then = Times(parked_before=1e12, history_before=0.0, now=0.0)
+        assert prune(database, until_then).parked == 40 * (100_000 // size)
+        relay = relay or stack.enter_context(closing(SqliteStore(path)))
+        monkeypatch.undo()
+        until(lambda: not relay.relieve())
+        Outbox(path).enqueue(Message(KIB))
 
 
 def test_a_log_that_cannot_be_moved_takes_no_more_space(disk: Path, entry: Make) -> None:

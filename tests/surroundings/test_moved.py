@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub import OutboxMoved, Publisher, PublisherClosed, PublisherFailed
+from reliablepub.outbox.sqlite import location
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
 from tests.waiting import until
 
@@ -204,11 +205,29 @@ def test_an_idle_relay_notices_it_too(path: Path) -> None:
     assert not path.exists(), "closing does not make an empty outbox there"
 
 
-def test_a_copy_that_cannot_be_made_is_told(path: Path) -> None:
+def test_a_copy_that_cannot_be_made_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
-    path.with_name("outbox.db.rescued-1").mkdir()
+
+    def taken(first: Path) -> Path:
+        first.write_bytes(b"no room")
+        return first
+
+    monkeypatch.setattr(location, "_created", taken)
     path.unlink()
-    with pytest.raises(GONE, match=r"could not be copied to .*File exists"):
+    with pytest.raises(GONE, match="could not be copied to "):
         publisher.publish(b"")
     with pytest.raises(PublisherFailed):
         publisher.close()
+    assert not path.with_name("outbox.db.rescued-1").exists(), "nobody takes it for a copy"
+
+
+def test_each_rescue_makes_a_copy_of_its_own(path: Path) -> None:
+    """A file that is made anew counts its runs anew."""
+    for message_id in ("first", "second"):
+        publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
+        publisher.publish(b"", message_id=message_id)
+        unlink_all(path)
+        with pytest.raises(PublisherFailed):
+            until(lambda: publisher.flush(0) is None)  # noqa: B023 - of this round
+    copies = sorted(path.parent.glob("outbox.db.rescued-*"))
+    assert [ids_at(copy) for copy in copies] == [{"first"}, {"second"}]

@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import Final, TypeVar
 
-from reliablepub.errors import InvalidMessage
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from reliablepub.errors import InvalidMessage, OutboxDiskFull
 from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import (
     GIVEN_UP_STATES,
@@ -51,6 +52,8 @@ T = TypeVar("T")
 CHUNK: Final = 500
 """Messages in one transaction: few, so that a relay waits only briefly for the write lock."""
 PAUSE_S_MAX: Final = 0.2
+FULL_S: Final = 5.0
+"""Seconds for which a transaction that finds the disk full is tried again."""
 
 
 def chunks(rows: Sequence[T]) -> list[Sequence[T]]:
@@ -58,14 +61,20 @@ def chunks(rows: Sequence[T]) -> list[Sequence[T]]:
     return [rows[first : first + CHUNK] for first in range(0, len(rows), CHUNK)]
 
 
-def step_by_step(database: Database, steps: Iterable[Callable[[Session], T]]) -> Iterator[T]:
+def step_by_step(
+    database: Database,
+    steps: Iterable[Callable[[Session], T]],
+    when_full: Callable[[], None] = lambda: None,
+) -> Iterator[T]:
     """Run each step in its own transaction, then release the write lock for as long as it took.
 
-    The pause between two steps is at most `PAUSE_S_MAX`.
+    The pause between two steps is at most `PAUSE_S_MAX`. On a full disk a step is tried again for
+    `FULL_S`: a relay frees some space meanwhile.
 
     Args:
         database: database of the outbox.
         steps: callables, each of which `Database.write` may call again.
+        when_full: called before a step is tried again.
 
     Yields:
         The result of each step, once the step is on disk.
@@ -73,11 +82,18 @@ def step_by_step(database: Database, steps: Iterable[Callable[[Session], T]]) ->
     Raises:
         OutboxError: a step failed; the steps before it stay committed.
     """
+    write = Retrying(
+        retry=retry_if_exception_type(OutboxDiskFull),
+        stop=stop_after_delay(FULL_S),
+        wait=wait_fixed(PAUSE_S_MAX),
+        before_sleep=lambda _: when_full(),
+        reraise=True,
+    ).wraps(database.write)
     pause_s = 0.0
     for step in steps:
         time.sleep(pause_s)
         begun = time.monotonic()
-        result = database.write(step)
+        result = write(step)
         pause_s = min(PAUSE_S_MAX, time.monotonic() - begun)
         yield result
 
@@ -219,15 +235,27 @@ def intervene(
     with database.reading():
         pass  # raises if there is no outbox, because `write` would create one
     effect = Effect()
-    done = 0
-    parts = chunks(list(dict.fromkeys(ids)))
-    do = partial(_change_chosen, intervention=intervention, selection=selection, keys=keys)
-    steps = (partial(do, ids=part, now=clock()) for part in parts)
+    chosen = list(dict.fromkeys(ids))
+    first, size = 0, CHUNK
+
+    def steps() -> Iterator[Callable[[Session], Effect]]:
+        while first < len(chosen):
+            yield step
+
+    def step(session: Session) -> Effect:
+        part = chosen[first : first + size]
+        return _change_chosen(session, part, intervention, clock(), selection=selection, keys=keys)
+
+    def halve() -> None:
+        nonlocal size
+        size = max(size // 2, 1)  # less may fit, and free space
+
     with closing(database):
-        for part, came_to in zip(parts, step_by_step(database, steps), strict=True):
+        for came_to in step_by_step(database, steps(), halve):
             effect.add(came_to)
-            done += len(part)
-            progress(done)
+            first = min(first + size, len(chosen))
+            size = min(2 * size, CHUNK)
+            progress(first)
     return effect
 
 

@@ -8,10 +8,10 @@ checkpoint, which uses the old length, records frames as moved that are not
 (https://sqlite.org/wal.html#walresetbug). Two rules together exclude that:
 
 - Only the holder of the relay lock checkpoints. A process that only enqueues borrows the lock.
-- A checkpoint follows a commit of its own connection, or is made while the database is shorter than
-  its header says. In both cases the log holds frames that are not moved yet, because no other
-  process moves any. Until they are moved, no commit can reset the log, and the checkpoint ends when
-  it has moved them.
+- A checkpoint follows a commit of its own connection, or is made while the database is shorter or
+  longer than its header says. In both cases the log holds frames that are not moved yet, because no
+  other process moves any. Until they are moved, no commit can reset the log, and the checkpoint
+  ends when it has moved them.
 
 The last connection to close also checkpoints, under an exclusive lock on the database.
 """
@@ -30,6 +30,7 @@ from reliablepub.errors import OutboxError
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import look
 from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.transactions import waiting_at_most
 
 CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
@@ -63,6 +64,12 @@ def behind_next_commit(connection: sqlite3.Connection) -> Iterator[None]:
         yield
     finally:
         _set_pages(connection, before)
+
+
+def write_a_page(connection: sqlite3.Connection) -> None:
+    """Have the commit of this transaction write, and so checkpoint, although no value changes."""
+    for by in (1, -1):  # SQLite writes no page if a statement sets the value that it has
+        connection.execute(QUERIES["count_up"], {"by": by})
 
 
 @contextmanager
@@ -145,16 +152,21 @@ def owed_bytes(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> i
     Raises:
         sqlite3.Error: the database cannot be read.
     """
+    return max(0, _bytes_to_come(connection, path))
+
+
+def _bytes_to_come(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> int:
+    """Return the bytes that the file will have more than now; below 0 if it will be shorter."""
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     try:
-        return max(0, int(pages * page_bytes) - path.stat().st_size)
+        return int(pages * page_bytes) - path.stat().st_size
     except FileNotFoundError:
         return 0
 
 
 def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
-    """Checkpoint without a commit, which would make the log longer.
+    """Checkpoint without a commit, which would make the log longer; also to shorten the file.
 
     Only for the holder of the relay lock.
 
@@ -164,7 +176,7 @@ def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
     Raises:
         sqlite3.Error: the database cannot be read.
     """
-    if owed_bytes(connection, path):
+    if _bytes_to_come(connection, path):
         with suppress(sqlite3.OperationalError):  # the disk is full: as much is owed as before
             _checkpoint(connection, "PASSIVE")
     return owed_bytes(connection, path)

@@ -11,7 +11,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,15 +21,18 @@ from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Sp
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.rows import MISTYPED, Unreadable
-from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
+from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long, behind_next_commit
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
 from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
+from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import (
+    LOW_BYTES,
     MARGIN_BYTES,
     Ballast,
+    Shortage,
     free_pages,
     give_space_back,
     has_space_to_give,
@@ -206,8 +210,20 @@ class SqliteDatabase:
             yield self._session(connection)
 
     def write(self, work: Callable[[Session], T]) -> T:
-        """Run ``work`` in one transaction on this object's own connection."""
-        return self._write(lambda own: work(self._session(own)))
+        """Run ``work`` in one transaction on this object's own connection.
+
+        On a full disk, it may use the ballast if no relay runs, and overwrites no deleted row.
+        """
+        with GATE.use(), self._lock, self._writer as connection:
+            is_full = self._ballast.spare_bytes(connection) < LOW_BYTES
+            connection.execute(f"PRAGMA secure_delete = {'FAST' if is_full else 'ON'}")
+        relay_lock = RelayLock.borrow(self.file) if is_full else None
+        if relay_lock is None:
+            return self._write(lambda own: work(self._session(own)))
+        try:
+            return self._write(lambda own: work(self._session(own)), around=self._with_ballast)
+        finally:
+            relay_lock.release()
 
     def within(self, connection: sqlite3.Connection, work: Callable[[Session], T]) -> T:
         """Run ``work`` through the application's connection, under the write lock."""
@@ -246,12 +262,27 @@ class SqliteDatabase:
     def _session(self, connection: sqlite3.Connection) -> SqliteSession:
         return SqliteSession(connection, self.file, self._ballast)
 
+    @contextmanager
+    def _with_ballast(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Release the ballast for a commit; checkpoint before it and behind it.
+
+        Only for the holder of the relay lock.
+        """
+        Shortage(self.file, self._ballast).settle(connection, release=True)
+        try:
+            with behind_next_commit(connection):
+                yield
+        finally:
+            self._ballast.restore_within(self._ballast.spare_bytes(connection))
+
     def _write(
         self,
         work: Callable[[sqlite3.Connection], T],
         is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
+        around: Callable[[sqlite3.Connection], AbstractContextManager[None]] | None = None,
     ) -> T:
         """Run `commit_with_retry` on this object's own connection, one thread at a time."""
+        around = around or partial(behind_commit_if_long, path=self.file)
         if os.getpid() != self._pid:  # another thread of the parent may have held the lock
             self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
         with GATE.use(), self._lock:  # gate first: then no fork happens while a thread has the lock
@@ -265,7 +296,7 @@ class SqliteDatabase:
             try:
                 with self._writer:
                     connection = self._writer.renewed()
-                    with behind_commit_if_long(connection, self.file):
+                    with around(connection):
                         return commit_with_retry(
                             connection,
                             self.file,

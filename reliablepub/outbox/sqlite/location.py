@@ -43,6 +43,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryFile
@@ -598,7 +599,8 @@ def rescued(
 ) -> OutboxMoved:
     """Copy the open database beside the path; return the error to raise, with the copy's name.
 
-    If the copy fails, the error says why.
+    If the copy fails, the error says why. A file that is made anew counts its runs anew, so an
+    earlier copy may have the number: later ones have a second number.
 
     Args:
         connection: connection to the moved files, not in a transaction.
@@ -608,9 +610,12 @@ def rescued(
     """
     copy = path.with_name(f"{path.name}{RESCUED}{run}")
     try:
-        # Created here, because SQLite would give it a wider mode; SQLite accepts an empty file.
-        os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        connection.execute("VACUUM INTO ?", (str(copy),))
+        copy = _created(copy)
+        try:
+            connection.execute("VACUUM INTO ?", (str(copy),))
+        except BaseException:
+            copy.unlink()
+            raise
     except (OSError, sqlite3.Error) as failure:
         return OutboxMoved(f"{error}. Its content could not be copied to {copy} ({failure})")
     return OutboxMoved(
@@ -618,3 +623,17 @@ def rescued(
         "outbox export` and `import`, which skips those that the outbox has; publish an encrypted "
         "copy with `reliablepub relay --drain`"
     )
+
+
+def _created(first: Path) -> Path:
+    """Create an empty file, which SQLite accepts; itself, it would give it a wider mode.
+
+    Returns:
+        its path: the first one, or that with ``.2``, ``.3``, ..., which no other file has.
+    """
+    for number in count(1):
+        path = first if number == 1 else first.with_name(f"{first.name}.{number}")
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            break
+    return path

@@ -200,6 +200,10 @@ UPDATE reliablepub_ledger SET
 -- name: lock
 UPDATE main.reliablepub_ledger SET stored = stored;
 
+-- Writes its page also where the sum of several is 0.
+-- name: count_up
+UPDATE main.reliablepub_ledger SET stored = stored + :by;
+
 -- name: count_stored
 UPDATE main.reliablepub_ledger SET
     stored = stored + 1,

@@ -46,6 +46,7 @@ from reliablepub.outbox.sqlite.checkpoints import (
     behind_next_commit,
     move_what_is_owed,
     owed_bytes,
+    write_a_page,
 )
 from reliablepub.outbox.sqlite.failures import may_take, reported
 from reliablepub.outbox.sqlite.location import open_side_file
@@ -292,6 +293,7 @@ class Shortage:
         self._path = path
         self._ballast = ballast
         self._next_look_at = 0.0
+        self._moved = -1  # `data_version` when the log was last moved
         self.is_on = False
 
     def settle(self, connection: sqlite3.Connection, *, release: bool = False) -> None:
@@ -344,25 +346,35 @@ class Shortage:
             connection.execute("PRAGMA secure_delete = ON")
 
     def _give(self, connection: sqlite3.Connection) -> None:
-        """Delete confirmed rows that are kept, and remove free pages from the file."""
+        """Delete confirmed rows that are kept, and remove free pages from the file.
+
+        Also move the log into the database after others have written, so that it has room for an
+        operator who deletes messages.
+        """
         has_kept = (
             connection.execute(QUERIES["has_confirmed"], {"before": math.inf}).fetchone()
             is not None
         )
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
-        if not has_kept and not (vacuum and free_pages(connection)):
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        is_moved = version == self._moved
+        if is_moved and not has_kept and not (vacuum and free_pages(connection)):
             return
         try:
             self._shrink(connection, release=False)
         except OutboxDiskFull:
-            if vacuum:  # removing free pages gives back the space of the ballast, and more
-                self._shrink(connection, release=True)
+            if is_moved and not vacuum:
+                return
+            # Removing free pages gives back the space of the ballast, and more.
+            self._shrink(connection, release=True)
+        self._moved = version
 
     def _shrink(self, connection: sqlite3.Connection, *, release: bool) -> None:
         self.settle(connection, release=release)
         with behind_next_commit(connection), transaction(connection, self._path):
             prune_confirmed(connection, math.inf, PRUNED)
             _cut_off(connection)
+            write_a_page(connection)
 
 
 def _cut_off(connection: sqlite3.Connection) -> None:

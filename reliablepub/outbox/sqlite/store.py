@@ -70,7 +70,7 @@ from reliablepub.outbox.rows import (
     tags_of,
 )
 from reliablepub.outbox.sqlite.bell import Bell
-from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit
+from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit, write_a_page
 from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
@@ -839,7 +839,7 @@ class SqliteStore:
         """Commit a write that changes no value."""
         with transaction(connection, self.path):
             self._check_owner(connection)
-            connection.execute(QUERIES["lock"])
+            write_a_page(connection)
 
     def _check_owner(self, connection: WritingConnection) -> int:
         """Check that this is the newest run: the lock alone fails if the lock file was removed.
