@@ -121,8 +121,8 @@ def _given(settings: Settings) -> str:
     if not url:
         raise ConfigurationError(
             f"no broker: give the option 'url' or 'urlFile', or set {settings.url_env} in the "
-            f"environment of the executors (spark.executorEnv.{settings.url_env}). In SQL: INSERT "
-            "INTO t WITH (`url` = '...'); Spark does not pass the OPTIONS of a table to a sink"
+            "environment of the executors. In SQL: INSERT INTO t WITH (`url` = '...'); Spark does "
+            "not pass the OPTIONS of a table to a sink"
         )
     return url
 

@@ -18,6 +18,9 @@ from tests.spark.troubled import TroubledDataSource
 
 ENVIRONMENT_PORT = "reliablepub.test.port"
 """Where the session tells the port of the broker that its workers have in RELIABLEPUB_URL."""
+PASSWORD_VARIABLE = "BROKER_PASSWORD"
+CANARY = "canary-4f1d"
+"""A password that the executors have in that variable, and that Spark must not show."""
 
 
 @contextmanager
@@ -39,6 +42,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         .config("spark.eventLog.enabled", "true")  # test_secrets reads what it says
         .config("spark.eventLog.compress", "false")
         .config("spark.eventLog.dir", events.as_uri())
+        .config(f"spark.executorEnv.{PASSWORD_VARIABLE}", CANARY)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
@@ -48,6 +52,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     environment = {
         "PYSPARK_PYTHON": str(_worker_python(folder / "python")),
         "RELIABLEPUB_URL": f"amqp://guest:guest@127.0.0.1:{port}/",
+        PASSWORD_VARIABLE: CANARY,  # a local master sets no variables of spark.executorEnv
     }
     with patch.dict(os.environ, environment):  # the Java machine keeps what it is born with
         session = builder.getOrCreate()

@@ -10,10 +10,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from reliablepub.testing import FakeBroker, NodeOptions
+from tests.spark.session import CANARY, PASSWORD_VARIABLE
 
 pytestmark = pytest.mark.timeout(300)
 
-CANARY = "canary-4f1d"
 WRONG = ({"routing_key": "nobody"}, {"rooting": "x"}, {"url": f"http://user:{CANARY}@host/"})
 
 
@@ -51,7 +51,11 @@ def test_the_canary_is_nowhere(
     errors: list[str] = []
     spark.sparkContext.setLogLevel("INFO")
     try:
-        for options in ({"url": url}, {"url": bare, "passwordFile": str(password)}):
+        for options in (
+            {"url": url},
+            {"url": bare, "passwordFile": str(password)},
+            {"url": bare, "passwordEnv": PASSWORD_VARIABLE},
+        ):
             common = {**options, "returnedAttempts": "1"}
             writer = df.write.format("rabbitmq").options(**common).mode("append")
             writer.option("routing_key", "q").save()
@@ -75,7 +79,7 @@ def test_the_canary_is_nowhere(
             errors.append(str(query.lastProgress))
     finally:
         spark.sparkContext.setLogLevel("OFF")
-    assert len(guarded.messages("q")) == 22
+    assert len(guarded.messages("q")) == 33
     texts = {
         "errors": "\n".join(errors),
         "event log and pages": shown(spark),
