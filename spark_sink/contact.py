@@ -55,20 +55,21 @@ class Refusals:
     """Watches the status of a publisher that has no connection."""
 
     def __init__(self) -> None:
-        self._since: float | None = None
+        self._seen = 0
+        self._since = 0.0
 
     def look(self, status: Status, now: float) -> None:
-        """Fail once every connection attempt has been refused for 3 seconds.
+        """Fail once two attempts to connect, 3 seconds apart, and all between were refused.
+
+        The age of a refusal proves nothing: after a long outage, the next attempt comes late.
 
         Raises:
             BrokerRefused: the broker or TLS has refused every attempt.
         """
-        if not status.is_refused:
-            self._since = None
-            return
-        if self._since is None:
+        before, self._seen = self._seen, status.refusals
+        if before == 0 or self._seen < before:  # none so far, or another attempt was not refused
             self._since = now
-        if now - self._since >= _REFUSED_FOR_S:
+        elif self._seen > before and now - self._since >= _REFUSED_FOR_S:
             raise BrokerRefused(status.reason)
 
 

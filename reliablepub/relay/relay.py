@@ -604,7 +604,7 @@ class Relay:
             link=link,
             reason=reason or (trouble or self._stranded if link is Link.CONNECTED else ""),
             trouble=trouble,
-            is_refused=self._wire.is_refused,
+            refusals=self._wire.refusals,
             counters=self._snapshot.counters,
             in_flight=session.in_flight,
             window=session.window.size,

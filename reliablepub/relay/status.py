@@ -189,9 +189,10 @@ class Status:
         callback_errors: number of exceptions raised by the application's callbacks.
         trouble: why the outbox accepts or records nothing for now, such as "disk full: ..."; else
             empty.
-        is_refused: whether the broker refuses the credentials or the vhost, or TLS verification
-            fails; ``reason`` says which. The publisher retries, but this takes a change of its
-            configuration or of the broker's.
+        refusals: attempts to connect in a row for which the broker refused the credentials or the
+            vhost, or TLS verification failed; ``reason`` says which. 0 if the last attempt was not
+            refused. The publisher retries, but this takes a change of its configuration or of the
+            broker's. Ignored when statuses are compared.
         commits: number of commits so far. Ignored when statuses are compared.
         commit_s: seconds spent in commits so far, waits for the lock included. Ignored when
             statuses are compared.
@@ -221,7 +222,7 @@ class Status:
     hooks_off: str = ""
     callback_errors: int = 0
     trouble: str = ""
-    is_refused: bool = False
+    refusals: int = field(default=0, compare=False)
     commits: int = field(default=0, compare=False)
     commit_s: float = field(default=0.0, compare=False)
     lock_wait_s: float = field(default=0.0, compare=False)

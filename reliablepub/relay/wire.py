@@ -95,7 +95,7 @@ class Wire:
     Attributes:
         connects: connections made so far.
         server: host and port of the broker of the last connection; empty before the first one.
-        is_refused: whether the last attempt to connect failed because of credentials, vhost or TLS.
+        refusals: attempts to connect in a row that failed because of credentials, vhost or TLS.
     """
 
     def __init__(self, transport: Transport, session: Session[Entry], now: float) -> None:
@@ -106,7 +106,7 @@ class Wire:
         self._due_at: float | None = now
         self.connects = 0
         self.server = ""
-        self.is_refused = False
+        self.refusals = 0
 
     def poll_timeout(self) -> float | None:
         """When to call `keep` if nothing else happens (monotonic); None if never.
@@ -153,11 +153,11 @@ class Wire:
                     self.connects += 1
                     self.server = server
                     self._lost_reason = ""
-                    self.is_refused = False
+                    self.refusals = 0
                     self._reconnect.connected(now)
                 case ConnectionLost(reason, close, is_refusal):
                     self._lost_reason = reason
-                    self.is_refused = is_refusal
+                    self.refusals = self.refusals + 1 if is_refusal else 0
                     if blames_a_publish(close) and self._session.in_flight:
                         self._reconnect.closed_by_publish(now)
                     else:

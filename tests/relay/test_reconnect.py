@@ -109,6 +109,23 @@ def test_the_status_says_why_there_is_no_connection(store: Store) -> None:
     assert (w.relay.status.link, w.relay.status.reason) == (Link.CONNECTED, "")
 
 
+def test_the_status_counts_refusals_in_a_row(store: Store) -> None:
+    w = World(store)
+    counts = []
+    for end in (
+        ConnectionLost("refused the credentials", None, is_refusal=True),
+        ConnectionLost("refused the credentials", None, is_refusal=True),
+        ConnectionLost("connection refused", None),
+        ConnectionLost("refused the credentials", None, is_refusal=True),
+        Connected(),
+    ):
+        w.turn(after_s=20.0)
+        w.relay.handle([end])
+        w.turn()
+        counts.append(w.relay.status.refusals)
+    assert counts == [1, 2, 0, 1, 0]
+
+
 def test_what_was_in_flight_is_sent_again_first_and_under_the_same_id(store: Store) -> None:
     w = World(store, window_max=2)
     w.connect()

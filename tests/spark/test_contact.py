@@ -125,17 +125,39 @@ def test_the_driver_asks_once_a_minute() -> None:
 
 def test_a_refusal_that_passes_fails_nothing() -> None:
     """While a broker starts, or its users are in a directory that is away for a moment."""
-    words = "the broker refused the credentials"
-    refused = Status(link=Link.DISCONNECTED, reason=words, is_refused=True)
     refusals = Refusals()
-    refusals.look(refused, 0.0)
-    refusals.look(Status(link=Link.CONNECTED, reason=words), 2.0)
-    refusals.look(refused, 4.0)
+    refusals.look(refused(1), 0.0)
+    refusals.look(Status(link=Link.CONNECTED), 2.0)
+    refusals.look(refused(1), 4.0)
+    refusals.look(refused(2), 5.0)
     refusals.look(Status(link=Link.DISCONNECTED, reason="Connection refused"), 6.0)
-    refusals.look(refused, 8.0)
-    refusals.look(refused, 10.0)
+    refusals.look(refused(1), 8.0)
+    refusals.look(refused(2), 10.0)
     with pytest.raises(BrokerRefused):
-        refusals.look(refused, 11.5)
+        refusals.look(refused(3), 11.5)
+
+
+def test_one_refusal_fails_nothing_however_long_the_next_attempt_takes() -> None:
+    """After a long outage, the publisher waits up to 15 s between two attempts."""
+    refusals = Refusals()
+    for tenths in range(0, 150, 5):
+        refusals.look(refused(1), tenths / 10)
+    with pytest.raises(BrokerRefused):
+        refusals.look(refused(2), 15.0)
+
+
+def test_refusals_in_quick_succession_are_one() -> None:
+    refusals = Refusals()
+    for count in range(1, 6):
+        refusals.look(refused(count), count * 0.5)
+    refusals.look(refused(5), 12.0)
+    refusals.look(refused(1), 12.5)  # of another series
+    refusals.look(refused(2), 13.0)
+
+
+def refused(times: int) -> Status:
+    words = "the broker refused the credentials"
+    return Status(link=Link.DISCONNECTED, reason=words, refusals=times)
 
 
 def test_without_a_broker_the_error_says_what_sql_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
