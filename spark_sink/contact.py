@@ -9,12 +9,15 @@ stay wrong, so they fail a task within seconds, and a write on the driver before
 
 from __future__ import annotations
 
-import time
+import ssl
 from typing import Final
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from reliablepub import (
     ConfigurationError,
     Exchange,
+    PasswordFile,
     Queue,
     Status,
     Topology,
@@ -39,11 +42,12 @@ _REFUSED_FOR_S: Final = 3.0
 _IS_OTHERWISE: Final = ": 406 PRECONDITION_FAILED"
 """The exchange or queue exists, with another type or other arguments, which do not matter here."""
 _ASK_TIMEOUT_S: Final = 5.0
+_ASK_AGAIN_S: Final = 0.5
 _CHECK_TIMEOUT_S: Final = 30.0
-_ASKED_FOR_S: Final = 60.0
 
-_asked: dict[tuple[object, ...], float] = {}
-"""Time of the last `ask` of this process by connection, so that not every micro-batch connects."""
+_asked: Final[set[tuple[object, ...]]] = set()
+"""Connections for which this process has asked, so that not every micro-batch connects: once a
+stream runs, its tasks notice a refusal."""
 
 
 def is_for_good(reason: str) -> bool:
@@ -74,12 +78,13 @@ class Refusals:
 
 
 def ask(settings: Settings) -> None:
-    """Connect once from the driver, so that a refusal is reported once, before any task starts.
+    """Connect from the driver, so that a refusal is reported once, before any task starts.
 
-    A driver that lacks the URL, or cannot reach the broker, leaves the question to the tasks.
+    Each connection is asked for once in a process. A refusal is believed if it lasts for 3 seconds.
+    A driver that lacks the URL, or cannot reach each broker, leaves the question to the tasks.
 
     Raises:
-        BrokerRefused: the broker or TLS refuses this connection.
+        BrokerRefused: every broker, or TLS, refuses this connection.
     """
     try:
         addresses = tuple(urls(settings))
@@ -87,19 +92,29 @@ def ask(settings: Settings) -> None:
     except ConfigurationError:
         return  # the named files and variables may exist on the executors alone
     key = (*settings.connection, addresses)
-    now = time.monotonic()
-    if now - _asked.get(key, -_ASKED_FOR_S) < _ASKED_FOR_S:
+    if key in _asked:
         return
+    attempts = Retrying(
+        retry=retry_if_exception_type(BrokerRefused),
+        wait=wait_fixed(_ASK_AGAIN_S),
+        stop=stop_after_delay(_REFUSED_FOR_S),
+        reraise=True,
+    )
+    attempts(_connect, addresses, context, provider)
+    _asked.add(key)
+
+
+def _connect(
+    addresses: tuple[str, ...], context: ssl.SSLContext | None, provider: PasswordFile | None
+) -> None:
     nothing = Topology([], [], declare=False)
     try:
         provision(
             addresses, nothing, timeout_s=_ASK_TIMEOUT_S, ssl_context=context, credentials=provider
         )
     except TopologyError as error:
-        reason = error.problems[-1]
-        if is_for_good(reason):
-            raise BrokerRefused(reason) from None
-    _asked[key] = now
+        if all(is_for_good(reason) for reason in error.problems):
+            raise BrokerRefused("; ".join(error.problems)) from None
 
 
 def check(settings: Settings, columns: Columns) -> None:

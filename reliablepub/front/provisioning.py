@@ -57,7 +57,7 @@ def provision(
         topology=topology,
         credentials=credentials,
     )
-    reason = ""
+    reasons = []
     with closing(transport):
         for untried in range(len(addresses), 0, -1):
             now = time.monotonic()
@@ -74,6 +74,6 @@ def provision(
                 return
             if transport.problems:
                 raise TopologyError(transport.problems)
-            reason = end.reason
+            reasons.append(end.reason)
     what = "declared" if topology.declare else "checked"
-    raise TopologyError([reason], f"the topology was not {what}, because no broker was reached")
+    raise TopologyError(reasons, f"the topology was not {what}, because no broker was reached")

@@ -122,6 +122,15 @@ def test_no_broker_is_a_problem_too() -> None:
         provision("amqp://127.0.0.1:1", Topology())
 
 
+def test_every_broker_that_was_not_reached_is_named(fake_broker: FakeBroker) -> None:
+    wrong = fake_broker.url.replace(":guest@", ":wrong@")
+    with pytest.raises(TopologyError) as caught:
+        provision(["amqp://127.0.0.1:1", wrong], Topology())
+    away, refused = caught.value.problems
+    assert away.startswith("127.0.0.1:1: ")
+    assert "the broker refused the credentials" in refused
+
+
 def test_the_next_broker_is_asked_when_one_does_not_answer(broker: AmqpProbe) -> None:
     queue = broker.declare_queue()
     provision(["amqp://127.0.0.1:1", broker.url], Topology(queues=[Queue(queue)], declare=False))

@@ -25,7 +25,7 @@ SOON_S = 12.0
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks that believe a refusal sooner; the test of a certificate waits as long as they do."""
+    """Believe a refusal sooner; the test of a certificate waits as long as users do."""
     monkeypatch.setattr(contact, "_REFUSED_FOR_S", 0.6)
 
 
@@ -38,7 +38,7 @@ def wrong(url: str, kind: str) -> str:
     ("kind", "words"), [("password", "refused the credentials"), ("vhost", "refused access to the")]
 )
 def test_the_driver_is_refused_once_before_any_task(
-    broker: AmqpProbe, kind: str, words: str
+    broker: AmqpProbe, impatient: None, kind: str, words: str
 ) -> None:
     since = time.monotonic()
     with pytest.raises(BrokerRefused, match=words) as caught:
@@ -89,19 +89,19 @@ def publish(settings: Settings) -> None:
 
 
 def test_an_unknown_certificate(tmp_path: Path) -> None:
-    since = time.monotonic()
     tls = broker_with(signed(tmp_path, "DNS:localhost", "IP:127.0.0.1"))
     try:
         settings = parse({"url": tls.url})
         for work in (ask, publish):
+            since = time.monotonic()
             with pytest.raises(BrokerRefused, match="CERTIFICATE_VERIFY_FAILED"):
                 work(settings)
-        assert 3.0 < time.monotonic() - since < SOON_S
+            assert 3.0 < time.monotonic() - since < SOON_S
     finally:
         tls.stop()
 
 
-def test_tls_where_the_broker_has_none(fake: FakeBroker) -> None:
+def test_tls_where_the_broker_has_none(fake: FakeBroker, impatient: None) -> None:
     with pytest.raises(BrokerRefused, match="WRONG_VERSION_NUMBER"):
         ask(parse({"url": fake.url.replace("amqp:", "amqps:")}))
 
@@ -113,14 +113,28 @@ def test_a_broker_that_is_away_or_unknown_is_left_to_the_tasks(fake: FakeBroker)
     ask(parse({"urlfile": "/only/on/executors"}))
 
 
-def test_the_driver_asks_once_a_minute() -> None:
+def test_a_broker_that_refuses_while_another_is_away_is_left_to_the_tasks(
+    fake: FakeBroker, impatient: None
+) -> None:
+    """The other one may let them in."""
+    ask(parse({"url": f"amqp://127.0.0.1:1/,{wrong(fake.url, 'password')}"}))
+
+
+def test_the_driver_asks_again_before_it_believes_a_refusal(fake: FakeBroker) -> None:
+    """A broker that is starting has not loaded its users."""
+    fake.inject(RefuseHandshake(code=403, times=2))
+    ask(parse({"url": fake.url}))
+
+
+def test_the_driver_asks_once_for_each_connection(impatient: None) -> None:
+    """A stream asks with each micro-batch; once it runs, refusals are for its tasks."""
     with FakeBroker(options=NodeOptions(users={"user": "secret"})) as guarded:
         settings = parse({"url": guarded.url_of("user")})
-        for _ in range(5):
-            ask(settings)
-        guarded.wait_for(lambda: guarded.connections == 0)
-        guarded.stop()
-        ask(settings)  # it would wait for its time-out
+        ask(settings)
+        guarded.inject(RefuseHandshake(code=403, keep=True))
+        ask(settings)
+        with pytest.raises(BrokerRefused):
+            ask(parse({"url": guarded.url_of("user"), "heartbeat": "20"}))
 
 
 def test_a_refusal_that_passes_fails_nothing() -> None:
