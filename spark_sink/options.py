@@ -10,16 +10,19 @@ that is silently ignored loses messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from reliablepub import ConfigurationError
+from reliablepub import ConfigurationError, InvalidMessage, Message
 from spark_sink.settings import TABLE, Settings
 
 SPARKS_OWN: Final = ("checkpointlocation", "queryname")
 """Options of a streaming query that Spark passes on to its sink."""
+_PROPERTIES: Final = {field.name for field in fields(Message)} & {option.name for option in TABLE}
+"""Options that give every message a property."""
 _FILE_NAME: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._:=@+-]{0,99})?")
 _NO_PATH: Final = (
     "save() takes no path here: for a queue write .option('routing_key', its name).save(), for an "
@@ -94,12 +97,28 @@ def _contradictions(settings: Settings) -> list[str]:
     report = settings.report or "/"
     if not report.startswith("/") and "://" not in report:
         problems.append("option 'report' must be an absolute path or a URI: hosts share it")
+    elif _has_password(report):
+        problems.append(
+            "option 'report' has a password in its URI, which Spark shows in plans: leave it out, "
+            "and give it to the hosts as the file system's own libraries find it"
+        )
     if settings.report is not None and not _FILE_NAME.fullmatch(settings.write_id or ""):
         problems.append(
             "option 'writeId' names files of 'report': at most 100 letters, digits and . _ - : = @ "
             "+, and the first one a letter or a digit"
         )
-    return problems
+    return [*problems, *_no_message(settings)]
+
+
+def _no_message(settings: Settings) -> Iterator[str]:
+    """Problems of values that no message can carry: they would make every row invalid."""
+    for name in sorted(_PROPERTIES):
+        value = getattr(settings, name)
+        try:
+            if value is not None:
+                Message(b"", **{name: value})
+        except InvalidMessage as error:
+            yield f"option {name!r} {error.problem}"
 
 
 def split_urls(urls: str) -> list[str]:
@@ -112,6 +131,13 @@ def _all_amqp(urls: str) -> bool:
         return all(urlsplit(url).scheme in ("amqp", "amqps") for url in split_urls(urls))
     except ValueError:
         return False
+
+
+def _has_password(uri: str) -> bool:
+    try:
+        return bool(urlsplit(uri).password)
+    except ValueError:
+        return False  # no file system opens it
 
 
 def _key(name: str) -> str:

@@ -40,6 +40,10 @@ def test_case_and_underscores_make_no_difference(name: str) -> None:
         ({"keyfile": "a.pem"}, "'keyFile' needs 'certFile'"),
         ({"refused": "collect"}, "'collect' needs the option 'report'"),
         ({"report": "here"}, "'report' must be an absolute path or a URI"),
+        ({"report": "s3://KEY:canary@bucket/r"}, "option 'report' has a password in its URI"),
+        ({"routing_key": "k" * 256}, "option 'routing_key' has 256 bytes"),
+        ({"exchange": "x" * 256, "contenttype": "c" * 256}, "option 'content_type' has 256 bytes"),
+        ({"replyto": "amq.rabbitmq.reply-to"}, "option 'reply_to'"),
         ({"path": "q1"}, "save() takes no path here: for a queue write .option('routing_key'"),
         ({"report": "/r", "writeid": "a/b"}, "option 'writeId' names files of 'report'"),
         ({"report": "/r", "writeid": "_a"}, "option 'writeId' names files of 'report'"),
@@ -53,12 +57,21 @@ def test_a_wrong_option_is_named(options: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(options)
     assert words in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("report", ["/a:b@c/r", "hdfs://user@host:8020/r", "s3://bucket/r"])
+def test_a_report_may_be_a_path_or_a_uri_with_a_user(report: str) -> None:
+    assert parse({"report": report}).report == report
 
 
 def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse({"window": "0", "persistent": "maybe", "foo": "bar"})
     assert all(name in str(caught.value) for name in ("'window'", "'persistent'", "'foo'"))
+    with pytest.raises(ConfigurationError) as caught:
+        parse({"exchange": "x" * 256, "app_id": "a" * 256, "refused": "collect"})
+    assert all(name in str(caught.value) for name in ("'exchange'", "'app_id'", "'report'"))
 
 
 def test_what_spark_adds_to_a_stream_is_no_mistake() -> None:
