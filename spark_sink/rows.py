@@ -243,10 +243,18 @@ def _headers(pairs: list[Any]) -> dict[str, Any]:
     items = [(p["key"], p["value"]) if isinstance(p, Mapping) else p for p in pairs]
     if any(item is None or item[0] is None for item in items):
         raise InvalidMessage("headers", "have a name that is null")
-    table = {key: _in_utc(value) for key, value in sorted(items, key=_KEY)}
+    table = {key: _header(value) for key, value in sorted(items, key=_KEY)}
     if len(table) < len(items):
         raise InvalidMessage("headers", "have a name twice")
     return table
+
+
+def _header(value: object) -> object:
+    """A time in UTC, and a decimal without trailing zeros.
+
+    An AMQP decimal has 32 bits, and Spark's default type gives 1.5 as 1.500000000000000000.
+    """
+    return Decimal(_shortest(value)) if isinstance(value, Decimal) else _in_utc(value)
 
 
 def _in_utc(value: object) -> object:

@@ -145,6 +145,20 @@ def test_a_row_that_amqp_cannot_carry_does_not_stop_the_others() -> None:
     assert isinstance(third, Message)
 
 
+def test_a_decimal_in_a_header_needs_no_room_for_its_trailing_zeros() -> None:
+    """Spark's default type has 18 decimal places; AMQP holds about nine digits in all."""
+    kind = pa.map_(pa.string(), pa.decimal128(38, 18))
+    given = [[("price", Decimal("1.5"))], [("price", Decimal(2500))]]
+    half, whole = messages_of(batch(value=["a", "b"], headers=pa.array(given, kind)), exchange="x")
+    assert half.headers is not None
+    assert whole.headers is not None
+    assert str(half.headers["price"]) == "1.5"
+    assert str(whole.headers["price"]) == "2500"
+    given = [[("price", Decimal("1.00000000001"))]]
+    problem = problem_of(batch(value=["a"], headers=pa.array(given, kind)), exchange="x")
+    assert "does not fit an AMQP decimal" in problem
+
+
 def test_rows_that_are_none_change_no_id_of_another() -> None:
     """Equal rows are told apart by their number among the messages."""
     alone = messages_of(batch(value=["a", "a"]), exchange="x")
