@@ -167,7 +167,8 @@ class Sending:
         while self._under_way:
             yield from self._settle()
         self._pace.wait(0)
-        self.counts.duplicates_risked = self._lent.resent - self._resent_before
+        resent = self._lent.resent - self._resent_before  # a row may lose its confirm twice
+        self.counts.duplicates_risked = min(resent, self.counts.rows)
 
     def fatal(self) -> list[Failure]:
         """All rows known so far that fail the task, in the order of their numbers.

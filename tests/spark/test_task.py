@@ -211,6 +211,13 @@ def test_rows_that_are_sent_again_are_counted(fake: FakeBroker) -> None:
     assert send(settings_for(fake, confirmTimeout="0.3"), rows(3))[0].counts.duplicates_risked == 0
 
 
+def test_a_row_that_is_sent_three_times_is_counted_once(fake: FakeBroker) -> None:
+    fake.inject(DropConfirm(times=2))
+    sending, _ = send(settings_for(fake, confirmTimeout="0.3"), rows(1))
+    assert (sending.counts.confirmed, fake.published_count) == (1, 3)
+    assert sending.counts.duplicates_risked == 1
+
+
 def test_with_no_broker_the_task_fails_and_says_why(fake: FakeBroker) -> None:
     settings = settings_for(fake, deliveryTimeout="0.2")
     fake.stop()
