@@ -13,6 +13,7 @@ from spark_sink.datasource import RabbitMQDataSource
 from spark_sink.failures import (
     BrokerRefused,
     PartitionStalled,
+    ReportNotWritten,
     RowsNotConfirmed,
     SchemaError,
     TasksNotHeard,
@@ -28,6 +29,7 @@ __all__ = [
     "OutboxDataSource",
     "PartitionStalled",
     "RabbitMQDataSource",
+    "ReportNotWritten",
     "RowsNotConfirmed",
     "SchemaError",
     "SinkListener",

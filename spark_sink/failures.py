@@ -147,3 +147,24 @@ class TasksNotHeard(ReliablePubError):
         )
         self.missing = missing
         self.tasks = tasks
+
+
+class ReportNotWritten(ReliablePubError):
+    """The rows of a write are settled, but its report cannot be written.
+
+    Attributes:
+        rows: number of rows of the write.
+        confirmed: number of those that the broker has confirmed.
+        reason: text of the file system.
+    """
+
+    def __init__(self, *, rows: int, confirmed: int, reason: str) -> None:
+        super().__init__(
+            f"{rows} rows were sent and settled, {confirmed} of them confirmed, but the report of "
+            f"this write could not be written: {reason}. It may lack the counts and the rows that "
+            "were not confirmed. Correct the folder of option 'report' before you write these rows "
+            "again, which sends all of them again; a stream does so when it is restarted"
+        )
+        self.rows = rows
+        self.confirmed = confirmed
+        self.reason = reason

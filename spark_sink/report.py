@@ -4,12 +4,14 @@ Knows: numbers, and files on a file system that the hosts share. Must never know
 
 ::
 
-    <report>/writes/<write>.json                      one line: the counts
-    <report>/failed/part-<write>-<partition>.parquet  collected rows, with the broker's reply
-    <report>/fatal/part-<write>-<partition>.parquet   rows that failed a write, with the reply
+    <report>/writes/<write>.json                                one line: the counts
+    <report>/failed/part-<write>-<partition>-<attempt>.parquet  collected rows, with the reply
+    <report>/fatal/part-<write>-<partition>.parquet             rows that failed a write, too
 
-A task writes under a name that begins with ``_``, which Spark's readers skip. The commit renames
-the files of the successful attempts. A commit is idempotent, because a restarted stream repeats it.
+A task writes under a name that begins with a dot, which the readers of Spark and pyarrow skip. The
+commit renames the files of the successful attempts. It never overwrites collected rows, because two
+writes may have one ``writeId``. The commit of a replayed micro-batch deletes the rows that an
+earlier commit of it has kept.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pyarrow import fs
 from pyspark.sql.datasource import WriterCommitMessage
 
 from reliablepub import ConfigurationError
+from spark_sink.failures import ReportNotWritten
 
 _GROUP_ROWS: Final = 5_000
 _GROUP_BYTES: Final = 16 * 1024 * 1024
@@ -63,7 +66,7 @@ class Counts:
         refused: rows for which the broker closed the channel, collected.
         invalid: rows that cannot be an AMQP message, collected.
         bytes: sum of the sizes of the published bodies.
-        duplicates_risked: rows that may have been sent more than once, under one id: rows whose
+        duplicates_risked: at most so many rows were sent more than once, under one id: rows whose
             confirm was lost, and all rows of a retried task attempt. A replay after a restart does
             not know what was sent before it, and counts none. The same holds for a stage that Spark
             runs again, whose attempts begin at 0, and for a first attempt that wins a race.
@@ -131,13 +134,14 @@ class FailedRows:
 
     Args:
         report: the folder.
-        name: name of the attempt, unique among all attempts.
+        write: identity of the write.
+        partition: number of the partition.
 
     Raises:
         ConfigurationError: this host does not have the folder that the driver has checked.
     """
 
-    def __init__(self, report: str, name: str) -> None:
+    def __init__(self, report: str, write: str, partition: int) -> None:
         self._files, root = _open(report)
         if self._files.get_file_info(f"{root}/writes").type != fs.FileType.Directory:
             raise ConfigurationError(
@@ -145,7 +149,7 @@ class FailedRows:
                 "hosts must share it"
             )
         self._folder = f"{root}/failed"
-        self.path = f"{self._folder}/_{name}.parquet"
+        self.path = f"{self._folder}/.part-{write}-{partition}-{uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[pa.RecordBatch] = []
         self._count = self._bytes = 0
@@ -232,7 +236,7 @@ def keep_fatal(
     """
     files, root = _open(report)
     files.create_dir(f"{root}/fatal", recursive=True)
-    path = f"{root}/fatal/{_part(write, partition)}"
+    path = f"{root}/fatal/{_fatal_part(write, partition)}"
     table = pa.Table.from_batches(
         [_with_outcomes(piece, [row], [outcome]) for piece, row, outcome in rows]
     ).combine_chunks()
@@ -251,7 +255,7 @@ def _with_outcomes(
     )
 
 
-def _part(write: str, partition: int) -> str:
+def _fatal_part(write: str, partition: int) -> str:
     return f"part-{write}-{partition}.parquet"
 
 
@@ -264,15 +268,19 @@ def check(report: str) -> None:
     try:
         files, root = _open(report)
         files.create_dir(f"{root}/writes", recursive=True)
-        probe = f"{root}/writes/_probe-{uuid4().hex}"
+        probe = f"{root}/writes/.probe-{uuid4().hex}"
         with files.open_output_stream(probe) as stream:
             stream.write(b"\n")
         files.delete_file(probe)
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).replace(report, "the URI") if "://" in report else str(error)
         raise ConfigurationError(
-            f"option 'report': nothing can be written there: {reason}"
+            f"option 'report': nothing can be written there: {_reason(report, error)}"
         ) from None
+
+
+def _reason(report: str, error: Exception) -> str:
+    """The text of an error, without the URI, which may hold a secret."""
+    return str(error).replace(report, "the URI") if "://" in report else str(error)
 
 
 def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bool = False) -> None:
@@ -286,43 +294,70 @@ def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bo
 
     Raises:
         ConfigurationError: a task's file of failed rows is not in the folder that this host sees.
+        ReportNotWritten: the folder cannot be written.
     """
+    total = Counts.total(message.counts for message in messages)
+    try:
+        _commit(report, messages, total, keep, is_stream=is_stream)
+    except (OSError, pa.ArrowException) as error:
+        raise ReportNotWritten(
+            rows=total.rows, confirmed=total.confirmed, reason=_reason(report, error)
+        ) from None
+
+
+def _commit(
+    report: str, messages: Sequence[Written], total: Counts, keep: int, *, is_stream: bool
+) -> None:
     files, root = _open(report)
-    write = messages[0].write
+    write, run = messages[0].write, messages[0].run
+    for message in messages:
+        _check_failed(files, message)
     line = {
         "write": write,
-        "run": messages[0].run,
+        "run": run,
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "partitions": len(messages),
-        **Counts.total(message.counts for message in messages).as_dict(),
+        **total.as_dict(),
     }
     files.create_dir(f"{root}/writes", recursive=True)
-    path, final = (f"{root}/writes/{name}.json" for name in (f"_{write}", write))
-    is_replay = _is_replay(files, (path, final), messages[0].run, is_stream=is_stream)
+    path, final = (f"{root}/writes/{name}.json" for name in (f".{write}", write))
+    # Only a replay finds rows of its micro-batch. Its counts may be gone (`prune`).
+    is_replay = is_stream or _is_replay(files, (path, final), run)
     with files.open_output_stream(path) as stream:  # first: it says that a commit has begun
         stream.write(json.dumps(line).encode() + b"\n")
     if is_replay:
-        _forget_failed(files, root, messages)
+        _forget_failed(files, root, write)
     for message in messages:
         if message.failed_file is not None:
-            _publish_failed(files, root, message, message.failed_file)
+            name = message.failed_file.rpartition("/.")[2]
+            files.move(message.failed_file, f"{root}/failed/{name}")
     files.move(path, final)
     _forget_fatal(files, root, messages)
     if crc32(write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
         prune(report, keep)
 
 
-def _is_replay(
-    files: fs.FileSystem, paths: Sequence[str], run: str | None, *, is_stream: bool
-) -> bool:
+def _check_failed(files: fs.FileSystem, message: Written) -> None:
+    """Check that this host sees a task's file of failed rows.
+
+    Without it the write must fail: its rows would be neither confirmed nor in the report.
+    """
+    path = message.failed_file
+    if path is not None and not _exists(files, path):
+        raise ConfigurationError(
+            f"option 'report': partition {message.partition} has {message.counts.failed} rows that "
+            f"were not confirmed, and their file {path} is not on the host of the driver: all "
+            "hosts must share the folder"
+        )
+
+
+def _is_replay(files: fs.FileSystem, paths: Sequence[str], run: str | None) -> bool:
     """Whether an earlier run of the streaming query has begun the commit of this write.
 
     Two writes of one name in one run are no replay: a function of `foreachBatch` has given both the
     same ``writeId``.
     """
     found = [path for path in paths if _exists(files, path)]
-    if is_stream:
-        return bool(found)
     return run is not None and any(_run_of(files, path) not in (None, run) for path in found)
 
 
@@ -367,21 +402,21 @@ def prune(report: str, keep: int) -> None:
 
 def _forget_fatal(files: fs.FileSystem, root: str, messages: Sequence[Written]) -> None:
     """Delete the fatal rows of earlier attempts: they are confirmed now, or in ``failed``."""
-    parts = {_part(message.write, message.partition) for message in messages}
+    parts = {_fatal_part(message.write, message.partition) for message in messages}
     for info in _listed(files, f"{root}/fatal"):
         if info.base_name in parts:
             _delete(files, info.path)
 
 
-def _forget_failed(files: fs.FileSystem, root: str, messages: Sequence[Written]) -> None:
+def _forget_failed(files: fs.FileSystem, root: str, write: str) -> None:
     """Delete the failed rows of a replayed micro-batch: they are confirmed now, or kept anew.
 
-    A row that is both confirmed and in ``failed`` would be corrected and written a second time.
+    A row that is both confirmed and in ``failed`` would be corrected and written a second time. The
+    name of another write may begin with this one's.
     """
-    kept = {_part(one.write, one.partition) for one in messages if one.failed_file is not None}
-    part = re.compile(re.escape(f"part-{messages[0].write}-") + r"\d+\.parquet")
+    part = re.compile(re.escape(f"part-{write}-") + r"\d+-[0-9a-f]{32}\.parquet")
     for info in _listed(files, f"{root}/failed"):
-        if part.fullmatch(info.base_name) and info.base_name not in kept:
+        if part.fullmatch(info.base_name):
             _delete(files, info.path)
 
 
@@ -391,7 +426,7 @@ def _listed(files: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
 
 
 def _is_hidden(info: fs.FileInfo) -> bool:
-    return bool(info.base_name.startswith("_"))
+    return bool(info.base_name.startswith("."))
 
 
 def _delete(files: fs.FileSystem, path: str) -> None:
@@ -406,21 +441,6 @@ def abort(report: str, messages: Sequence[Written]) -> None:
     for message in messages:
         if message.failed_file is not None and _exists(files, message.failed_file):
             files.delete_file(message.failed_file)
-
-
-def _publish_failed(files: fs.FileSystem, root: str, message: Written, path: str) -> None:
-    """Give a task's file of failed rows its final name.
-
-    A file that this host does not see must fail the write: its rows would be neither confirmed nor
-    in the report.
-    """
-    if not _exists(files, path):
-        raise ConfigurationError(
-            f"option 'report': partition {message.partition} has {message.counts.failed} rows that "
-            f"were not confirmed, and their file {path} is not on the host of the driver: all "
-            "hosts must share the folder"
-        )
-    files.move(path, f"{root}/failed/{_part(message.write, message.partition)}")
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -49,7 +48,6 @@ class _Attempt:
         write: identity of the write, equal in every attempt and replay.
         partition: number of the partition.
         number: number of the attempt, from 0.
-        name: its name, unique among all attempts.
         slots: most tasks that may run at once; None if unknown.
         run: the run of the streaming query; None outside of one.
     """
@@ -57,7 +55,6 @@ class _Attempt:
     write: str
     partition: int
     number: int
-    name: str
     slots: int | None
     run: str | None
 
@@ -117,6 +114,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         Raises:
             TasksNotHeard: the commit message of a task is missing.
             ConfigurationError: the driver does not see the failed rows that a task has kept.
+            ReportNotWritten: the folder of the report cannot be written.
         """
         written = _written(messages)
         with in_one_line():
@@ -160,7 +158,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         settings = self._settings
         if settings.report is None or not settings.collects:
             return None
-        return report.FailedRows(settings.report, attempt.name)
+        return report.FailedRows(settings.report, attempt.write, attempt.partition)
 
     def _publish(
         self, batches: Iterator[pa.RecordBatch], attempt: _Attempt, kept: report.FailedRows | None
@@ -210,14 +208,15 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             return micro_batch
         if micro_batch is None:
             return self._write_id
-        if self._settings.write_id is None and not self._columns.have_ids:
+        settings = self._settings
+        if settings.write_id is None and (settings.collects or not self._columns.have_ids):
             # Two writes of one micro-batch may hold equal rows, and only a name tells them apart.
-            # With a random name, a consumer could not recognize a replay.
+            # With a random name, a consumer could not recognize a replay, nor could the report.
             raise ConfigurationError(
                 "a write in foreachBatch needs a name that it has again when its batch is "
                 "replayed: give each such write a 'writeId' of its own, such as "
-                "f'orders-{batch_id}', or its rows ids of their own (idColumns, or a column "
-                "'message_id')"
+                "f'orders-{batch_id}'; one that collects no rows can do with ids of its rows "
+                "(idColumns, or a column 'message_id')"
             )
         return f"{micro_batch}-{self._write_id}"
 
@@ -227,11 +226,9 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         micro_batch = _micro_batch(context)
         write = self._write_of(micro_batch)
         partition = context.partitionId()
-        # Task ids start again with each driver, and executors of a dead driver may still write.
-        name = f"{write}-{partition}-{context.taskAttemptId()}-{uuid4().hex[:8]}"
         at_once = slots(context.getLocalProperty)
         run = context.getLocalProperty("spark.jobGroup.id") if micro_batch else None
-        return _Attempt(write, partition, context.attemptNumber(), name, at_once, run)
+        return _Attempt(write, partition, context.attemptNumber(), at_once, run)
 
 
 def _micro_batch(context: TaskContext) -> str | None:

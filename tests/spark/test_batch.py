@@ -181,8 +181,8 @@ def test_the_report_of_a_failed_write_has_its_fatal_rows_alone(
     with pytest.raises(PythonException, match="404 NOT_FOUND") as caught:
         writer(named, fake.url, report=report, unroutable="collect", writeId="w").save()
     assert "(message order-7)" in str(caught.value)
-    # A task that Spark kills at its end leaves a file whose name begins with "_".
-    [path] = [path for path in report.rglob("[!_]*") if path.is_file()]
+    # A task that Spark kills at its end leaves a file whose name begins with a dot.
+    [path] = [path for path in report.rglob("[!.]*") if path.is_file()]
     assert str(path) in str(caught.value)
     [fatal] = spark.read.parquet(f"{report}/fatal").collect()
     assert (fatal.value, fatal._outcome, fatal._reply_code) == ("7", "refused", 404)

@@ -5,6 +5,7 @@ import logging
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
+from reliablepub import ConfigurationError
 from spark_sink import TasksNotHeard
 from spark_sink.options import parse
 from spark_sink.report import Counts, Written
@@ -53,3 +54,26 @@ def test_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
     assert aborted.levelno == cleaning.levelno == logging.ERROR
     assert "the report could not be cleaned up" in cleaning.message
     assert cleaning.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "column", "is_refused"),
+    [
+        ({}, "message_id", False),
+        ({}, "type", True),
+        ({"unroutable": "collect"}, "message_id", True),
+        ({"unroutable": "collect", "writeId": "orders-7"}, "message_id", False),
+    ],
+)
+def test_for_each_batch_wants_a_name_by_which_a_replay_is_recognized(
+    options: dict[str, str], column: str, *, is_refused: bool
+) -> None:
+    """By a consumer, if the rows have no ids of their own; by the report, if rows are collected."""
+    settings = parse({"url": "amqp://a/", "report": "/r", **options})
+    columns = Columns({"value": 0, column: 1}, {"persistent": True}, is_json=False)
+    writer = RabbitMQWriter(settings, columns, settings.write_id or "random")
+    if is_refused:
+        with pytest.raises(ConfigurationError, match="give each such write a 'writeId'"):
+            writer._write_of("q-7")
+    else:
+        assert writer._write_of("q-7") == f"q-7-{settings.write_id or 'random'}"
