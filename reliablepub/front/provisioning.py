@@ -39,7 +39,8 @@ def provision(
             user and password in the URL.
 
     Raises:
-        TopologyError: the topology differs, with every problem; or no broker answered in time.
+        TopologyError: the topology differs, with every problem; or no broker answered in time, with
+            the reason of each.
         ConfigurationError: a URL is invalid.
     """
     addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
