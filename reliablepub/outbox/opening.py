@@ -7,7 +7,8 @@ is opened.
 from __future__ import annotations
 
 import os
-from typing import TypeAlias
+import re
+from typing import Final, TypeAlias
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.database import Database
@@ -50,11 +51,16 @@ def outbox_at(where: Where) -> Database:
 
         return PostgresDatabase(str(where))
     msg = f"an outbox is in a file or at postgresql://; {scheme}:// is neither"
-    if scheme.startswith("sqlite") and rest.removeprefix("/"):
-        msg += f"; write its path alone: {rest.removeprefix('/')}"
+    path = rest.removeprefix("/")
+    if scheme.startswith("sqlite") and path and "@" not in path:  # which may follow a password
+        msg += f"; write its path alone: {path}"
     elif scheme.startswith(("postgresql+", "postgres+")):
         msg += "; write postgresql://, without the driver"
     raise ConfigurationError(msg)
+
+
+_PARAMETERS: Final = re.compile(r"\bpassword\s*=|^\w+\s*=\s*\S+\s+\w+\s*=")
+"""Parameters of libpq, such as ``host=db password=...``, which are not the path of a file."""
 
 
 def _check_path(path: str) -> None:
@@ -63,14 +69,17 @@ def _check_path(path: str) -> None:
     Raises:
         ConfigurationError: the path is empty, or is such a name.
     """
-    if path.startswith((":memory:", "file:", "~/", "postgresql:", "postgres:")) or not path.strip():
+    if path.startswith(("postgresql:", "postgres:")) or _PARAMETERS.search(path):
+        # Not quoted: it may hold a password.
+        raise ConfigurationError(
+            "an outbox is in a file or at a URL that begins with postgresql://; this is neither"
+        )
+    if path.startswith((":memory:", "file:", "~/")) or not path.strip():
         msg = f"an outbox needs the path of a file; {path!r} is not one"
         if path.startswith(":memory:"):
             msg += "; for messages in memory only, Publisher(url, outbox=None)"
         elif path.startswith("~/"):
             msg += ": only a shell expands ~; use Path(...).expanduser()"
-        elif path.startswith("postgres"):
-            msg += "; the URL of a server begins with postgresql://"
         raise ConfigurationError(msg)
     if "\0" in path:
         raise ConfigurationError("the path of the outbox has the character U+0000")

@@ -55,6 +55,40 @@ def test_other_urls_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "where",
+    [
+        "postgresql://app:p/s3cret@db/shop",
+        "postgresql://app:p@s3cret@db/shop",
+        "postgresql://app:s3cret/shop",
+        "postgresql://app:p@db:s3cret/shop",
+        "postgresql://app:p@[::1]:s3cret/shop",
+        "postgresql:/app:s3cret@db/shop",
+        "postgres:app:s3cret@db/shop",
+        "sqlite:///app:s3cret@db",
+        "host=db password=s3cret",
+        "password = s3cret",
+        "dbname=s3cret user=app",
+    ],
+)
+def test_a_mistaken_url_is_refused_and_not_quoted(where: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        outbox_at(where)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:p%40%2F@db:5432/shop",
+        "postgresql://[::1]:5432,db,other:5433/shop",
+        "postgresql:///shop?host=/run/postgresql",
+    ],
+)
+def test_a_url_with_several_hosts_or_none_is_understood(url: str) -> None:
+    assert isinstance(outbox_at(url), PostgresDatabase)
+
+
+@pytest.mark.parametrize(
     ("where", "words"),
     [
         ("sqlite:///app.db", "sqlite:// is neither; write its path alone: app.db"),

@@ -68,6 +68,7 @@ class Server:
         """
         try:
             scheme, user, place, query = _parts(url.strip())
+            _check_place(place)
             query = query.replace("+", "%2B")  # which is no space in libpq's URLs
             given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
             schema = check_schema(given.pop("schema", DEFAULT_SCHEMA))
@@ -102,6 +103,21 @@ class Server:
         # Text as bytes: the checksum covers them, and a message is decoded once.
         connection.adapters.register_loader("text", ByteaBinaryLoader)
         return connection
+
+
+def _check_place(place: str) -> None:
+    """Refuse a place that may hold a part of the password: errors name the place.
+
+    Raises:
+        ConfigurationError: it has a ``@``, or a port that is not a number.
+    """
+    hosts = place.partition("/")[0].split(",")
+    ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts]
+    if "@" in place or not all(port.isdigit() for port in ports if port):
+        raise ConfigurationError(
+            "the URL of the outbox cannot be understood: write postgresql://user:password@host/"
+            "database, and in a user or password %40 for @, %2F for / and %3A for :"
+        )
 
 
 def _parts(url: str) -> tuple[str, str, str, str]:
