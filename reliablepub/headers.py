@@ -182,7 +182,8 @@ def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
         case int() | float():
             copy, size = _checked_number(path, value), 9
         case bytes():
-            copy, size = value, 5 + len(value)
+            copy = bytes.__getitem__(value, slice(None))  # also of a subclass, as above
+            size = 5 + len(copy)
         case Decimal():
             copy, size = _checked_decimal(path, value), 6
         case datetime():

@@ -357,8 +357,9 @@ def _rare_bytes(fields: dict[str, object]) -> int:
     for name, most in (("priority", PRIORITY_MAX), ("expiration", EXPIRATION_MS_MAX)):
         if fields[name] is not None:
             fields[name] = _in_range(name, fields[name], most)
-    _check_time("timestamp", fields["timestamp"])
-    _check_time("not_before", fields["not_before"])
+    for name in ("timestamp", "not_before"):
+        if fields[name] is not None:
+            fields[name] = _checked_time(name, fields[name])
     if fields["expires_in_s"] is not None:
         fields["expires_in_s"] = _checked_expires_in(fields["expires_in_s"])
     size = 0
@@ -387,12 +388,10 @@ def _in_range(name: str, value: object, most: int) -> int:
     return int(value)  # an IntEnum becomes a plain int
 
 
-def _check_time(name: str, value: object) -> None:
-    if value is None:
-        return
+def _checked_time(name: str, value: object) -> datetime:
     if not isinstance(value, datetime):
         raise InvalidMessage(name, f"is {type(value).__name__}, not a datetime")
-    checked_datetime(name, value)
+    return checked_datetime(name, value)  # in UTC: a time zone of the caller's may change, or raise
 
 
 def _checked_expires_in(value: object) -> float:

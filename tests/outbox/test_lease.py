@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.outbox.sqlite import lock as lease_module
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid, lock_path
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 HOLD = """
 import sys, time
@@ -198,3 +200,43 @@ def test_descriptor_0_is_one_like_any_other(path: Path) -> None:
     assert lease.is_held
     lease._fd = real
     lease.release()
+
+
+@pytest.mark.parametrize("harm", ["delete", "replace", "empty"])
+def test_a_lock_file_that_was_harmed_is_locked_again(path: Path, harm: str) -> None:
+    lease = RelayLock(path)
+    file = lock_path(path)
+    if harm == "empty":
+        os.truncate(file, 0)
+    else:
+        file.unlink()
+    if harm == "replace":
+        file.touch(0o600)
+    assert holder_pid(path) is None
+    lease.keep()
+    assert holder_pid(path) == os.getpid()
+    with pytest.raises(OutboxInUse):
+        RelayLock(path, timeout_s=0.05)
+    before = file.stat()
+    lease.keep()
+    assert file.stat() == before, "nothing is written if all is well"
+    lease.release()
+    assert RelayLock.borrow(path) is not None
+
+
+def test_a_lock_that_another_process_has_taken_meanwhile_is_its(
+    path: Path, request: pytest.FixtureRequest
+) -> None:
+    lease = RelayLock(path)
+    lock_path(path).unlink()
+    holder: subprocess.Popen[str] = request.getfixturevalue("holder")
+    lease.keep()
+    lease.release()
+    assert holder_pid(path) == holder.pid
+
+
+def test_a_relay_keeps_its_lock(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        lock_path(path).unlink()
+        store.relieve()
+        assert holder_pid(path) == os.getpid()

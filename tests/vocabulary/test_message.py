@@ -570,3 +570,35 @@ def test_nor_can_a_list_in_them(change: Callable[[Any], object]) -> None:
                 change(several)
         assert twin.headers == headers
     assert dataclasses.asdict(message)["headers"] == headers
+
+
+class Odd(Nowhere):
+    """A time zone that works until the message is made."""
+
+    is_broken = False
+
+    def utcoffset(self, _when: datetime | None) -> timedelta:  # type: ignore[override]
+        if self.is_broken:
+            raise ZeroDivisionError
+        return timedelta(hours=2)
+
+
+class Bytes(bytes):
+    def __len__(self) -> int:
+        return 1
+
+
+def test_nothing_of_the_callers_is_asked_later() -> None:
+    zone = Odd()
+    then = datetime(2030, 1, 1, 2, tzinfo=zone)
+    message = Message(b"", timestamp=then, not_before=then, headers={"b": Bytes(b"long")})
+    zone.is_broken = True
+    assert message.timestamp == message.not_before == datetime(2030, 1, 1, tzinfo=UTC)
+    assert message.headers is not None
+    assert type(message.headers["b"]) is bytes
+    assert (
+        message.size
+        == Message(
+            b"", timestamp=message.timestamp, not_before=message.not_before, headers={"b": b"long"}
+        ).size
+    )

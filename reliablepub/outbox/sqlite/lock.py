@@ -56,6 +56,7 @@ class RelayLock:
     """
 
     def __init__(self, outbox: Path, *, timeout_s: float = ACQUIRE_TIMEOUT_S) -> None:
+        self._outbox = outbox
         self._path = lock_path(outbox)
         self._fd = -1
         attempts = Retrying(
@@ -70,10 +71,7 @@ class RelayLock:
         )
         try:
             self._fd = attempts(_locked_fd, outbox)
-            os.ftruncate(self._fd, 0)
-            os.pwrite(
-                self._fd, f"{os.getpid()}\n".encode(), 0
-            )  # for operators, and for `OutboxInUse` in another process
+            _name_process(self._fd)
         except _Taken:
             pid = _named_pid(outbox)
             who = f"process {pid}" if pid else "another process"
@@ -102,6 +100,21 @@ class RelayLock:
             return None
         _held.add(relay_lock)
         return relay_lock
+
+    def keep(self) -> None:
+        """Lock the file again if somebody has deleted, replaced or emptied it.
+
+        Without it, other processes would see no relay. If another process is faster, the next
+        commit finds out (`SqliteStore.commit`).
+        """
+        with suppress(_Taken, OSError, OutboxError):
+            held = os.fstat(self._fd)
+            if not _leads_to(self._path, held):
+                fd, self._fd = self._fd, _locked_fd(self._outbox)
+                os.close(fd)
+            elif held.st_size:
+                return
+            _name_process(self._fd)
 
     @property
     def is_held(self) -> bool:
@@ -147,8 +160,8 @@ def _locked_fd(outbox: Path) -> int:
     fd = open_side_file(outbox, _SUFFIX, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_current = os.fstat(fd).st_ino == lock_path(outbox).lstat().st_ino
-    except (BlockingIOError, FileNotFoundError):
+        is_current = _leads_to(lock_path(outbox), os.fstat(fd))
+    except BlockingIOError:
         is_current = False
     except BaseException:
         os.close(fd)
@@ -157,6 +170,19 @@ def _locked_fd(outbox: Path) -> int:
         os.close(fd)
         raise _Taken
     return fd
+
+
+def _leads_to(path: Path, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), file)
+    except FileNotFoundError:
+        return False
+
+
+def _name_process(fd: int) -> None:
+    """Write the process id, for operators, and for `OutboxInUse` in another process."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
 def _named_pid(outbox: Path) -> int | None:

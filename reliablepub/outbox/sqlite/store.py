@@ -500,6 +500,7 @@ class SqliteStore:
 
         If other processes have made the log long, restart it. Delete what was kept long enough.
         """
+        self._relay_lock.keep()
         if self._unparked:
             self._put_right()
         with self._reading as connection:
