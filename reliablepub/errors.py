@@ -284,7 +284,7 @@ class OutboxUnreachable(OutboxError):
 
 
 class OutboxUnsure(OutboxError):
-    """A commit was cut off by the disk or the network; the message may or may not be stored."""
+    """A commit was cut off by a failure; the message may or may not be stored."""
 
 
 class OutboxSealed(OutboxError):

@@ -111,8 +111,9 @@ class Publisher:
                 Nothing was stored or sent.
             OutboxFull: the outbox had no room in time. The message was not accepted.
             OutboxDiskFull: the disk is full. The message was not accepted.
-            OutboxUnsure: the disk or the network failed during the commit. Whether the message is
-                stored is unknown.
+            OutboxUnsure: the disk, the network or the relay failed during the commit. Whether the
+                message is stored is unknown.
+            OutboxMoved: the file was moved. The copy that the error names may hold the message.
             OutboxError: another problem with the outbox. The message was not accepted.
             PublisherClosed: the publisher is closed or has failed. The message was not accepted.
             PublisherForked: this process is not the one that opened the publisher.
@@ -152,8 +153,8 @@ class Publisher:
             InvalidMessage: an item is not a `Message`.
             OutboxFull: the outbox had no room in time.
             OutboxDiskFull: the disk is full.
-            OutboxUnsure: the disk or the network failed during a commit. Whether its messages are
-                stored is unknown.
+            OutboxUnsure: the disk, the network or the relay failed during a commit. Whether its
+                messages are stored is unknown.
             OutboxError: another problem with the outbox.
             PublisherClosed: the publisher is closed or has failed.
             PublisherForked: this process is not the one that opened the publisher.
