@@ -53,7 +53,7 @@ MUST_HAPPEN = """
     killed before a caller learns the outcome
     an acked message outlived a crash / started / closed in order
     withdrawn by the caller / stream cancelled / turned away / enqueued elsewhere / rung
-    disk full / locked by somebody else / unencodable
+    disk full / locked by somebody else / unencodable / a statement failed / cannot be opened
     expired: not sent / expired: may have arrived / expired: did not arrive
     sent when it was due / sent in its turn
     key skipped by a person / key resumed by a person / a person does: skip
@@ -70,6 +70,7 @@ SELDOM = """
     killed before a caller is answered / killed after a caller was answered
     killed before a caller learns the outcome
     stale Nacked / stale Returned / stale ChannelClosed / expired: did not arrive
+    returned without our header
 """
 """Seen in one schedule of a hundred, or fewer: asked of the long run alone."""
 IN_POSTGRES = """
