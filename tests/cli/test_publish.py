@@ -205,13 +205,15 @@ def test_what_may_not_be_sent_yet_is_stored_and_not_waited_for(
     cli: Cli, flights: Flights, fake: FakeBroker
 ) -> None:
     wait = ("--not-before", "2999-01-01T02:00:00+02:00", "--timeout", "3600")
-    ended = cli("publish", flights(3), *TO_ALL, *wait, "--outbox", "o.db", "--json")
+    publish = ("publish", flights(3), *TO_ALL, *wait, "--outbox", "o.db", "--json")
+    ended = cli(*publish)
     assert ended.code == 3
     assert (ended.json["stored"], ended.json["open"], ended.json["stopped"]) == (3, 3, "not due")
     assert "3 messages are stored, not yet published (they are not due yet)" in ended.error
     assert fake.published_count == 0
     due = {str(row["due_at"]) for row in Outbox(cli.folder / "o.db").rows("open")}
     assert len(due) == 1
+    assert cli(*publish).json["stored"] == 3, "that run had ended"
     assert due.pop().startswith("2999-01-01 00:00:00")
 
 
@@ -347,6 +349,46 @@ def test_a_run_killed_while_it_waits_is_not_begun_again(
     assert second.code == 0, second.err
     assert "all 30 records were stored by a run that did not finish" in second.err
     assert all(len(set(ids)) == 1 for ids in arrived().values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+def test_a_run_stopped_while_it_waits_is_not_begun_again(
+    cli: Cli, flights: Flights, fake: FakeBroker, arrived: Arrived, number: signal.Signals | None
+) -> None:
+    path = flights(30)
+    fake.inject(faults.HoldConfirms())
+    publish = ("publish", path, *TO_ALL, "--outbox", "o.db", "--json")
+    if number is None:
+        first = cli(*publish, "--timeout", "0.5")
+    else:
+        process = cli.begin(*publish)
+        fake.wait_for(30, timeout_s=60)
+        process.send_signal(number)
+        first = cli.ended(process)
+    assert (first.code, first.json["stored"], first.json["open"]) == (3, 30, 30)
+    again = cli(*publish, "--timeout", "0.5")
+    assert (again.code, again.json["stored"], again.json["open"]) == (3, 0, 0)
+    assert "30 messages are stored, not yet published" in again.error
+    fake.release_confirms()
+
+    second = cli(*publish)
+    assert (second.code, second.json["stored"]) == (0, 0), second.err
+    assert {body: len(set(ids)) for body, ids in arrived().items()} == dict.fromkeys(
+        path.read_bytes().splitlines(), 1
+    )
+    assert Outbox(cli.folder / "o.db").status().stored == 30
+    assert cli(*publish).json["stored"] == 30, "all were confirmed, so that run has ended"
+
+
+def test_what_a_relay_has_published_meanwhile_is_not_published_again(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    publish = ("publish", flights(30), *TO_ALL, "--outbox", "o.db", "--json")
+    assert cli(*publish, "--url", NOBODY, "--timeout", "0.3").code == 3
+    assert cli("relay", "--drain", "--outbox", "o.db").code == 0
+    again = cli(*publish)
+    assert (again.code, again.json["stored"]) == (0, 0), again.err
+    assert len(fake.messages("all")) == 30
 
 
 def test_a_changed_file_is_another_file(cli: Cli, flights: Flights, fake: FakeBroker) -> None:

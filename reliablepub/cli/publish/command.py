@@ -166,7 +166,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
 
     The body is the line without its line end. A TEMPLATE is text that may contain fields of the
     record: {carrier}, {airport.code}; {{ and }} are braces. The whole file is checked before
-    anything is stored. If a run with an outbox was killed, the same command resumes where it
+    anything is stored. If a run with an outbox did not finish, the same command resumes where it
     stopped.
 
     \b
@@ -280,7 +280,10 @@ def _publish(
         )
         run.run(reader, recipe.message)
     is_all_stored = records is not None and done + run.tally.stored >= records
-    has_ended = is_all_stored and run.stopped is not Stopped.OUTBOX
+    # After a stop, the position stays while messages are open: the same command would publish them
+    # again, under new ids.
+    is_finished = run.stopped in {None, Stopped.NOT_DUE} or not run.has_open
+    has_ended = is_all_stored and is_finished and run.stopped is not Stopped.OUTBOX
     if has_ended and outbox is not None and name is not None:
         _forget(outbox, name, run)
     return Summary(

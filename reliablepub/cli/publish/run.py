@@ -207,6 +207,11 @@ class Run:
         """Print changes of the connection above the progress bars."""
         self._notes = LinkNotes(self.bar.say, is_eager=False)
 
+    @property
+    def has_open(self) -> bool:
+        """Whether messages of this run, or of the earlier run that it resumes, are open."""
+        return self.tally.open > 0 or (self.resumes and self.publisher.status.open > 0)
+
     def run(self, lines: Iterable[Line | None], message: Callable[[Line], Message]) -> None:
         """Publish, and wait for the outcomes.
 
@@ -312,7 +317,7 @@ class Run:
             self.patience.renew(time.monotonic())
         while True:
             self._look()
-            if not (self.tally.open or (self.resumes and self.publisher.status.open)):
+            if not self.has_open:
                 return
             if self._is_early():
                 self._end(Stopped.NOT_DUE)
