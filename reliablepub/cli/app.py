@@ -161,7 +161,8 @@ def _load(plug_in: EntryPoint) -> click.Command:
 def _prepare_streams() -> None:
     """Open ``/dev/null`` for a standard stream that is closed, and let none refuse a character.
 
-    Else the next file or socket would get the stream's descriptor.
+    Else the next file or socket would get the stream's descriptor. With PYTHONUNBUFFERED, stdout is
+    opened with a buffer, which writes the rest when the system takes only a part of a write.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -169,6 +170,9 @@ def _prepare_streams() -> None:
             stream = open(fd, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
+        if isinstance(sys.stdout.buffer, io.RawIOBase):
+            fd, encoding = sys.stdout.fileno(), sys.stdout.encoding
+            sys.stdout = open(fd, "w", encoding=encoding, closefd=False)  # noqa: SIM115
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

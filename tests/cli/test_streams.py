@@ -85,12 +85,33 @@ def test_an_output_that_cannot_be_written_is_an_error(path: Path, command: str) 
     assert ended.stderr == b"Error: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("line", "code", "error"),
+    [
+        ("ulimit -f 100; RUN outbox export >lines", 2, b"Error: [Errno 27] File too large\n"),
+        ("RUN outbox export | head -c 1 >lines; exit ${PIPESTATUS[0]}", 3, b""),
+    ],
+)
+def test_a_part_of_an_output_is_not_the_whole(
+    path: Path, line: str, code: int, error: bytes, unbuffered: str
+) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(bytes(300_000)))
+    ended = shell(line, path, PYTHONUNBUFFERED=unbuffered)
+    assert (ended.returncode, ended.stderr) == (code, error)
+
+
 @pytest.mark.parametrize(
     ("command", "encoding"),
     [("list --csv", "ascii"), ("list", "ascii"), ("stats --plot", "latin-1")],
 )
-def test_no_encoding_of_stdout_fails(path: Path, command: str, encoding: str) -> None:
-    ended = shell(f"RUN outbox {command}", path, PYTHONIOENCODING=encoding)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_no_encoding_of_stdout_fails(
+    path: Path, command: str, encoding: str, unbuffered: str
+) -> None:
+    line = f"RUN outbox {command}"
+    ended = shell(line, path, PYTHONIOENCODING=encoding, PYTHONUNBUFFERED=unbuffered)
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
