@@ -38,33 +38,47 @@ _FORMULAS: Final = ("=", "+", "-", "@")
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """Create a file for message bodies, with mode 0600 from the start.
 
-    After the block the file is on disk: the messages in it may be discarded next. If the block
-    raises, the file is removed, so that no part of it is taken for the whole.
+    Until the block has ended its name is ``FILE.part``, so that no part of it is taken for the
+    whole, however the process ends. After the block the file is on disk: the messages in it may be
+    discarded next. If the block raises, the part is removed.
 
     Raises:
         Failure: the file exists, or cannot be written.
     """
+    part = Path(f"{path}.part")
+    exists = Failure(f"{path} exists; name a new file", Exit.BAD_INPUT)
+    if os.path.lexists(path):
+        raise exists
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
     try:
-        file = open(path, "xb", opener=opener)  # noqa: SIM115 - closed below
-    except FileExistsError:
-        raise Failure(f"{path} exists; name a new file", Exit.BAD_INPUT) from None
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}", Exit.BAD_INPUT) from None
-    try:
-        with file:
+        part.unlink(missing_ok=True)  # of a run that was killed
+        with open(part, "xb", opener=opener) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-    except BaseException as error:
+            # By descriptor: the name may be another process's part by now. With `src_dir_fd`,
+            # which an absolute path ignores, Python follows the link in /proc.
+            os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
+        _sync_folder(path.parent)
+    except FileExistsError:
+        raise exists from None
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}", Exit.BAD_INPUT) from None
+    finally:
         with suppress(OSError):
-            path.unlink()
-        if isinstance(error, OSError):
-            raise Failure(f"cannot write {path}: {error.strerror}", Exit.BAD_INPUT) from None
-        raise
+            part.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names of new files to the disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def print_result(text: str) -> None:

@@ -1,8 +1,14 @@
-"""How numbers are written for people."""
+"""How numbers are written for people, and how files are."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from reliablepub.cli.output import age, count_of
+from reliablepub.cli.commands import Failure
+from reliablepub.cli.output import age, count_of, new_file
 from reliablepub.printable import one_line
 
 
@@ -20,3 +26,58 @@ def test_one_is_not_many() -> None:
 
 def test_a_line_is_a_line() -> None:
     assert one_line("a\r\n\tb  c") == "a b c"
+
+
+WRITER = """
+import signal
+import sys
+from pathlib import Path
+from reliablepub.cli.output import new_file
+
+with new_file(Path(sys.argv[1])) as file:
+    file.write(b"a part")
+    file.flush()
+    signal.raise_signal(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_part_of_a_file_never_has_its_name(tmp_path: Path, number: signal.Signals) -> None:
+    path, part = tmp_path / "all.ndjson", tmp_path / "all.ndjson.part"
+    writer = [sys.executable, "-c", WRITER, str(path), str(int(number))]
+    assert subprocess.run(writer, check=False).returncode == -number
+    assert not path.exists()
+    assert part.read_bytes() == b"a part"
+    with new_file(path) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_planted_part_is_not_written_to(tmp_path: Path) -> None:
+    path, part, theirs = (tmp_path / name for name in ("new", "new.part", "theirs"))
+    theirs.touch()
+    for plant in (part.symlink_to, part.hardlink_to):
+        plant(theirs)
+        with new_file(path) as file:
+            file.write(b"secret")
+        assert theirs.read_bytes() == b""
+        assert path.read_bytes() == b"secret"
+        path.unlink()
+
+
+def test_the_part_of_another_process_does_not_get_the_name(tmp_path: Path) -> None:
+    path, other = tmp_path / "new", tmp_path / "other"
+    other.write_bytes(b"of an export that began later")
+    with pytest.raises(Failure, match="cannot write"), new_file(path):
+        other.replace(tmp_path / "new.part")
+    assert not path.exists()
+
+
+def test_a_file_that_appears_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    with pytest.raises(Failure, match="exists; name a new file"), new_file(path):
+        path.write_bytes(b"theirs")
+    assert path.read_bytes() == b"theirs"
+    assert list(tmp_path.iterdir()) == [path]
