@@ -17,7 +17,9 @@ from reliablepub import Message, Outbox
 from reliablepub.cli import main
 from reliablepub.outbox.admin import transfer
 from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.cli.conftest import Cli
 from tests.cli.trouble import make_trouble
 from tests.sqlite import sql
@@ -171,6 +173,36 @@ def test_a_message_that_comes_twice_in_a_file_is_stored_once(
         result = run("import", "-", "--outbox", new, input=text + text)
         assert result.stdout == "8 messages stored; 8 were there already, or imported before\n"
         assert len(rows(new)) == 8
+
+
+def test_messages_of_one_batch_under_one_id_are_told_apart(tmp_path: Path) -> None:
+    path, new = tmp_path / "o.db", tmp_path / "new.db"
+    entries = [Entry(Message(body, "x", "old", message_id="m"), 1.0) for body in (b"a", b"b")]
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=entries))
+    text = run("export", "--outbox", path).stdout
+    first, _ = text.splitlines(keepends=True)
+    for source, count in ((first, 1), (text, 2)):
+        run("import", "-", "--outbox", new, input=source)
+        assert len(rows(new)) == count
+
+
+@pytest.mark.parametrize("change", ["reroute", "rekey"])
+def test_what_was_changed_since_its_export_is_stored_again(tmp_path: Path, change: str) -> None:
+    """As the help of `import` says."""
+    path, keys = tmp_path / "o.db", tmp_path / "keys"
+    keys.write_text(f"one {bytes(32).hex()}")
+    keys.chmod(0o600)
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", "x", "old"))
+    text = run("export", "--outbox", path).stdout
+    if change == "reroute":
+        done = run("reroute", 1, "--to-routing-key", "new", "--outbox", path)
+    else:
+        done = run("rekey", "--accept-plaintext", "--outbox-keys", keys, "--outbox", path)
+    assert done.exit_code == 0, done.stderr
+    brought = run("import", "-", "--outbox", path, input=text)
+    assert brought.stdout == "1 message stored\n"
 
 
 def test_two_imports_of_the_same_lines_at_once_store_them_once(

@@ -120,7 +120,8 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:
 
     The next relay publishes open messages; parked ones stay parked. Messages that the outbox has
     already are left out, and so are the lines of FILE that an earlier import has stored: it can be
-    repeated, also after an interruption. Each line is checked against its checksum.
+    repeated, also after an interruption. A message that was rerouted or encrypted since it was
+    exported is not recognized, and is stored again. Each line is checked against its checksum.
 
     \b
     Example:

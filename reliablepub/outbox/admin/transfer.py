@@ -9,7 +9,9 @@ number. The checksum covers the message as accepted, so it stays valid.
 Importing the same lines again stores nothing, not even at the same time. Each transaction records
 how many lines of the source have been imported, and skips those that another process has imported
 since. A message that is already in the outbox is left out: it is recognized by its message id, its
-time of storage and its checksum.
+time of storage and its checksum. The first two do not suffice: messages of one batch share the
+time, and the caller may have given them one id. So a message that was rerouted or encrypted since
+its export is stored again.
 """
 
 from __future__ import annotations
