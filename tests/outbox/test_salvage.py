@@ -6,7 +6,8 @@ import random
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,27 @@ def test_the_log_counts_too(path: Path, entry: Make) -> None:
         with closing(sqlite3.connect(f"file:{crashed}?mode=ro", uri=True)) as connection:
             rows = connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
         assert rows == (count,), "SQLite sees the same"
+
+
+@pytest.fixture
+def read_only(path: Path) -> Iterator[Path]:
+    """The folder of the outbox, mounted read-only somewhere else."""
+    folder = path.parent / "read-only"
+    folder.mkdir()
+    mount = ["mount", "--bind", "-o", "ro", str(path.parent), str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a folder needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_file_can_be_read_only(path: Path, entry: Make, read_only: Path) -> None:
+    new = path.with_name("new.db")
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=[entry()]))
+        with pytest.raises(OutboxInUse, match=f"is relayed by process {os.getpid()}"):
+            Outbox(new).salvage(read_only / path.name)
+    assert Outbox(new).salvage(read_only / path.name).open == 1
 
 
 @pytest.fixture(scope="module", params=[200, pytest.param(600, marks=pytest.mark.soak)])

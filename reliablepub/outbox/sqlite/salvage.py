@@ -15,6 +15,7 @@ found. It is then published again.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import struct
@@ -27,13 +28,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from reliablepub.errors import NotAnOutbox, OutboxError
+from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.rows import Unreadable, check, is_time, misfits
 from reliablepub.outbox.sqlite.connections import absolute, check_file, looking, open_writer
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files
-from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.transactions import transaction
@@ -341,14 +342,15 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
     check_side_files(damaged)
     if check_file(new):
         raise OutboxError(f"{new} exists already; name a file that does not exist")
-    relay_lock = RelayLock(damaged)
+    relay_lock = _lock(damaged)
     try:
         with closing(Pages(damaged)) as pages, closing(open_writer(new, is_relay=False)) as target:
             found = _copy(damaged, pages, target, new)
     except OSError as error:
         raise os_error(damaged, error) from error
     finally:
-        relay_lock.release()
+        if relay_lock is not None:
+            relay_lock.release()
     if not (found.open or found.parked or found.broken or found.has_sources):
         for suffix in ("", *OF_SQLITE, *OURS):
             Path(f"{new}{suffix}").unlink(missing_ok=True)
@@ -357,6 +359,25 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
             "copied; name the file of the outbox"
         )
     return found
+
+
+def _lock(damaged: Path) -> RelayLock | None:
+    """Keep relays off; None if the file system is mounted read-only, where no relay can start.
+
+    Raises:
+        OutboxInUse: a relay uses the outbox, perhaps through another mount, which can be written.
+        OutboxError: the lock file cannot be used.
+    """
+    try:
+        return RelayLock(damaged)
+    except OutboxError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno != errno.EROFS:
+            raise
+    pid = holder_pid(damaged)
+    if pid is not None:
+        raise OutboxInUse(f"outbox {damaged} is relayed by process {pid}; stop it")
+    return None
 
 
 def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) -> Salvaged:
