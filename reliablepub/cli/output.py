@@ -7,6 +7,7 @@ is printed.
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -30,6 +31,8 @@ _AGE_MAX_S: Final = 1e11
 """About 3 000 years. A damaged row can hold any number, even infinity."""
 _LOGGER: Final = "reliablepub.cli"
 _WARNING: Final = "warning: "
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system without hard links, such as FAT."""
 _FORMULAS: Final = ("=", "+", "-", "@")
 """Characters with which a formula begins in a spreadsheet."""
 
@@ -59,9 +62,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            # By descriptor: the name may be another process's part by now. With `src_dir_fd`,
-            # which an absolute path ignores, Python follows the link in /proc.
-            os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
+            _name(file.fileno(), part, path)
         _sync_folder(path.parent)
     except FileExistsError:
         raise exists from None
@@ -70,6 +71,22 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def _name(fd: int, part: Path, path: Path) -> None:
+    """Give a file its final name, which no other file may have.
+
+    Raises:
+        FileExistsError: another file has it.
+    """
+    try:
+        # By descriptor: the name may be another process's part by now. With `src_dir_fd`, which an
+        # absolute path ignores, Python follows the link in /proc.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        part.rename(path)
 
 
 def _sync_folder(folder: Path) -> None:

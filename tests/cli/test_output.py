@@ -1,5 +1,7 @@
 """How numbers are written for people, and how files are."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -65,6 +67,18 @@ def test_a_planted_part_is_not_written_to(tmp_path: Path) -> None:
         assert theirs.read_bytes() == b""
         assert path.read_bytes() == b"secret"
         path.unlink()
+
+
+def test_a_file_system_without_hard_links_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", link)
+    with new_file(tmp_path / "new") as file:
+        file.write(b"whole")
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("new", b"whole")]
 
 
 def test_the_part_of_another_process_does_not_get_the_name(tmp_path: Path) -> None:
