@@ -275,6 +275,8 @@ class Touched:
         is_open: whether the message is still to be published.
         is_kept: whether the message is parked.
         may_have_arrived: whether an earlier attempt may have brought it into a queue.
+        ordering_key: key whose next message may have become the first without any sign: it was
+            stored while the change was made. None in stores that exclude this.
     """
 
     id: int
@@ -287,6 +289,7 @@ class Touched:
     is_open: bool
     is_kept: bool
     may_have_arrived: bool
+    ordering_key: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)

@@ -86,20 +86,6 @@ SELECT
         AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
     );
 
--- The casts let a damaged row be discarded, in which a flipped bit has changed the type of a text.
--- name: insert_intervention
-INSERT INTO reliablepub_interventions (
-    id, message_id, exchange, routing_key, at, action, person, note
-)
-SELECT
-    id, coalesce(CAST(message_id AS TEXT), ''), coalesce(CAST(exchange AS TEXT), ''),
-    coalesce(CAST(routing_key AS TEXT), ''), :at, :action, :person, :note
-FROM (
-    SELECT id, message_id, exchange, routing_key FROM reliablepub_messages WHERE id = :id
-    UNION ALL
-    SELECT id, message_id, exchange, routing_key FROM reliablepub_parked WHERE id = :id
-) AS found;
-
 -- The columns of `MessageRow`. Texts are read as bytes: the checksum covers them.
 -- name: any_message
 SELECT
@@ -435,16 +421,6 @@ AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id);
 DELETE FROM reliablepub_interventions AS i WHERE i.at < :before
 AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
 AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
-
--- name: touched
-SELECT
-    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
-    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id),
-    EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id),
-    EXISTS (
-        SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = i.id AND a.persistence <> 'not written'
-    )
-FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;
 
 -- The last number of a page of the history, and its earliest time: clocks are set, so numbers and times
 -- do not always grow together. The newest intervention stays (see `forget_interventions_between`).

@@ -389,18 +389,23 @@ class Loaded:
             self._waiters.put(entry.id, entry.waiter)
         self._deadlines.on_disk(entry.expires_at)
 
-    def changed_on_disk(self, id_: int, *, is_open: bool) -> Waiter | None:
+    def changed_on_disk(
+        self, id_: int, *, is_open: bool, ordering_key: str | None = None
+    ) -> Waiter | None:
         """Note a change to an entry that is not in memory.
 
         Args:
             id_: id of the entry.
             is_open: whether it is still to be published, and may be due now; False if it was
                 parked or discarded.
+            ordering_key: key whose next entry is to be looked up, or None.
 
         Returns:
             the waiter to be told, if the entry is not open any more.
         """
         self._next_due = float("-inf")
+        if ordering_key is not None:
+            self._order.want(ordering_key)
         waiter = self._waiters.take(id_)
         if waiter is None or not is_open:
             return waiter

@@ -683,7 +683,9 @@ def unload_touched(
         loaded.unload(entry)
     withdrawn = []
     for change in touched:
-        waiter = loaded.changed_on_disk(change.id, is_open=change.is_open)
+        waiter = loaded.changed_on_disk(
+            change.id, is_open=change.is_open, ordering_key=change.ordering_key
+        )
         if waiter is not None:
             withdrawn.append((waiter, _error(change, held.get(change.id))))
     return withdrawn

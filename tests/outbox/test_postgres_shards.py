@@ -188,6 +188,24 @@ def test_each_shard_counts_what_operators_change_in_it(url: str, tmp_path: Path)
     assert (counts.open, counts.parked) == (10, 4)
 
 
+def test_a_relay_reads_no_first_message_of_a_key_of_another_shard(url: str, shards: int) -> None:
+    """Each relay is told of operators' changes in all shards."""
+    outbox = Outbox(url)
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(closing(PostgresStore(Server.of(url)))) for _ in range(shards)
+        ]
+        for n in range(40):
+            outbox.enqueue(keyed(n, keys=40))
+        keys = [f"k{n}" for n in range(40)]
+        read = []
+        for store in opened:
+            assert store.changed_elsewhere()
+            read.append(store.read_first(keys, time.time(), bytes_max=10**9)[0])
+    assert all(read)
+    assert sorted(one.id for entries in read for one in entries) == list(range(1, 41))
+
+
 def test_imported_messages_go_to_their_shards(url: str, tmp_path: Path) -> None:
     other = Outbox(tmp_path / "other.db")
     for n in range(24):

@@ -11,8 +11,9 @@ import pytest
 from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.errors import OutboxDiskFailed
 from reliablepub.message import Message
-from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.interventions import Action, Intervention, change, intervene
 from reliablepub.outbox.admin.story import tell
+from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -22,7 +23,9 @@ from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.loaded import PAGE
 from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World, disk_full, patient
+from tests.stores import open_store
 
+AFTER_ALL = datetime(2100, 1, 1, tzinfo=UTC)
 LONG = 10_000_000_000.0
 """Past the real time, at which people's changes fall due."""
 
@@ -389,6 +392,35 @@ def test_a_key_goes_on_when_an_open_message_is_discarded(sqlite: SqliteStore, pa
     confirm_all(w)
     assert w.sent == ["a", "b", "c"]
     assert_nothing_is_left(w)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("action", [Action.DISCARD, Action.SKIP])
+def test_a_key_goes_on_with_what_is_stored_while_its_first_message_is_removed(
+    postgres_outbox: str, action: Action
+) -> None:
+    """Neither the operator's transaction nor the relay can tell that it will be the first."""
+    outbox = Outbox(postgres_outbox)
+    outbox.enqueue(Message(b"", message_id="a", ordering_key="k", not_before=AFTER_ALL), key="a")
+    if action is Action.SKIP:
+        assert intervene(outbox_at(postgres_outbox), [1], Intervention(Action.PARK)).changed == 1
+    with closing(open_store(postgres_outbox)) as store:
+        w = World(store)
+        w.connect()
+        w.turn()
+
+        def remove(session: Session) -> None:
+            assert change(session, [1], Intervention(action), 0.0).changed == 1
+            outbox.enqueue(Message(b"", message_id="b", ordering_key="k"))
+            w.turn(after_s=POLL_S)
+            w.turn()
+            assert w.sent == []
+
+        outbox_at(postgres_outbox).write(remove)
+        w.turn(after_s=POLL_S)
+        confirm_all(w)
+        assert w.sent == ["b"]
+        assert_nothing_is_left(w)
 
 
 def test_what_is_parked_out_of_turn_holds_back_only_those_behind_it(

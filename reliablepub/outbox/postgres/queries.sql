@@ -479,6 +479,7 @@ WHERE shard = :shard AND expires_at IS NOT NULL AND (expires_at, id) > (:after_a
 AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :seen::text::pg_snapshot))
 ORDER BY expires_at, id LIMIT :limit;
 
+-- Operators' changes name keys of all shards.
 -- name: firsts_of_keys
 SELECT
     m.id, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, m.due_at, m.nacked,
@@ -488,7 +489,7 @@ FROM unnest(:keys::text[]) WITH ORDINALITY AS k (key, n)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_messages AS f WHERE f.ordering_key = k.key ORDER BY f.id LIMIT 1
 ) AS m
-WHERE (m.due_at IS NULL OR m.due_at <= :now)
+WHERE m.shard = :shard AND (m.due_at IS NULL OR m.due_at <= :now)
 AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :seen::text::pg_snapshot))
 AND NOT EXISTS (
     SELECT 1 FROM reliablepub_parked AS p
@@ -637,6 +638,30 @@ AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, (
 )))
 UNION ALL
 SELECT p.state, p.shard, true FROM reliablepub_parked AS p WHERE p.id = :id;
+
+-- name: insert_intervention
+INSERT INTO reliablepub_interventions (
+    id, message_id, exchange, routing_key, ordering_key, at, action, person, note
+)
+SELECT id, message_id, exchange, routing_key, ordering_key, :at, :action, :person, :note
+FROM (
+    SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_messages WHERE id = :id
+    UNION ALL
+    SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_parked WHERE id = :id
+) AS found;
+
+-- With the ordering key: the transaction may have removed the first message of the key, and not seen the
+-- next one, which another has stored meanwhile.
+-- name: touched
+SELECT
+    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id),
+    EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id),
+    EXISTS (
+        SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = i.id AND a.persistence <> 'not written'
+    ),
+    i.ordering_key
+FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;
 
 -- name: shard
 SELECT shard FROM reliablepub_messages WHERE id = :id

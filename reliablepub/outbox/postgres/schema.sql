@@ -250,7 +250,8 @@ CREATE TABLE reliablepub_keys (
 );
 CREATE INDEX keys_by_time ON reliablepub_keys (kept_until);
 
--- Interventions of operators in single messages, with the address of the message before the change.
+-- Interventions of operators in single messages, with the address of the message before the change,
+-- and its ordering key, whose next message the relay looks for.
 -- Operators take turns, so the numbers become visible in numerical order.
 CREATE TABLE reliablepub_interventions (
     intervention bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -258,6 +259,7 @@ CREATE TABLE reliablepub_interventions (
     message_id text COLLATE "C" NOT NULL,
     exchange text COLLATE "C" NOT NULL,
     routing_key text COLLATE "C" NOT NULL,
+    ordering_key text COLLATE "C",
     at double precision NOT NULL,
     action text NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute', 'skip')),
     person text NOT NULL,

@@ -745,7 +745,8 @@ class PostgresStore:
         self._check_usable()
         page = Page(len(keys), bytes_max, self._keys)
         looked_at = len(keys)
-        values = {"keys": list(keys), "now": now, "limit": len(keys), "seen": self._seen.text}
+        where = {"shard": self._shard, "seen": self._seen.text}
+        values = where | {"keys": list(keys), "now": now, "limit": len(keys)}
         for *columns, position in self._link.read("firsts_of_keys", values) if keys else ():
             if not page.take(MessageRow(*columns)):
                 looked_at = position
@@ -808,11 +809,13 @@ class PostgresStore:
         """Return interventions in messages since the last call, or since the store was opened."""
         found = self._link.read("touched", {"seen": self._touched})
         touched = []
-        for number, id_, *texts, is_open, is_kept, may_have_arrived in found:
+        for number, id_, *texts, is_open, is_kept, may_have_arrived, of_key in found:
             self._touched = max(self._touched, number)
             message_id, exchange, key, action, person, note = (text.decode() for text in texts)
+            what = (id_, message_id, exchange, key, action, person, note)
             states = (is_open, is_kept, may_have_arrived)
-            touched.append(Touched(id_, message_id, exchange, key, action, person, note, *states))
+            ordering_key = None if of_key is None else of_key.decode()
+            touched.append(Touched(*what, *states, ordering_key=ordering_key))
         self._touched = max(self._touched, self._seen.intervention)
         return touched
 

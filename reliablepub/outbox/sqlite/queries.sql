@@ -391,6 +391,32 @@ DELETE FROM reliablepub_in_flight;
 
 -- Interventions of operators.
 
+-- The casts let a damaged row be discarded, in which a flipped bit has changed the type of a text.
+-- name: insert_intervention
+INSERT INTO reliablepub_interventions (
+    id, message_id, exchange, routing_key, at, action, person, note
+)
+SELECT
+    id, coalesce(CAST(message_id AS TEXT), ''), coalesce(CAST(exchange AS TEXT), ''),
+    coalesce(CAST(routing_key AS TEXT), ''), :at, :action, :person, :note
+FROM (
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_messages WHERE id = :id
+    UNION ALL
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_parked WHERE id = :id
+) AS found;
+
+-- Without the ordering key: there is one write lock, so the removal of a message sees each later one of
+-- its key that a relay can have read.
+-- name: touched
+SELECT
+    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id),
+    EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id),
+    EXISTS (
+        SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = i.id AND a.persistence <> 'not written'
+    )
+FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;
+
 -- name: due_now
 UPDATE reliablepub_messages SET due_at = 0, uncertain = min(uncertain + nacked, 2147483647),
     nacked = 0, returned = 0, refused = 0, refused_at = NULL, expires_at = NULL
