@@ -144,10 +144,15 @@ class Session(Protocol):
     def shard(self, id_: int) -> int:
         """Return the shard of a message; 0 if the message has left the outbox."""
 
-    def settle_left_in_flight(self, now: float) -> None:
+    def settle_left_in_flight(self, now: float, ids: Sequence[int]) -> None:
         """Record messages that an ended relay left in flight as uncertain: a queue may have them.
 
         Only while no relay runs, in a transaction that may write.
+
+        Args:
+            now: wall clock, seconds since 1970.
+            ids: the messages that are about to be changed. If none of them was left in flight, the
+                others need not be recorded.
         """
 
     def is_own(self, id_: int) -> bool:

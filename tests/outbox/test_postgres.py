@@ -1,10 +1,11 @@
 """What is PostgreSQL's own: ids that become visible late, fences, commits that are cut off."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
@@ -13,7 +14,9 @@ import psycopg
 import pytest
 
 from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
-from reliablepub.outbox.database import NO_CHANGE, Session
+from reliablepub._core.events import Batch
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.database import NO_CHANGE, Relaying, Session
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership
@@ -421,6 +424,67 @@ def test_a_server_that_was_restarted_says_nothing_of_the_owner(
     with closing(Link(Server.of(url))) as link:
         [(*_, is_cut_off)] = link.rows("newest_turns")
     assert not is_cut_off
+
+
+def test_a_restart_of_the_server_makes_no_owner_old(
+    postgres_server: PostgresServer, url: str, own: PostgresStore, entry: Make
+) -> None:
+    own.commit(Changes(new=(new := [entry(), entry()])))
+    own.commit(Changes(sent=[Batch(1, 1, new)]))
+    with closing(psycopg.connect(url, autocommit=True)) as operator:
+        operator.execute("UPDATE reliablepub.turns SET at = at - interval '1 minute'")
+    postgres_server.stop("fast")
+    postgres_server.start()
+    with closing(Link(Server.of(url))) as link:
+        [(*_, age_s, _)] = link.rows("newest_turns")
+    assert age_s < ownership.EXPIRY_S
+    with outbox_at(url).reading() as session:
+        assert Relaying.first(session.relays()).pid == os.getpid()
+
+
+@pytest.mark.parametrize("is_in_flight", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_an_owner_that_seems_silent_is_dismissed_only_if_what_is_changed_is_in_flight(
+    url: str,
+    own: PostgresStore,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_in_flight: bool,
+    is_cancelled: bool,
+) -> None:
+    """It may live: the server, for instance, stood still."""
+    outbox = Outbox(url)
+    for key in ("a", "b"):
+        outbox.enqueue(Message(b"", not_before=datetime(2100, 1, 1, tzinfo=UTC)), key=key)
+    own.changed_elsewhere()
+    own.commit(Changes(sent=[Batch(1, 1, own.read_due(inf, loaded=(), **ALL)[0][:1])]))
+    monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 0.0)
+    if is_cancelled:
+        assert bool(outbox.cancel("a" if is_in_flight else "b")) is not is_in_flight
+    else:
+        ids = [1 if is_in_flight else 2]
+        assert intervene(outbox_at(url), ids, Intervention(Action.DISCARD)).changed == 1
+    with pytest.raises(OutboxInUse) if is_in_flight else nullcontext():
+        own.changed_elsewhere()
+        own.touched()
+        own.commit(Changes(new=[entry()]))
+    assert counted(url) == (0, 0, 0, 0)
+
+
+def test_an_operator_s_transaction_makes_the_owner_that_it_blocks_no_older(
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 1.0)
+    own.commit(Changes(new=(new := [entry()])))
+
+    def linger(session: Session) -> int | None:
+        assert Relaying.first(session.relays()).pid == os.getpid()
+        time.sleep(1.1)
+        return Relaying.first(session.relays()).pid
+
+    own.commit(Changes(sent=[Batch(1, 1, new)]))
+    assert outbox_at(url).write(linger) == os.getpid()
 
 
 def test_a_relay_whose_first_turn_takes_long_is_not_replaced(

@@ -321,7 +321,7 @@ def change(
     if not is_relayed:
         # Without a relay nothing is in flight. Messages that the last relay left in flight are
         # first recorded as uncertain: the record must show that a queue may hold them.
-        session.settle_left_in_flight(now)
+        session.settle_left_in_flight(now, ids)
     return _Step(session, intervention, now, keys, is_relayed=is_relayed).change(ids)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final, TypeVar
 
@@ -154,12 +154,15 @@ class PostgresSession:
         found = self.run("shard", {"id": id_}).fetchone()
         return 0 if found is None else int(found[0])
 
-    def settle_left_in_flight(self, now: float) -> None:
-        """Record messages that ended relays left in flight as uncertain."""
-        self._each("dismiss_relay")
-        self._each("count_left_in_flight")
-        self._each("remember_left_in_flight", {"at": now, "reply_text": LEFT_IN_FLIGHT})
-        self._each("clear_in_flight")
+    def settle_left_in_flight(self, now: float, ids: Sequence[int]) -> None:
+        """Dismiss silent relays that have these messages in flight; record those as uncertain."""
+        left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
+        for shard in self._turns:
+            at = {"shard": shard}
+            if self.run("dismiss_relay", {**at, "ids": list(ids)}).fetchone() is not None:
+                self.run("count_left_in_flight", at)
+                self.run("remember_left_in_flight", {**at, **left})
+                self.run("clear_in_flight", at)
 
     def is_own(self, id_: int) -> bool:
         """Whether this transaction has stored a message: the ledger counts it later."""

@@ -9,7 +9,8 @@ lost its shard, for instance while it was paused, changes nothing.
 The owner takes a turn at least every `BEAT_S` seconds. A shard is free in four cases:
 
 - Its last turn says so.
-- Its last turn is older than `EXPIRY_S` by the clock of the database.
+- Its last turn is older than `EXPIRY_S` by the clock of the database, and so is the start of the
+  server.
 - A process has waited `EXPIRY_S` by its own clock without seeing a new turn: the clock of the
   database may have been set back.
 - The server process of its last turn ended more than `CUT_OFF_S` ago: a process that dies loses its

@@ -49,10 +49,12 @@ SELECT 1 FROM pg_advisory_xact_lock(hashtext('reliablepub'), hashtext(:schema));
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 
 -- The newest turn of each shard, and its age by the clock of the database.
--- A restart of the server ends every connection, so it says nothing about the owner.
+-- A restart of the server ends every connection, so it says nothing about the owner: while the server was
+-- down, the owner could take no turn.
 -- name: newest_turns
 SELECT
-    s.shard, t.turn, t.run, t.is_free, t.at::text, extract(epoch FROM clock_timestamp() - t.at)::double precision,
+    s.shard, t.turn, t.run, t.is_free, t.at::text,
+    extract(epoch FROM clock_timestamp() - greatest(t.at, pg_postmaster_start_time()))::double precision,
     t.backend <> 0 AND t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_cut_off
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
 CROSS JOIN LATERAL (
@@ -673,12 +675,20 @@ UPDATE reliablepub_turns AS t SET intervention = greatest(t.intervention, i.newe
 FROM (SELECT coalesce(max(intervention), 0) AS newest FROM reliablepub_interventions) AS i
 WHERE t.shard = :shard AND t.turn = :turn;
 
--- A relay that was silent must not continue as the owner of the messages in flight.
+-- A relay that was silent must not continue as the owner of messages in flight that are changed. Without
+-- any of these it keeps its shard: it may live, and the server may have stood still.
 -- name: dismiss_relay
-UPDATE reliablepub_turns SET run = 0, is_free = true WHERE shard = :shard AND turn = :turn;
+UPDATE reliablepub_turns SET run = 0, is_free = true WHERE shard = :shard AND turn = :turn
+AND EXISTS (
+    SELECT 1 FROM reliablepub_in_flight_tags AS t JOIN reliablepub_in_flight AS f
+    ON f.shard = :shard AND f.epoch = t.epoch AND t.tag >= f.first_tag AND t.tag < f.first_tag + f.count
+    WHERE t.id = ANY (:ids::bigint[])
+)
+RETURNING 1;
 
 -- The status of a relay that was killed is not that of its successor, which may have the same process
--- id in another container.
+-- id in another container. An owner is as old as it was when the transaction began, whose turn keeps the
+-- owner from taking one, and not older than the server.
 -- name: relays
 SELECT s.shard, r.pid, u.content, coalesce(r.host, '') AS host
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
@@ -686,7 +696,8 @@ CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
 ) AS t
 LEFT JOIN reliablepub_runs AS r ON r.id = t.run
-    AND NOT t.is_free AND clock_timestamp() - t.at < make_interval(secs => :expiry_s)
+    AND NOT t.is_free
+    AND now() - greatest(t.at, pg_postmaster_start_time()) < make_interval(secs => :expiry_s)
 LEFT JOIN reliablepub_status AS u ON u.shard = s.shard AND u.run = coalesce(r.id, u.run)
 ORDER BY s.shard;
 

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ class SqliteSession:
         """Return 0: a file is one shard."""
         return 0
 
-    def settle_left_in_flight(self, now: float) -> None:
+    def settle_left_in_flight(self, now: float, _ids: Sequence[int]) -> None:
         """Record messages that an ended relay left in flight as uncertain."""
         settle_left_in_flight(self._connection, now)
 
