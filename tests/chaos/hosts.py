@@ -222,8 +222,8 @@ def without_fence() -> None:
     """A relay takes the next turn although another relay has taken the last one."""
     follow, take = PostgresStore._follow, PostgresStore._take_turn
 
-    def blind(store: PostgresStore, turn: int, _: int, intervention: int) -> None:
-        follow(store, turn, store.run, intervention)
+    def blind(store: PostgresStore, turn: int, _: int, token: bytes, intervention: int) -> None:
+        follow(store, turn, store.run, token, intervention)
 
     def forced(store: PostgresStore, *arguments: Any) -> Any:
         with suppress(OutboxError):
@@ -232,7 +232,8 @@ def without_fence() -> None:
 
     PostgresStore._follow = blind  # type: ignore[method-assign, assignment]
     PostgresStore._take_turn = forced  # type: ignore[method-assign, assignment]
-    _replace("take_turn", "CASE WHEN t.run = %(run)b THEN t.run END", "%(run)b::integer")
+    fence = "CASE WHEN t.run = %(run)b AND t.token = %(known)b THEN t.run END"
+    _replace("take_turn", fence, "%(run)b::integer")
 
 
 def with_last_id() -> None:

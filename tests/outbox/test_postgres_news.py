@@ -274,6 +274,44 @@ def test_lost_commits_are_noticed_after_a_turn_that_was_cut_off(
         own.changed_elsewhere()
 
 
+@pytest.mark.parametrize("others", [1, 2])
+@pytest.mark.parametrize("is_committing", [False, True])
+def test_lost_commits_are_noticed_though_others_have_taken_as_many_turns(
+    url: str,
+    own: PostgresStore,
+    admin: psycopg.Connection,
+    entry: Make,
+    *,
+    others: int,
+    is_committing: bool,
+) -> None:
+    own.commit(Changes(new=[sent := entry()]))
+    admin.execute(  # as after a fail-over to a replica that lagged
+        "DELETE FROM reliablepub.turns WHERE turn = (SELECT max(turn) FROM reliablepub.turns)"
+    )
+    outbox = Outbox(url)
+    for _ in range(others):
+        outbox.retry([])
+    outbox.enqueue(Message(b""))
+    with pytest.raises(OutboxError, match="has lost commits"):
+        own.commit(Changes(confirmed=[sent])) if is_committing else own.changed_elsewhere()
+    assert len(list(outbox.rows("open"))) == 2
+
+
+def test_turns_of_operators_are_no_lost_commits(
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are those that the relay has forgotten."""
+    monkeypatch.setattr(store_module, "KEPT_TURNS", 2)
+    outbox = Outbox(url)
+    for count in range(1, 20):
+        for _ in range(count % 4):
+            outbox.retry([])
+        if count % 2:
+            own.changed_elsewhere()
+        assert own.commit(Changes(new=[entry()])).counters.stored == count
+
+
 # ---------------------------------------------------------------------------- large commits
 
 

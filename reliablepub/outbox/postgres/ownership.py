@@ -4,7 +4,9 @@ Knows: turns, their order and their age. Must never know: what a turn changes.
 
 Each commit of a relay inserts the turn after the last one that it knows. If another process has
 inserted that turn, the primary key refuses it, and the whole transaction fails. So a relay that has
-lost its shard, for instance while it was paused, changes nothing.
+lost its shard, for instance while it was paused, changes nothing. The insert also fails if the turn
+before it has another token than the relay knows: the database has failed over to a replica that
+lagged, and another process has taken a turn of that number.
 
 The owner takes a turn at least every `BEAT_S` seconds. A shard is free in four cases:
 

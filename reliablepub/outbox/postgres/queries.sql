@@ -96,12 +96,12 @@ SELECT
     set_config('enable_sort', 'off', true),
     set_config('jit', 'off', true);
 
--- The next turn. It fails if the turn before it is not the newest (primary key), or has been deleted
--- (`run` is null).
+-- The next turn. It fails if the turn before it is not the newest (primary key), has been deleted, or is
+-- not the one that the relay knows (`run` is null).
 -- name: take_turn
 INSERT INTO reliablepub_turns
 SELECT
-    :shard::integer, :turn::bigint, CASE WHEN t.run = :run THEN t.run END, :token, clock_timestamp(),
+    :shard::integer, :turn::bigint, CASE WHEN t.run = :run AND t.token = :known THEN t.run END, :token, clock_timestamp(),
     false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
     CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
@@ -188,10 +188,10 @@ counts AS (
     FROM fresh
 )
 SELECT
-    t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*,
+    t.turn, t.run, t.token, t.intervention, pg_current_snapshot()::text, counts.*,
     pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() AS may_be_lost
 FROM counts, (
-    SELECT turn, run, intervention FROM reliablepub_turns
+    SELECT turn, run, token, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
 ) AS t;
 

@@ -179,7 +179,8 @@ CREATE TABLE reliablepub_in_flight (
 -- Messages of relays and operators are counted, and those of enqueuers that are visible in the
 -- snapshot `seen`. The turn of an operator does not change the owner or the time. The primary key is
 -- the fence: of two transactions that follow the same turn, only one can commit. `token` distinguishes
--- a transaction whose COMMIT was cut off from one of another process. `backend` is the server process
+-- a transaction whose COMMIT was cut off from one of another process, and a turn from one of the same
+-- number that was lost in a fail-over. `backend` is the server process
 -- of the owner's connection: when it has ended, the owner has probably died. It is 0 behind PgBouncer,
 -- which opens and closes connections to the server as it likes.
 CREATE TABLE reliablepub_turns (

@@ -182,6 +182,7 @@ class PostgresStore:
         try:
             owned = take_over(self._link, self._token, clock())
             self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
+            self._known = self._token  # the token of that turn
             self._shards = owned.shards
             self._begin()
         except BaseException:
@@ -301,11 +302,11 @@ class PostgresStore:
         looked = self._link.read("look", values)
         if not looked:
             raise emptied(self._server)
-        [(turn, run, intervention, text, *found, may_be_lost)] = looked
+        [(turn, run, token, intervention, text, *found, may_be_lost)] = looked
         count, size, last_id, late, last_xid = found
         if count and may_be_lost:
             self._flush()
-        self._follow(turn, run, intervention)
+        self._follow(turn, run, token, intervention)
         is_changed = self._has_followed or count > 0
         if self._has_followed:
             [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
@@ -326,7 +327,7 @@ class PostgresStore:
         with reported(self._server):
             self._link.transact([self._link.settings(), ("flush", {})])
 
-    def _follow(self, turn: int, run: int, intervention: int) -> None:
+    def _follow(self, turn: int, run: int, token: bytes, intervention: int) -> None:
         """Record the newest turn, which may be an operator's.
 
         Raises:
@@ -339,17 +340,18 @@ class PostgresStore:
                 f"outbox {self._server} was taken over by process {pid} on {host.decode()}; this "
                 "relay stops"
             )
-        if turn < self._turn:
+        since = self._turns_since(self._turn) if turn > self._turn else []
+        known = since[0].token if since else token
+        if turn < self._turn or known.decode() != self._known:
             raise OutboxError(
-                f"outbox {self._server} has lost commits: its last turn is {turn}, and this relay "
-                f"has committed {self._turn}; did the database fail over to a replica that lagged? "
-                "Start the relay again, and compare what applications have stored"
+                f"outbox {self._server} has lost commits: turn {self._turn}, which this relay has "
+                "seen, is gone; did the database fail over to a replica that lagged? Start the "
+                "relay again, and compare what applications have stored"
             )
-        if turn > self._turn and self._unsure:
-            self._settle_unsure(self._turns_since(self._turn + 1))
-        self._has_followed |= turn > self._turn
-        self._is_ledger_old |= turn > self._turn
-        self._turn = turn
+        if since:
+            self._settle_unsure(since[1:])
+            self._has_followed = self._is_ledger_old = True
+        self._turn, self._known = turn, token.decode()
         self._seen.intervention = max(self._seen.intervention, intervention)
 
     # ------------------------------------------------------------------ turns
@@ -528,7 +530,8 @@ class PostgresStore:
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
         mine = {"run": self._run, "token": token, "backend": self._link.backend}
-        head: list[Step] = [self._link.settings(), BY_INDEX, ("take_turn", {**turn, **mine})]
+        after = {**turn, "known": self._known}
+        head: list[Step] = [self._link.settings(), BY_INDEX, ("take_turn", {**after, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
         if self._seen.count:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
@@ -539,6 +542,7 @@ class PostgresStore:
 
     def _committed(self, newest: _Turn) -> None:
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
+        self._known = newest.token.decode()
         if self._turn - self._forgotten > 2 * KEPT_TURNS:
             self._forgotten = self._turn - 1 - KEPT_TURNS
         self._seen.intervention = newest.intervention
@@ -554,13 +558,13 @@ class PostgresStore:
             Intervened: an operator has taken it, and changed messages.
             OutboxInUse: another relay has taken it.
         """
-        since = self._turns_since(self._turn + 1)
+        since = self._turns_since(self._turn)
         newest = since[-1] if since else self._newest_turn()
-        is_own = bool(since) and since[0].token.decode() == token
-        self._settle_unsure(since)
+        is_own = len(since) > 1 and since[1].token.decode() == token
         if is_own:
-            self._turn += 1
-        self._follow(newest.turn, newest.run, newest.intervention)
+            self._settle_unsure(since[1:])
+            self._turn, self._known = self._turn + 1, token
+        self._follow(newest.turn, newest.run, newest.token, newest.intervention)
         if is_own:
             self._committed(newest)
         elif self._seen.intervention > self._touched:
@@ -711,7 +715,7 @@ class PostgresStore:
                     next_at = at
                     break
         newest = self._newest_turn()
-        self._follow(newest.turn, newest.run, newest.intervention)
+        self._follow(newest.turn, newest.run, newest.token, newest.intervention)
         if self._seen.intervention > self._touched:
             raise Intervened
         return self._readable(page), next_at
