@@ -416,6 +416,16 @@ def test_an_owner_that_reconnects_is_not_replaced(
         assert not is_cut_off
 
 
+def test_an_owner_at_rest_that_reconnects_takes_a_turn_at_once(own: PostgresStore) -> None:
+    assert not own.may_have_changed()
+    killed(own)
+    before = newest_turn(own)
+    assert own.may_have_changed()
+    assert not own.changed_elsewhere()
+    assert newest_turn(own) == before + 1
+    assert not own.may_have_changed()
+
+
 def test_a_server_that_was_restarted_says_nothing_of_the_owner(
     postgres_server: PostgresServer, url: str, own: PostgresStore
 ) -> None:

@@ -268,9 +268,7 @@ class PostgresStore:
         """
         self._check_usable()
         self._is_changed |= self._look()  # kept if what follows fails: no later look finds it
-        # After a reconnect, other processes see that the connection of the last turn has ended.
-        is_reconnected = self._link.connections != self._turn_by
-        if is_reconnected or time.monotonic() - self._turn_at > BEAT_S:
+        if self._is_reconnected or time.monotonic() - self._turn_at > BEAT_S:
             with suppress(Intervened):
                 self._take_turn([])
         if self._unfit:
@@ -286,7 +284,12 @@ class PostgresStore:
             self._is_changed |= self._look()
         except OutboxError:  # `changed_elsewhere` will raise it
             return True
-        return self._is_changed
+        return self._is_changed or self._is_reconnected
+
+    @property
+    def _is_reconnected(self) -> bool:
+        """Whether other processes see that the connection of the last turn has ended."""
+        return self._link.connections != self._turn_by
 
     def _look(self) -> bool:
         """Find rows that were not visible before; return whether anything has changed."""
