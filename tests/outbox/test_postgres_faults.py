@@ -16,6 +16,7 @@ from reliablepub import (
     InvalidMessage,
     Message,
     Outbox,
+    OutboxDiskFailed,
     OutboxError,
     OutboxLocked,
     OutboxUnreachable,
@@ -31,6 +32,7 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
+from tests.waiting import until
 
 Break = Callable[..., None]
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
@@ -41,6 +43,7 @@ FAULTS = {
     "statement timeout": "RAISE EXCEPTION 'timeout' USING ERRCODE = '57014'",
     "out of memory": "RAISE EXCEPTION 'memory' USING ERRCODE = '53200'",
 }
+FAILED_DISK = {"I/O error": "RAISE EXCEPTION 'cannot read block' USING ERRCODE = '58030'"}
 AT_ONCE = ("serialization failure", "deadlock", "admin shutdown")
 """What is tried again within the call; the others are told."""
 BREAK = """
@@ -71,7 +74,7 @@ def break_(url: str) -> Break:
         if at_commit:
             deferred = "DEFERRABLE INITIALLY DEFERRED"
             how = {"kind": "CONSTRAINT", "when": "AFTER", "deferred": deferred}
-        text = BREAK.format(times=times, table=table, fault=FAULTS[fault], **how)
+        text = BREAK.format(times=times, table=table, fault=(FAULTS | FAILED_DISK)[fault], **how)
         with closing(psycopg.connect(url, autocommit=True)) as connection:
             connection.execute(text.encode())
 
@@ -212,6 +215,20 @@ def test_a_publisher_goes_on(url: str, break_: Break, fault: str) -> None:
         counters = publisher.status.counters
         assert counters.confirmed == counters.stored >= 6
         assert len(broker.messages("orders")) >= counters.stored
+    assert_counted(url)
+
+
+def test_a_disk_that_fails_is_told_and_tried_again(url: str, break_: Break) -> None:
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("orders")
+        publisher.publish(b"", routing_key="orders").result(20)
+        break_("I/O error", "turns", times=100)
+        with pytest.raises(OutboxDiskFailed, match="look at the logs of the server"):
+            publisher.publish(b"", routing_key="orders")
+        break_("I/O error", "turns", times=0)
+        with Outbox(url) as outbox:
+            outbox.enqueue(Message(b"", routing_key="orders"))
+        until(lambda: len(broker.messages("orders")) == 2)
     assert_counted(url)
 
 

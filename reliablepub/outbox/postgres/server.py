@@ -27,6 +27,7 @@ from reliablepub.errors import (
     ConfigurationError,
     InvalidMessage,
     NotAnOutbox,
+    OutboxDiskFailed,
     OutboxDiskFull,
     OutboxError,
     OutboxLocked,
@@ -174,6 +175,11 @@ def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
             f"outbox {server}: the disk of the database is full, so nothing was stored: free some "
             f"space ({text})"
         )
+    if isinstance(error, pg.IoError):
+        return OutboxDiskFailed(
+            f"outbox {server}: the database cannot read or write its disk, so nothing was stored: "
+            f"look at the logs of the server and its host ({text})"
+        )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction):
         return NotAnOutbox(
             f"there is no outbox in schema {server.schema} of {server}; create it: `reliablepub "
@@ -189,9 +195,8 @@ def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
                 "default_transaction_read_only = off for the user"
             )
         return OutboxUnreachable(f"outbox {server} cannot be reached: {text}{remedy}")
-    if state.startswith(_LOCKED):
-        return OutboxLocked(f"outbox {server}: nothing was changed, try again ({text})")
-    return OutboxError(f"outbox {server}: nothing was changed ({text})")
+    kind, advice = (OutboxLocked, ", try again") if state.startswith(_LOCKED) else (OutboxError, "")
+    return kind(f"outbox {server}: nothing was changed{advice} ({text})")
 
 
 def emptied(server: Server) -> NotAnOutbox:

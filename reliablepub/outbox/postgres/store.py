@@ -27,7 +27,6 @@ import psycopg
 
 from reliablepub.errors import (
     InvalidMessage,
-    OutboxDiskFull,
     OutboxError,
     OutboxInUse,
     OutboxLocked,
@@ -39,6 +38,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.database import IS_LAST
 from reliablepub.outbox.encryption import OutboxKeys, fingerprints
 from reliablepub.outbox.entry import (
+    TRANSIENT,
     Changes,
     Counters,
     DamagedRow,
@@ -370,6 +370,7 @@ class PostgresStore:
         Raises:
             Intervened: an operator changed messages; nothing was stored.
             OutboxDiskFull: the disk of the database is full; nothing was stored.
+            OutboxDiskFailed: the disk of the database failed; nothing was stored.
             OutboxUnreachable: the server cannot be reached; nothing was stored.
             OutboxLocked: the server refused for now; nothing was stored.
             OutboxUnsure: the connection was lost during the commit, and cannot be opened again.
@@ -767,7 +768,7 @@ class PostgresStore:
         """
         self._unfit.update(page.damaged)
         # If this fails, the rows are not changed and not sent.
-        with suppress(OutboxDiskFull, OutboxLocked, OutboxUnreachable, Intervened):
+        with suppress(*TRANSIENT, Intervened):
             self._park_damaged()
             if page.not_next:
                 self._take_turn([("wait_for_key", {"ids": page.not_next})])
