@@ -7,8 +7,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from reliablepub import Message, Outbox
@@ -18,6 +20,14 @@ from tests.stores import Where
 from tests.waiting import until as wait_until
 
 TAKEN_OVER_S = 5.0
+FULL = """
+    CREATE FUNCTION public.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100';
+    END $$;
+    CREATE TRIGGER full_disk BEFORE INSERT ON reliablepub.runs
+    FOR EACH ROW EXECUTE FUNCTION public.full_disk();
+"""
 
 
 def line_of(relay: subprocess.Popen[str]) -> str:
@@ -122,6 +132,23 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     until(first, "this relay has taken over the outbox")
     first.send_signal(signal.SIGTERM)
     assert cli.ended(first).code == 0
+
+
+def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_url: str) -> None:
+    Outbox(postgres_url).create()
+    owner = cli.begin("relay", "--outbox", postgres_url)
+    assert line_of(owner) == "connected to the broker\n"
+    standby = cli.begin("relay", "--outbox", postgres_url, "--standby")
+    assert line_of(standby) == "standing by: another relay owns the outbox\n"
+    with closing(psycopg.connect(postgres_url, autocommit=True)) as operator:
+        operator.execute(FULL)
+        owner.send_signal(signal.SIGTERM)
+        assert cli.ended(owner).code == 0
+        assert "the disk of the database is full" in line_of(standby)
+        operator.execute("DROP TRIGGER full_disk ON reliablepub.runs")
+    until(standby, "this relay has taken over the outbox")
+    standby.send_signal(signal.SIGTERM)
+    assert cli.ended(standby).code == 0
 
 
 def test_without_it_a_second_relay_ends(cli: Cli, where: Where) -> None:

@@ -29,8 +29,6 @@ from reliablepub.errors import (
     ConfigurationError,
     OutboxError,
     OutboxInUse,
-    OutboxLocked,
-    OutboxUnreachable,
     PublisherFailed,
     ReliablePubError,
 )
@@ -38,6 +36,7 @@ from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.admin.rekeying import missing_key
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import TRANSIENT
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Status
@@ -260,7 +259,7 @@ class Service:
         trouble = ""
         try:
             has_taken_over = self._take_over()
-        except (OutboxLocked, OutboxUnreachable) as error:  # a later look may find it again
+        except TRANSIENT as error:  # a later look may find it again
             has_taken_over, trouble = False, str(error)
         if trouble and trouble != self._trouble:
             print_note(f"standing by: {trouble}", event="standing_by")
