@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -214,16 +214,7 @@ class SqliteDatabase:
 
         On a full disk, it may use the ballast if no relay runs, and overwrites no deleted row.
         """
-        with GATE.use(), self._lock, self._writer as connection:
-            is_full = self._ballast.spare_bytes(connection) < LOW_BYTES
-            connection.execute(f"PRAGMA secure_delete = {'FAST' if is_full else 'ON'}")
-        relay_lock = RelayLock.borrow(self.file) if is_full else None
-        if relay_lock is None:
-            return self._write(lambda own: work(self._session(own)))
-        try:
-            return self._write(lambda own: work(self._session(own)), around=self._with_ballast)
-        finally:
-            relay_lock.release()
+        return self._write(lambda own: work(self._session(own)), around=self._sparing_a_full_disk)
 
     def within(self, connection: sqlite3.Connection, work: Callable[[Session], T]) -> T:
         """Run ``work`` through the application's connection, under the write lock."""
@@ -263,17 +254,22 @@ class SqliteDatabase:
         return SqliteSession(connection, self.file, self._ballast)
 
     @contextmanager
-    def _with_ballast(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Release the ballast for a commit; checkpoint before it and behind it.
-
-        Only for the holder of the relay lock.
-        """
-        Shortage(self.file, self._ballast).settle(connection, release=True)
+    def _sparing_a_full_disk(self, connection: sqlite3.Connection) -> Iterator[None]:
+        is_full = self._ballast.spare_bytes(connection) < LOW_BYTES
+        connection.execute(f"PRAGMA secure_delete = {'FAST' if is_full else 'ON'}")
+        relay_lock = RelayLock.borrow(self.file) if is_full else None
+        if relay_lock is None:
+            with behind_commit_if_long(connection, self.file):
+                yield
+            return
         try:
+            Shortage(self.file, self._ballast).settle(connection, release=True)
             with behind_next_commit(connection):
                 yield
         finally:
-            self._ballast.restore_within(self._ballast.spare_bytes(connection))
+            with suppress(sqlite3.Error):
+                self._ballast.restore_within(self._ballast.spare_bytes(connection))
+            relay_lock.release()
 
     def _write(
         self,
