@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
@@ -23,7 +22,6 @@ import click
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure, LazyGroup
 from reliablepub.cli.output import print_error
-from reliablepub.cli.signals import held_back
 from reliablepub.errors import OutboxError, PublisherClosed, ReliablePubError
 
 PLUG_INS: Final = "reliablepub.commands"
@@ -72,8 +70,6 @@ class CommandLine(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Run the command; one whose output is no longer read ends as interrupted."""
-        # `reliablepub.__main__` has held it back. From here on click reports KeyboardInterrupt.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # click would end with 1, which stands for parked messages
@@ -142,8 +138,7 @@ def _load(plug_in: EntryPoint) -> click.Command:
     If it cannot be loaded: a stand-in of the same name, whose help and error say why.
     """
     try:
-        with held_back():
-            command = plug_in.load()
+        command = plug_in.load()
         if isinstance(command, click.Command):
             return command
         problem = f"{plug_in.value} is not a click command"

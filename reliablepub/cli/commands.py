@@ -20,8 +20,6 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.signals import held_back
-
 
 class Exit(IntEnum):
     """Exit codes of every command; the help of a command says what each means there."""
@@ -91,8 +89,7 @@ class Command(click.Command):
             click.UsageError: a text is not UTF-8, which no message and no database can hold. A path
                 may have any bytes.
         """
-        with held_back():  # options import what they need
-            rest = super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
         for option in self.params:
             value = ctx.params.get(option.name or "")
             texts = value if isinstance(value, tuple) else (value,)
@@ -147,8 +144,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._table:
             return None
         module, _, attribute = self._table[cmd_name].partition(":")
-        with held_back():
-            command = getattr(import_module(module), attribute)
+        command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 

@@ -13,8 +13,7 @@ import math
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -120,16 +119,3 @@ def readable(fds: Sequence[int], timeout_s: float | None) -> set[int]:
         poll.register(fd, select.POLLIN)
     wait_ms = None if timeout_s is None else math.ceil(min(timeout_s * 1_000, _POLL_MS_MAX))
     return {fd for fd, _ in poll.poll(wait_ms)}
-
-
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Hold SIGINT back within the block, in this thread; it arrives at the end.
-
-    For imports: KeyboardInterrupt may turn into another error there, and into its exit code.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
