@@ -12,7 +12,14 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_all,
+    wait_fixed,
+)
 
 from reliablepub import (
     ConfigurationError,
@@ -46,8 +53,8 @@ _ASK_AGAIN_S: Final = 0.5
 _CHECK_TIMEOUT_S: Final = 30.0
 
 _asked: Final[set[tuple[object, ...]]] = set()
-"""Connections for which this process has asked, so that not every micro-batch connects: once a
-stream runs, its tasks notice a refusal."""
+"""Connections that this process has made, so that not every micro-batch makes one: once a stream
+runs, its tasks notice a refusal."""
 
 
 def is_for_good(reason: str) -> bool:
@@ -63,9 +70,9 @@ class Refusals:
         self._since = 0.0
 
     def look(self, status: Status, now: float) -> None:
-        """Fail once two attempts to connect, 3 seconds apart, and all between were refused.
+        """Fail when two attempts, at least 3 seconds apart, and all between them were refused.
 
-        The age of a refusal proves nothing: after a long outage, the next attempt comes late.
+        The age of one refusal proves nothing: after a long outage, the next attempt comes late.
 
         Raises:
             BrokerRefused: the broker or TLS has refused every attempt.
@@ -77,11 +84,15 @@ class Refusals:
             raise BrokerRefused(status.reason)
 
 
-def ask(settings: Settings) -> None:
+def ask(settings: Settings, *, again: bool = False) -> None:
     """Connect from the driver, so that a refusal is reported once, before any task starts.
 
-    Each connection is asked for once in a process. A refusal is believed if it lasts for 3 seconds.
-    A driver that lacks the URL, or cannot reach each broker, leaves the question to the tasks.
+    A refusal is believed if it is repeated after 3 seconds. A driver that does not know the URL, or
+    finds a broker that cannot be reached, leaves the question to the tasks.
+
+    Args:
+        settings: the options.
+        again: whether to connect although this process has done so before.
 
     Raises:
         BrokerRefused: every broker, or TLS, refuses this connection.
@@ -92,21 +103,21 @@ def ask(settings: Settings) -> None:
     except ConfigurationError:
         return  # the named files and variables may exist on the executors alone
     key = (*settings.connection, addresses)
-    if key in _asked:
+    if key in _asked and not again:
         return
     attempts = Retrying(
         retry=retry_if_exception_type(BrokerRefused),
         wait=wait_fixed(_ASK_AGAIN_S),
-        stop=stop_after_delay(_REFUSED_FOR_S),
+        stop=stop_all(stop_after_delay(_REFUSED_FOR_S), stop_after_attempt(2)),
         reraise=True,
     )
-    attempts(_connect, addresses, context, provider)
-    _asked.add(key)
+    if attempts(_has_connected, addresses, context, provider):
+        _asked.add(key)
 
 
-def _connect(
+def _has_connected(
     addresses: tuple[str, ...], context: ssl.SSLContext | None, provider: PasswordFile | None
-) -> None:
+) -> bool:
     nothing = Topology([], [], declare=False)
     try:
         provision(
@@ -115,6 +126,8 @@ def _connect(
     except TopologyError as error:
         if all(is_for_good(reason) for reason in error.problems):
             raise BrokerRefused("; ".join(error.problems)) from None
+        return False
+    return True
 
 
 def check(settings: Settings, columns: Columns) -> None:

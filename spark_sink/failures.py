@@ -160,10 +160,10 @@ class ReportNotWritten(ReliablePubError):
 
     def __init__(self, *, rows: int, confirmed: int, reason: str) -> None:
         super().__init__(
-            f"{rows} rows were sent and settled, {confirmed} of them confirmed, but the report of "
-            f"this write could not be written: {reason}. It may lack the counts and the rows that "
-            "were not confirmed. Correct the folder of option 'report' before you write these rows "
-            "again, which sends all of them again; a stream does so when it is restarted"
+            f"all {rows} rows are settled, {confirmed} of them confirmed, but the report could not "
+            f"be written: {reason}. The counts, or rows that were not confirmed, may be missing "
+            "from it. Make the folder of option 'report' writable first: a rerun, or a restarted "
+            "stream, sends every row again"
         )
         self.rows = rows
         self.confirmed = confirmed

@@ -4,19 +4,20 @@ Knows: numbers, and files on a file system that the hosts share. Must never know
 
 ::
 
-    <report>/writes/<write>.json                                one line: the counts
-    <report>/failed/part-<write>-<partition>-<attempt>.parquet  collected rows, with the reply
-    <report>/fatal/part-<write>-<partition>.parquet             rows that failed a write, too
+    <report>/writes/<write>.json                                      one line: the counts
+    <report>/failed/part-<write>-<partition>-<run>-<attempt>.parquet  collected rows, with the reply
+    <report>/fatal/part-<write>-<partition>.parquet                   rows that failed a write, too
 
 A task writes under a name that begins with a dot, which the readers of Spark and pyarrow skip. The
 commit renames the files of the successful attempts. It never overwrites collected rows, because two
-writes may have one ``writeId``. The commit of a replayed micro-batch deletes the rows that an
-earlier commit of it has kept.
+writes may have one ``writeId``. The commit of a replayed micro-batch deletes the rows that earlier
+runs of the query have collected for it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -34,11 +35,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 from reliablepub import ConfigurationError
 from spark_sink.failures import ReportNotWritten
 
+LOGGER: Final = logging.getLogger("reliablepub.spark")
+
 _GROUP_ROWS: Final = 5_000
 _GROUP_BYTES: Final = 16 * 1024 * 1024
 """Size of a Parquet row group in memory, in bytes."""
 _PRUNED_PARTS: Final = 10
-"""One write in ``keep / 10`` prunes the counts, so that few commits list files."""
+"""One write in ``keep / 10`` prunes the counts, so that few commits list them."""
 _LEFT_OVER: Final = timedelta(days=7)
 
 OUTCOME: Final = pa.schema(
@@ -136,12 +139,13 @@ class FailedRows:
         report: the folder.
         write: identity of the write.
         partition: number of the partition.
+        run: the run of the streaming query; None outside of one.
 
     Raises:
         ConfigurationError: this host does not have the folder that the driver has checked.
     """
 
-    def __init__(self, report: str, write: str, partition: int) -> None:
+    def __init__(self, report: str, write: str, partition: int, run: str | None) -> None:
         self._files, root = _open(report)
         if self._files.get_file_info(f"{root}/writes").type != fs.FileType.Directory:
             raise ConfigurationError(
@@ -149,7 +153,8 @@ class FailedRows:
                 "hosts must share it"
             )
         self._folder = f"{root}/failed"
-        self.path = f"{self._folder}/.part-{write}-{partition}-{uuid4().hex}.parquet"
+        name = f"part-{write}-{partition}-{_run_name(run)}-{uuid4().hex}.parquet"
+        self.path = f"{self._folder}/.{name}"
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[pa.RecordBatch] = []
         self._count = self._bytes = 0
@@ -283,14 +288,13 @@ def _reason(report: str, error: Exception) -> str:
     return str(error).replace(report, "the URI") if "://" in report else str(error)
 
 
-def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bool = False) -> None:
+def commit(report: str, messages: Sequence[Written], keep: int) -> None:
     """Write the counts of a write, and rename the files of its failed rows to their final names.
 
     Args:
         report: the folder.
         messages: commit messages of all tasks.
         keep: number of writes whose counts are kept; older counts are deleted.
-        is_stream: whether the write is a micro-batch, whose replay has the same rows.
 
     Raises:
         ConfigurationError: a task's file of failed rows is not in the folder that this host sees.
@@ -298,17 +302,21 @@ def commit(report: str, messages: Sequence[Written], keep: int, *, is_stream: bo
     """
     total = Counts.total(message.counts for message in messages)
     try:
-        _commit(report, messages, total, keep, is_stream=is_stream)
+        files, root = _open(report)
+        _commit(files, root, messages, total)
     except (OSError, pa.ArrowException) as error:
         raise ReportNotWritten(
             rows=total.rows, confirmed=total.confirmed, reason=_reason(report, error)
         ) from None
+    try:
+        _forget_fatal(files, root, messages)
+        if crc32(messages[0].write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
+            prune(report, keep)
+    except (OSError, pa.ArrowException) as error:
+        LOGGER.warning("old files stay in the report: %s", _reason(report, error))
 
 
-def _commit(
-    report: str, messages: Sequence[Written], total: Counts, keep: int, *, is_stream: bool
-) -> None:
-    files, root = _open(report)
+def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total: Counts) -> None:
     write, run = messages[0].write, messages[0].run
     for message in messages:
         _check_failed(files, message)
@@ -321,20 +329,15 @@ def _commit(
     }
     files.create_dir(f"{root}/writes", recursive=True)
     path, final = (f"{root}/writes/{name}.json" for name in (f".{write}", write))
-    # Only a replay finds rows of its micro-batch. Its counts may be gone (`prune`).
-    is_replay = is_stream or _is_replay(files, (path, final), run)
-    with files.open_output_stream(path) as stream:  # first: it says that a commit has begun
+    with files.open_output_stream(path) as stream:
         stream.write(json.dumps(line).encode() + b"\n")
-    if is_replay:
-        _forget_failed(files, root, write)
+    if run is not None:
+        _forget_failed(files, root, write, run)
     for message in messages:
         if message.failed_file is not None:
             name = message.failed_file.rpartition("/.")[2]
             files.move(message.failed_file, f"{root}/failed/{name}")
     files.move(path, final)
-    _forget_fatal(files, root, messages)
-    if crc32(write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
-        prune(report, keep)
 
 
 def _check_failed(files: fs.FileSystem, message: Written) -> None:
@@ -349,25 +352,6 @@ def _check_failed(files: fs.FileSystem, message: Written) -> None:
             f"were not confirmed, and their file {path} is not on the host of the driver: all "
             "hosts must share the folder"
         )
-
-
-def _is_replay(files: fs.FileSystem, paths: Sequence[str], run: str | None) -> bool:
-    """Whether an earlier run of the streaming query has begun the commit of this write.
-
-    Two writes of one name in one run are no replay: a function of `foreachBatch` has given both the
-    same ``writeId``.
-    """
-    found = [path for path in paths if _exists(files, path)]
-    return run is not None and any(_run_of(files, path) not in (None, run) for path in found)
-
-
-def _run_of(files: fs.FileSystem, path: str) -> object:
-    """The run in a line of counts; None if a killed commit has left a part of the line."""
-    with files.open_input_stream(path) as stream:
-        try:
-            return json.loads(stream.read()).get("run")
-        except ValueError:
-            return None
 
 
 def counts_of(report: str, write: str) -> dict[str, Any] | None:
@@ -408,16 +392,22 @@ def _forget_fatal(files: fs.FileSystem, root: str, messages: Sequence[Written]) 
             _delete(files, info.path)
 
 
-def _forget_failed(files: fs.FileSystem, root: str, write: str) -> None:
-    """Delete the failed rows of a replayed micro-batch: they are confirmed now, or kept anew.
+def _forget_failed(files: fs.FileSystem, root: str, write: str, run: str) -> None:
+    """Delete the rows that earlier runs of the query collected for this write, which is a replay.
 
-    A row that is both confirmed and in ``failed`` would be corrected and written a second time. The
-    name of another write may begin with this one's.
+    The replay has confirmed them, or collected them again. Two writes of one name in one run are no
+    replay: a function of `foreachBatch` has given both the same ``writeId``. The whole name is
+    matched, because the name of one write can be the beginning of another's.
     """
-    part = re.compile(re.escape(f"part-{write}-") + r"\d+-[0-9a-f]{32}\.parquet")
+    part = re.compile(re.escape(f"part-{write}-") + r"\d+-([0-9a-f]{8})-[0-9a-f]{32}\.parquet")
     for info in _listed(files, f"{root}/failed"):
-        if part.fullmatch(info.base_name):
+        found = part.fullmatch(info.base_name)
+        if found is not None and found[1] != _run_name(run):
             _delete(files, info.path)
+
+
+def _run_name(run: str | None) -> str:
+    return f"{crc32((run or '').encode()):08x}"
 
 
 def _listed(files: fs.FileSystem, folder: str) -> list[fs.FileInfo]:

@@ -62,7 +62,7 @@ def validate(
 
     check_connections(settings, slots(conf))
     rate_of_task(settings, slots(conf))
-    ask(settings)
+    ask(settings, again=True)
     if settings.check_topology:
         check(settings, columns)
     is_speculating = (conf("spark.speculation") or "").lower() == "true"

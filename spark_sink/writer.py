@@ -123,8 +123,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
                 raise TasksNotHeard(missing=missing, tasks=len(messages), batch=batchId)
             settings = self._settings
             if settings.report is not None and written:
-                is_stream = self._write_id is None
-                report.commit(settings.report, written, settings.report_keep, is_stream=is_stream)
+                report.commit(settings.report, written, settings.report_keep)
 
     def abort(
         self,
@@ -158,7 +157,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         settings = self._settings
         if settings.report is None or not settings.collects:
             return None
-        return report.FailedRows(settings.report, attempt.write, attempt.partition)
+        return report.FailedRows(settings.report, attempt.write, attempt.partition, attempt.run)
 
     def _publish(
         self, batches: Iterator[pa.RecordBatch], attempt: _Attempt, kept: report.FailedRows | None
@@ -213,10 +212,10 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             # Two writes of one micro-batch may hold equal rows, and only a name tells them apart.
             # With a random name, a consumer could not recognize a replay, nor could the report.
             raise ConfigurationError(
-                "a write in foreachBatch needs a name that it has again when its batch is "
-                "replayed: give each such write a 'writeId' of its own, such as "
-                "f'orders-{batch_id}'; one that collects no rows can do with ids of its rows "
-                "(idColumns, or a column 'message_id')"
+                "a write in foreachBatch needs the same name when its batch is replayed: give each "
+                "such write a 'writeId' of its own, such as f'orders-{batch_id}'. A write that "
+                "does not collect rows may have ids of its rows instead (idColumns, or a column "
+                "'message_id')"
             )
         return f"{micro_batch}-{self._write_id}"
 

@@ -41,14 +41,14 @@ _FORMULAS: Final = ("=", "+", "-", "@")
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """Create a file for message bodies, with mode 0600 from the start.
 
-    Until the block has ended its name is ``FILE.part``, so that no part of it is taken for the
-    whole, however the process ends. After the block the file is on disk: the messages in it may be
-    discarded next. If the block raises, the part is removed.
+    It is called ``FILE.<pid>.part`` until the block ends, so that an incomplete file never has the
+    final name, however the process ends. After the block the file is on disk: the messages in it
+    may be discarded next. If the block raises, the part is removed.
 
     Raises:
         Failure: the file exists, or cannot be written.
     """
-    part = Path(f"{path}.part")
+    part = Path(f"{path}.{os.getpid()}.part")
     exists = Failure(f"{path} exists; name a new file", Exit.BAD_INPUT)
     if os.path.lexists(path):
         raise exists
@@ -57,13 +57,12 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
     try:
-        part.unlink(missing_ok=True)  # of a run that was killed
+        part.unlink(missing_ok=True)  # of a process that was killed and had this id
         with open(part, "xb", opener=opener) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            _name(file.fileno(), part, path)
-        _sync_folder(path.parent)
+        _name(part, path)
     except FileExistsError:
         raise exists from None
     except OSError as error:
@@ -73,29 +72,26 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
             part.unlink()
 
 
-def _name(fd: int, part: Path, path: Path) -> None:
-    """Give a file its final name, which no other file may have.
+def _name(part: Path, path: Path) -> None:
+    """Give a file its final name, on disk.
 
     Raises:
         FileExistsError: another file has it.
     """
     try:
-        # By descriptor: the name may be another process's part by now. With `src_dir_fd`, which an
-        # absolute path ignores, Python follows the link in /proc.
-        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)
+        os.link(part, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
+        if os.path.lexists(path):
+            raise FileExistsError from None
         part.rename(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the names of new files to the disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with suppress(OSError):  # of a folder that this user may not read
+        fd = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def print_result(text: str) -> None:

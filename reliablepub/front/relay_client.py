@@ -101,7 +101,7 @@ class RelayClient:
     def opening(self) -> Iterator[None]:
         """End the relay if the block, which calls `open` and `wait_started`, is interrupted.
 
-        Nobody could close it: the constructor of a publisher returns none.
+        The caller has no publisher to close, because its constructor has raised.
         """
         try:
             yield

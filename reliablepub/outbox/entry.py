@@ -275,7 +275,7 @@ class Touched:
         is_open: whether the message is still to be published.
         is_kept: whether the message is parked.
         may_have_arrived: whether an earlier attempt may have brought it into a queue.
-        ordering_key: key whose next message may have become the first without any sign: it was
+        ordering_key: the relay must look for the next message of this key, which may have been
             stored while the change was made. None in stores that exclude this.
     """
 

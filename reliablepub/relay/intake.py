@@ -19,6 +19,7 @@ from reliablepub.outbox.entry import HELD, Changes, Counters, Entry, is_plain
 from reliablepub.relay.handover import Chunk, Inbox, Limits, Room
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
+from reliablepub.relay.status import described
 
 TURN_MESSAGES_MAX: Final = 2_000
 FLOW_S: Final = 0.5
@@ -141,15 +142,13 @@ class Intake:
             chunk.failed(error)
 
     def failed(self, taken_in: Sequence[Chunk[Any]], failure: BaseException) -> None:
-        """After a failure that ends the relay: tell callers whose messages may be stored.
-
-        The others learn from the relay's end that theirs are not.
-        """
+        """After a failure that ends the relay: tell callers that their messages may be stored."""
         error = failure
         if not isinstance(failure, OutboxMoved):  # which says where the messages are
-            if isinstance(failure, OutboxError):
-                return  # the commit was refused
-            error = OutboxUnsure("the relay failed, so it is unknown whether the message is stored")
+            error = OutboxUnsure(
+                "the relay has failed, so it is unknown whether the message is stored: "
+                f"{described(failure)}"
+            )
             error.__cause__ = failure
         for chunk in taken_in:
             if not chunk.is_told:

@@ -199,8 +199,9 @@ class Relay:
             self._no_commit_until = None
         if self._intake.refusal is not None:
             self._intake.reject_new(now)
-            if self._intake.refusal is None and self._no_commit_until is None:
-                self._trouble = ""  # until the next read or commit that fails
+            is_held_up = self._no_commit_until is not None or self._is_changed
+            if self._intake.refusal is None and not is_held_up:
+                self._trouble = ""  # until the next commit that fails
         if self._no_commit_until is None:
             try:
                 taken_in = self._take_in(now, wall)

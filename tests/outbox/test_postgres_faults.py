@@ -32,6 +32,7 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
+from tests.relay.scripted import World
 from tests.waiting import until
 
 Break = Callable[..., None]
@@ -400,3 +401,35 @@ def test_the_broker_s_words_are_kept_without_u_0000(
     own.commit(Changes(parked=[attempt], attempts=[attempt]))
     [parked] = Outbox(url).parked()
     assert parked.reply_text == "no 'a\ufffdb'"
+
+
+def test_tags_of_a_commit_that_was_cut_off_do_not_stay_in_flight(
+    url: str, own: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try was executed and its answer is lost; the second is refused."""
+    link, tries = own._link, iter(range(2))
+    transact = link.transact
+
+    def cut(steps: Any) -> Any:
+        is_sending = any(name == "insert_in_flight" for name, _ in steps)
+        match next(tries, None) if is_sending else None:
+            case 0:
+                transact(steps)
+                link.close()
+                raise psycopg.OperationalError("the connection is lost")
+            case 1:
+                raise psycopg.errors.OutOfMemory("memory")
+        return transact(steps)
+
+    world = World(own)
+    world.hand_over("a")
+    world.turn()
+    monkeypatch.setattr(link, "transact", cut)
+    world.connect()
+    world.turn()
+    world.lose_connection()
+    for _ in range(3):
+        world.turn(after_s=1.0)
+    assert world.sent == []
+    effect = intervene(outbox_at(url), [1], Intervention(Action.PARK))
+    assert (effect.changed, effect.in_flight) == (1, [])

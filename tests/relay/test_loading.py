@@ -227,6 +227,25 @@ def test_trouble_ends_when_new_messages_are_accepted_again(
     assert w.relay.status.trouble == "", "with nothing to commit"
 
 
+def test_trouble_stays_the_same_while_the_store_cannot_be_read(
+    sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = World(sqlite, bell=sqlite.bell)
+    w.turn()
+
+    def fails() -> bool:
+        raise OutboxLocked("locked by another process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(w.store, "changed_elsewhere", fails, raising=False)
+        w.turn(after_s=1.0)
+        for _ in range(10):
+            w.turn(after_s=0.1)
+            assert w.relay.status.trouble
+    w.turn(after_s=1.0)
+    assert w.relay.status.trouble == ""
+
+
 def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, path: Path) -> None:
     w = World(sqlite)
     w.connect()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from reliablepub.errors import InvalidMessage, OutboxDiskFull
 from reliablepub.message import Message
@@ -64,17 +64,17 @@ def chunks(rows: Sequence[T]) -> list[Sequence[T]]:
 def step_by_step(
     database: Database,
     steps: Iterable[Callable[[Session], T]],
-    when_full: Callable[[], None] = lambda: None,
+    halve: Callable[[], bool] = lambda: False,
 ) -> Iterator[T]:
     """Run each step in its own transaction, then release the write lock for as long as it took.
 
-    The pause between two steps is at most `PAUSE_S_MAX`. On a full disk a step is tried again for
-    `FULL_S`: a relay frees some space meanwhile.
+    The pause between two steps is at most `PAUSE_S_MAX`. A step that does not fit on a full disk is
+    tried again for `FULL_S`, if it can be smaller, or if a relay runs, which may free some space.
 
     Args:
         database: database of the outbox.
         steps: callables, each of which `Database.write` may call again.
-        when_full: called before a step is tried again.
+        halve: makes the step smaller; returns False if it cannot be.
 
     Yields:
         The result of each step, once the step is on disk.
@@ -82,11 +82,14 @@ def step_by_step(
     Raises:
         OutboxError: a step failed; the steps before it stay committed.
     """
+
+    def may_fit_later(error: BaseException) -> bool:
+        return isinstance(error, OutboxDiskFull) and (halve() or _is_relayed(database))
+
     write = Retrying(
-        retry=retry_if_exception_type(OutboxDiskFull),
+        retry=retry_if_exception(may_fit_later),
         stop=stop_after_delay(FULL_S),
         wait=wait_fixed(PAUSE_S_MAX),
-        before_sleep=lambda _: when_full(),
         reraise=True,
     ).wraps(database.write)
     pause_s = 0.0
@@ -96,6 +99,11 @@ def step_by_step(
         result = write(step)
         pause_s = min(PAUSE_S_MAX, time.monotonic() - begun)
         yield result
+
+
+def _is_relayed(database: Database) -> bool:
+    with database.reading() as session:
+        return Relaying.first(session.relays()).pid is not None
 
 
 class Action(StrEnum):
@@ -246,9 +254,10 @@ def intervene(
         part = chosen[first : first + size]
         return _change_chosen(session, part, intervention, clock(), selection=selection, keys=keys)
 
-    def halve() -> None:
+    def halve() -> bool:
         nonlocal size
-        size = max(size // 2, 1)  # less may fit, and free space
+        is_one, size = size == 1, max(size // 2, 1)
+        return not is_one
 
     with closing(database):
         for came_to in step_by_step(database, steps(), halve):

@@ -687,8 +687,8 @@ AND EXISTS (
 RETURNING 1;
 
 -- The status of a relay that was killed is not that of its successor, which may have the same process
--- id in another container. An owner is as old as it was when the transaction began, whose turn keeps the
--- owner from taking one, and not older than the server.
+-- id in another container. The age of an owner is taken at the start of this transaction, because its turn
+-- keeps the owner from taking one; the time before the server started does not count.
 -- name: relays
 SELECT s.shard, r.pid, u.content, coalesce(r.host, '') AS host
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)

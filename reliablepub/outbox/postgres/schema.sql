@@ -1,4 +1,4 @@
--- The tables of an outbox in PostgreSQL 13 or later, version 1 (see `VERSION` in sql.py).
+-- The tables of an outbox in PostgreSQL 13 or later, version 2 (see `VERSION` in sql.py).
 --
 -- The outbox has a schema of its own. A name such as `reliablepub_messages` stands for the table
 -- `messages` in that schema, here and in queries.sql; see sql.py.

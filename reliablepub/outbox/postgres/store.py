@@ -601,8 +601,8 @@ class PostgresStore:
     def _cut_off(self, error: OutboxError, token: str, new_ids: Sequence[int]) -> OutboxError:
         """Record a turn that may have been committed; return the error to raise."""
         self._unsure[token] = list(new_ids)
-        if not new_ids:
-            return error  # recording outcomes again changes nothing
+        if not new_ids:  # recording outcomes again changes nothing; the tags may be stored
+            return error if isinstance(error, OutboxUnreachable) else OutboxUnreachable(str(error))
         return OutboxUnsure(
             f"outbox {self._server}: the connection was lost during the commit, so it is unknown "
             f"whether the message is stored; look for it when the database is back ({error})"

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
+from reliablepub.errors import OutboxDiskFull, OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space, Values
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
@@ -212,9 +212,22 @@ class SqliteDatabase:
     def write(self, work: Callable[[Session], T]) -> T:
         """Run ``work`` in one transaction on this object's own connection.
 
-        On a full disk, it may use the ballast if no relay runs, and overwrites no deleted row.
+        If it does not fit on a full disk, and no relay runs, it is run again with the ballast.
         """
-        return self._write(lambda own: work(self._session(own)), around=self._sparing_a_full_disk)
+
+        def run(own: sqlite3.Connection) -> T:
+            return work(self._session(own))
+
+        try:
+            return self._write(run, around=self._sparing_a_full_disk)
+        except OutboxDiskFull:
+            relay_lock = RelayLock.borrow(self.file)
+            if relay_lock is None:
+                raise
+        try:
+            return self._write(run, around=self._with_ballast)
+        finally:
+            relay_lock.release()
 
     def within(self, connection: sqlite3.Connection, work: Callable[[Session], T]) -> T:
         """Run ``work`` through the application's connection, under the write lock."""
@@ -255,6 +268,7 @@ class SqliteDatabase:
 
     @contextmanager
     def _sparing_a_full_disk(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """On a full disk, overwrite no deleted row, and checkpoint if no relay runs."""
         is_full = self._ballast.spare_bytes(connection) < LOW_BYTES
         connection.execute(f"PRAGMA secure_delete = {'FAST' if is_full else 'ON'}")
         relay_lock = RelayLock.borrow(self.file) if is_full else None
@@ -263,13 +277,24 @@ class SqliteDatabase:
                 yield
             return
         try:
+            with behind_next_commit(connection):
+                yield
+        finally:
+            relay_lock.release()
+
+    @contextmanager
+    def _with_ballast(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Release the ballast for a commit, and checkpoint behind it.
+
+        Only for the holder of the relay lock.
+        """
+        try:
             Shortage(self.file, self._ballast).settle(connection, release=True)
             with behind_next_commit(connection):
                 yield
         finally:
             with suppress(sqlite3.Error):
                 self._ballast.restore_within(self._ballast.spare_bytes(connection))
-            relay_lock.release()
 
     def _write(
         self,

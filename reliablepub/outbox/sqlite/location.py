@@ -599,8 +599,8 @@ def rescued(
 ) -> OutboxMoved:
     """Copy the open database beside the path; return the error to raise, with the copy's name.
 
-    If the copy fails, the error says why. A file that is made anew counts its runs anew, so an
-    earlier copy may have the number: later ones have a second number.
+    If the copy fails, the error says why. A file that is created again counts its runs from 1, so
+    there may be a copy of that number: the new one has the suffix ``.2``, ``.3`` and so on.
 
     Args:
         connection: connection to the moved files, not in a transaction.
@@ -626,7 +626,7 @@ def rescued(
 
 
 def _created(first: Path) -> Path:
-    """Create an empty file, which SQLite accepts; itself, it would give it a wider mode.
+    """Create an empty file with mode 0600 for ``VACUUM INTO``: SQLite would give it a wider mode.
 
     Returns:
         its path: the first one, or that with ``.2``, ``.3``, ..., which no other file has.

@@ -102,10 +102,10 @@ class RelayLock:
         return relay_lock
 
     def keep(self) -> None:
-        """Lock the file again if somebody has deleted, replaced or emptied it.
+        """Take the lock again if its file was deleted, replaced or emptied.
 
-        Without it, other processes would see no relay. If another process is faster, the next
-        commit finds out (`SqliteStore.commit`).
+        Otherwise other processes would see no relay. If another relay has taken it meanwhile, the
+        next commit raises `OutboxInUse`.
         """
         with suppress(_Taken, OSError, OutboxError):
             held = os.fstat(self._fd)

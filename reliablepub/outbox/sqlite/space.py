@@ -123,7 +123,7 @@ class Ballast:
     def release(self) -> bool:
         """Release all space by truncating the file; return False if there was none.
 
-        Only the relay calls this.
+        Only the holder of the relay lock calls this.
         """
         return self._cut(0) > 0
 
@@ -138,7 +138,7 @@ class Ballast:
     def restore(self) -> bool:
         """Reserve the whole space; return whether it is reserved.
 
-        The relay calls this, and the process that creates the outbox. If the file cannot be
+        The holder of the relay lock calls this, and who creates the outbox. If the file cannot be
         created, there is no ballast, and only `check` keeps space free.
         """
         return self._is_complete() or self._keep(self._size)
@@ -300,7 +300,7 @@ class Shortage:
         """Checkpoint the log, before a transaction that stores no new messages.
 
         Args:
-            connection: the relay's connection.
+            connection: that of the holder of the relay lock.
             release: whether to release the ballast, because the transaction did not fit.
 
         Raises:
