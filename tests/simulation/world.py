@@ -423,6 +423,7 @@ class World:
     def _check_memory(self, process: Process) -> None:
         """Nothing is left in memory of what is gone, once it has looked what others did."""
         process.relay._elsewhere.look_at = 0.0
+        process.relay.turn(is_flushing=True)
         for _ in KEYS:  # a page may hold one message, and so one key
             process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
