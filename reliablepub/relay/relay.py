@@ -198,10 +198,7 @@ class Relay:
         if self._no_commit_until is not None and now >= self._no_commit_until:
             self._no_commit_until = None
         if self._intake.refusal is not None:
-            self._intake.reject_new(now)
-            is_held_up = self._no_commit_until is not None or self._is_changed
-            if self._intake.refusal is None and not is_held_up:
-                self._trouble = ""  # until the next commit that fails
+            self._reject_new(now)
         if self._no_commit_until is None:
             try:
                 taken_in = self._take_in(now, wall)
@@ -381,6 +378,13 @@ class Relay:
             return True
         self._elsewhere.found_nothing(now)
         return False
+
+    def _reject_new(self, now: float) -> None:
+        """Reject new messages for as long as the last failure says; then its trouble is over."""
+        self._intake.reject_new(now)
+        is_held_up = self._no_commit_until is not None or self._is_changed
+        if self._intake.refusal is None and not is_held_up:
+            self._trouble = ""  # until the next commit that fails
 
     def _cannot_read(self, now: float, error: OutboxError) -> None:
         """Pause, and tell callers: what cannot be read now cannot be written either."""
