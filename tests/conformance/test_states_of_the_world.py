@@ -112,6 +112,7 @@ def in_trouble(load: Load, publisher: Publisher, begin: Callable[[], None]) -> I
     load.publish(50)
     until(has_flowed)
     until(lambda: load.confirmed(load.well) == load.count)
+    until(lambda: bool(publisher.status.paused))  # a late confirm may have ended the first pause
     yield
     load.run_for(0.3)
 
