@@ -422,6 +422,7 @@ class World:
 
     def _check_memory(self, process: Process) -> None:
         """Nothing is left in memory of what is gone, once it has looked what others did."""
+        self.agenda.now += 1.0  # after a commit that has failed it waits
         process.relay._elsewhere.look_at = 0.0
         process.relay.turn(is_flushing=True)
         for _ in KEYS:  # a page may hold one message, and so one key
