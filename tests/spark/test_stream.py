@@ -171,7 +171,7 @@ def test_for_each_batch_without_a_name_is_refused(
         for df in (with_ids, batch):
             df.write.format("rabbitmq").options(**options).mode("append").save()
 
-    with pytest.raises(StreamingQueryException, match="foreachBatch needs a name"):
+    with pytest.raises(StreamingQueryException, match="foreachBatch needs the same name"):
         for_each_batch(source, tmp_path, write)
     assert [m.properties.message_id for m in fake.messages("q")] == ["0-a"]
 
