@@ -478,6 +478,10 @@ def test_a_relay_that_dies_is_told_to_every_task(
 
     monkeypatch.setattr(Relay, "turn", dying)
 
+    async def go_on(publisher: AsyncPublisher) -> None:
+        while True:  # the turn that is under way may still store one
+            await publisher.publish(b"y")
+
     async def main() -> None:
         publisher = await AsyncPublisher(AWAY, outbox=path).open()
         receipt = await publisher.publish(b"x")
@@ -485,8 +489,7 @@ def test_a_relay_that_dies_is_told_to_every_task(
         await asyncio.sleep(0.01)
         is_dying.set()
         with pytest.raises(PublisherClosed, match="the disk is gone"):
-            while True:  # the turn that is under way may still store one
-                await publisher.publish(b"y")
+            await go_on(publisher)
         for task in waiting:
             with pytest.raises(PublisherClosed):
                 await task
