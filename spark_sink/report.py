@@ -69,10 +69,11 @@ class Counts:
         refused: rows for which the broker closed the channel, collected.
         invalid: rows that cannot be an AMQP message, collected.
         bytes: sum of the sizes of the published bodies.
-        duplicates_risked: at most so many rows were sent more than once, under one id: rows whose
-            confirm was lost, and all rows of a retried task attempt. A replay after a restart does
-            not know what was sent before it, and counts none. The same holds for a stage that Spark
-            runs again, whose attempts begin at 0, and for a first attempt that wins a race.
+        duplicates_risked: rows that this write knows it may have sent more than once, under one id:
+            rows whose confirm was lost, and all rows of a retried task attempt. A replay after a
+            restart does not know what was sent before it, and counts none. The same holds for a
+            stage that Spark runs again, whose attempts begin at 0, and for a first attempt that
+            wins a race.
         waited_s: seconds in which tasks waited for confirms, summed.
     """
 

@@ -56,11 +56,6 @@ FULL_S: Final = 5.0
 """Seconds for which a transaction that finds the disk full is tried again."""
 
 
-def chunks(rows: Sequence[T]) -> list[Sequence[T]]:
-    """Divide rows into parts of at most `CHUNK`."""
-    return [rows[first : first + CHUNK] for first in range(0, len(rows), CHUNK)]
-
-
 def step_by_step(
     database: Database,
     steps: Iterable[Callable[[Session], T]],
@@ -84,7 +79,12 @@ def step_by_step(
     """
 
     def may_fit_later(error: BaseException) -> bool:
-        return isinstance(error, OutboxDiskFull) and (halve() or _is_relayed(database))
+        if not isinstance(error, OutboxDiskFull):
+            return False
+        if halve():
+            return True
+        with database.reading() as session:
+            return _is_relayed(session)
 
     write = Retrying(
         retry=retry_if_exception(may_fit_later),
@@ -101,9 +101,8 @@ def step_by_step(
         yield result
 
 
-def _is_relayed(database: Database) -> bool:
-    with database.reading() as session:
-        return Relaying.first(session.relays()).pid is not None
+def _is_relayed(session: Session) -> bool:
+    return Relaying.first(session.relays()).pid is not None
 
 
 class Action(StrEnum):
@@ -311,7 +310,7 @@ def foresee(
         OutboxSealed: a message to reroute is encrypted, and its key was not given.
     """
     with database.reading() as session:
-        is_relayed = Relaying.first(session.relays()).pid is not None
+        is_relayed = _is_relayed(session)
         step = _Step(session, intervention, 0.0, keys, is_relayed=is_relayed)
         return step.foresee(dict.fromkeys(ids), are_selected=are_selected)
 
@@ -326,7 +325,7 @@ def change(
 ) -> Effect:
     """Apply an intervention within an open transaction that may write; keys are not forgotten."""
     # Checked under the write lock: a relay that starts later reads the changed rows.
-    is_relayed = Relaying.first(session.relays()).pid is not None
+    is_relayed = _is_relayed(session)
     if not is_relayed:
         # Without a relay nothing is in flight. Messages that the last relay left in flight are
         # first recorded as uncertain: the record must show that a queue may hold them.
