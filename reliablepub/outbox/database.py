@@ -58,9 +58,10 @@ def unfit_connection(connection: object, needed: str) -> ConfigurationError:
 
 
 NO_CHANGE: Final = dict.fromkeys(
-    ("stored", "confirmed", "parked", "expired", "discarded", "open_bytes"), 0
+    ("ids", "stored", "confirmed", "parked", "expired", "discarded", "open_bytes"), 0
 )
-"""Values of the statement ``change_ledger`` that change nothing."""
+"""Values of the statement ``change_ledger`` that change nothing. ``ids`` is the number of ids that
+are assigned: the ledger of a file does that; PostgreSQL has a sequence."""
 NO_VALUES: Final[Values] = {}
 IS_LAST: Final = "is_last"
 """A key that marks the last status of a relay that failed."""

@@ -112,7 +112,8 @@ UPDATE reliablepub_ledger SET
     parked = (SELECT count(*) FROM reliablepub_parked WHERE state = 'parked'),
     expired = (SELECT count(*) FROM reliablepub_parked WHERE state = 'expired'),
     confirmed = :confirmed,
-    open_bytes = (SELECT sum(size) FROM reliablepub_messages)
+    open_bytes = (SELECT sum(size) FROM reliablepub_messages),
+    last_id = :last_id
 """
 
 
@@ -152,11 +153,8 @@ def make_million(path: Path, messages: int = MESSAGES) -> None:
         fill(CONFIRMED, many(KEPT), first=first + many(GONE))
         fill(ENQUEUED, many(KEYS))
         fill(SENT, many(IN_FLIGHT) // 100 or 1)
-        connection.execute(LEDGER, {"confirmed": many(GONE) + many(KEPT)})
-        connection.execute(
-            "UPDATE sqlite_sequence SET seq = ? WHERE name = 'reliablepub_messages'",
-            (first + many(GONE) + many(KEPT),),
-        )
+        gone = many(GONE) + many(KEPT)
+        connection.execute(LEDGER, {"confirmed": gone, "last_id": first + gone})
 
 
 if __name__ == "__main__":

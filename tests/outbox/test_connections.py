@@ -354,14 +354,14 @@ def test_of_a_log_that_was_cut_off_the_whole_commits_are_there(path: Path, entry
     ends = []
     log = path.with_name("outbox.db-wal")
     with closing(SqliteStore(path)) as store:
-        for _ in range(10):
-            store.commit(Changes(new=[entry(body=b"x" * 5000)]))
+        for _ in range(10):  # the first one is longer than the log that the start has left
+            store.commit(Changes(new=[entry(body=b"x" * 50_000)]))
             ends.append(log.stat().st_size)
         crashed = path.with_name("crashed.db")
         shutil.copy(path, crashed)
         whole = log.read_bytes()
     data = crashed.read_bytes()
-    for size in (*range(0, len(whole), 3001), *ends):
+    for size in (*range(0, len(whole), 7001), *ends):
         crashed.write_bytes(data)
         crashed_log = crashed.with_name("crashed.db-wal")
         crashed_log.touch(0o600)

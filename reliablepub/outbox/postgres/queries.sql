@@ -714,10 +714,10 @@ UPDATE reliablepub_turns SET
 WHERE shard = :shard AND turn = :turn;
 
 -- name: last_id
-SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM reliablepub_message_ids;
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS last_id FROM reliablepub_message_ids;
 
 -- name: next_id
-SELECT nextval('reliablepub_message_ids');
+SELECT nextval('reliablepub_message_ids') AS next_id;
 
 -- name: park_as_it_is
 INSERT INTO reliablepub_parked

@@ -54,7 +54,7 @@ from reliablepub.outbox.sqlite.space import PAGE_BYTES, Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.transactions import transaction
 
-VERSION: Final = 8
+VERSION: Final = 9
 """Version of the tables in ``schema.sql``."""
 
 

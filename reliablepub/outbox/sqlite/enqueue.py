@@ -155,16 +155,17 @@ class Enqueuing:
             first = first_with_key(cursor, key, entry.stored_at)
             if first is not None:
                 return first
-        if not limits.are_none:
-            counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
-            limits.check(counters, entry.message, self.path)
-        self.ballast.check(cursor, entry.message.size)
-        (last_id,) = cursor.execute(QUERIES["last_id"]).fetchone()
-        if cursor.execute(QUERIES["count_stored"], (entry.message.size,)).rowcount != 1:
+        ledger = cursor.execute(QUERIES["snapshot"]).fetchone()
+        if ledger is None:
             raise OutboxError(
                 f"outbox {self.path} is damaged: its ledger has no row, so nothing was stored; "
                 "copy its messages into a new outbox with `reliablepub outbox salvage`"
             )
+        last_id, *counts = ledger
+        if not limits.are_none:
+            limits.check(Counters(*counts), entry.message, self.path)
+        self.ballast.check(cursor, entry.message.size)
+        cursor.execute(QUERIES["count_stored"], (entry.message.size,))
         entry.id = last_id + 1  # before the row is made: encryption covers the id
         if entry.is_plain:
             cursor.execute(QUERIES["insert_plain_message"], plain_row_of(entry, keys))

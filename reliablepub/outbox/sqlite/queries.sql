@@ -14,15 +14,14 @@ SELECT id, pid, (SELECT coalesce(max(intervention), 0) FROM reliablepub_interven
 FROM reliablepub_runs ORDER BY id DESC LIMIT 1;
 
 -- Statements that run on the connection of an application name the database, `main`. Otherwise SQLite
--- would look first among its temporary tables: with AUTOINCREMENT they have a sqlite_sequence of
--- their own. It would look last in the databases that the application has attached, where the tables
--- of another outbox may be.
+-- would look first among its temporary tables, and last in the databases that the application has
+-- attached, where the tables of another outbox may be.
 
--- The highest id ever assigned. Each id is counted as stored, so an application that empties
--- sqlite_sequence, to number its own rows anew, causes no id to be assigned twice.
 -- name: last_id
-SELECT max(coalesce(max(seq), 0), coalesce((SELECT stored FROM main.reliablepub_ledger), 0))
-FROM main.sqlite_sequence WHERE name = 'reliablepub_messages';
+SELECT last_id FROM main.reliablepub_ledger;
+
+-- name: snapshot
+SELECT last_id, stored, confirmed, parked, expired, discarded, open_bytes FROM main.reliablepub_ledger;
 
 -- name: insert_message
 INSERT INTO main.reliablepub_messages (
@@ -189,6 +188,7 @@ DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 -- ledger afterwards costs half as much as RETURNING.
 -- name: change_ledger
 UPDATE reliablepub_ledger SET
+    last_id = last_id + :ids,
     stored = stored + :stored,
     confirmed = confirmed + :confirmed,
     parked = parked + :parked,
@@ -206,6 +206,7 @@ UPDATE main.reliablepub_ledger SET stored = stored + :by;
 
 -- name: count_stored
 UPDATE main.reliablepub_ledger SET
+    last_id = last_id + 1,
     stored = stored + 1,
     open_bytes = CAST(max(0, open_bytes + ?) AS INTEGER);
 
@@ -345,20 +346,13 @@ SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_m
 
 -- Start and end of a relay.
 
--- In an outbox that was salvaged, ids are higher than the number of messages stored. There the ledger
--- does not tell the highest id, if an application has emptied sqlite_sequence.
--- name: raise_sequence
-UPDATE main.sqlite_sequence SET seq = max(
-    seq,
+-- Rows that were salvaged keep their ids. When a relay starts, a damaged ledger may tell a lower number.
+-- name: raise_last_id
+UPDATE reliablepub_ledger SET last_id = max(
+    last_id,
     coalesce((SELECT max(id) FROM reliablepub_messages WHERE id <= :id_max), 0),
     coalesce((SELECT max(id) FROM reliablepub_parked WHERE id <= :id_max), 0)
-)
-WHERE name = 'reliablepub_messages';
-
--- name: begin_sequence
-INSERT INTO main.sqlite_sequence (name, seq)
-SELECT 'reliablepub_messages', 0
-WHERE NOT EXISTS (SELECT 1 FROM main.sqlite_sequence WHERE name = 'reliablepub_messages');
+);
 
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
@@ -484,15 +478,6 @@ INSERT OR IGNORE INTO reliablepub_parked (
     :size, :checksum, :body, :expires_at, :ordering_key, :is_skipped
 );
 
--- The next id must be above those of parked messages, which AUTOINCREMENT does not see.
--- name: begin_ids
-INSERT INTO sqlite_sequence (name, seq) SELECT 'reliablepub_messages', 0
-WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages');
-
--- name: go_beyond_parked_ids
-UPDATE sqlite_sequence SET seq = max(seq, (SELECT coalesce(max(id), 0) FROM reliablepub_parked))
-WHERE name = 'reliablepub_messages';
-
 -- name: sources
 SELECT name, position AS count FROM reliablepub_sources;
 
@@ -523,8 +508,7 @@ DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 100000
 -- Export and import.
 
 -- name: next_id
-SELECT 1 + max(coalesce(max(seq), 0), coalesce((SELECT stored FROM main.reliablepub_ledger), 0))
-FROM main.sqlite_sequence WHERE name = 'reliablepub_messages';
+UPDATE reliablepub_ledger SET last_id = last_id + 1 RETURNING last_id AS next_id;
 
 -- The state of a message, its shard (a file has one), and whether a statement can change or copy the
 -- row. No statement can if a flipped bit has changed the type of a value.

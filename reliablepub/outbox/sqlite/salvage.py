@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Final
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.outbox.database import NO_CHANGE
-from reliablepub.outbox.rows import Unreadable, check, is_time, misfits
+from reliablepub.outbox.rows import ID_MAX, Unreadable, check, is_time, misfits
 from reliablepub.outbox.sqlite.connections import absolute, check_file, looking, open_writer
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files
@@ -494,8 +494,7 @@ def _write(
                 else:
                     change[str(row["state"])] += 1
         target.execute(QUERIES["change_ledger"], change)
-        target.execute(QUERIES["begin_ids"])
-        target.execute(QUERIES["go_beyond_parked_ids"])
+        target.execute(QUERIES["raise_last_id"], {"id_max": ID_MAX})
 
 
 def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:

@@ -1,4 +1,4 @@
--- The tables of an outbox, version 8 (see `VERSION` in database.py).
+-- The tables of an outbox, version 9 (see `VERSION` in connections.py).
 --
 -- The database may belong to an application, so every name begins with `reliablepub_`.
 --
@@ -15,10 +15,11 @@ CREATE TABLE reliablepub_schema (
 ) STRICT;
 
 -- Open messages. A row leaves in the transaction that records its final outcome. Messages in flight
--- are not marked here. AUTOINCREMENT: no id may be assigned twice, though most rows are soon deleted.
+-- are not marked here. The ledger assigns the ids: AUTOINCREMENT would write one more page in each
+-- commit, for its own table.
 -- The columns before `body` can be read without it; the columns after it are found by their indexes.
 CREATE TABLE reliablepub_messages (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    id INTEGER PRIMARY KEY,
     message_id TEXT NOT NULL,
     exchange TEXT NOT NULL,
     routing_key TEXT NOT NULL,
@@ -131,8 +132,11 @@ CREATE TABLE reliablepub_in_flight (
 ) STRICT, WITHOUT ROWID;
 
 -- One row, changed in the transactions that move messages, by the number of rows really changed.
+-- `last_id` is the highest id of a message ever assigned: no id is assigned twice, though most rows
+-- are soon deleted.
 CREATE TABLE reliablepub_ledger (
     id INTEGER PRIMARY KEY CHECK (id = 1),
+    last_id INTEGER NOT NULL CHECK (last_id >= 0),
     stored INTEGER NOT NULL CHECK (stored >= 0),
     confirmed INTEGER NOT NULL CHECK (confirmed >= 0),
     parked INTEGER NOT NULL CHECK (parked >= 0),
@@ -142,7 +146,7 @@ CREATE TABLE reliablepub_ledger (
     CHECK (stored >= confirmed + parked + expired + discarded)
 ) STRICT;
 
-INSERT INTO reliablepub_ledger VALUES (1, 0, 0, 0, 0, 0, 0);
+INSERT INTO reliablepub_ledger VALUES (1, 0, 0, 0, 0, 0, 0, 0);
 
 -- The last 1,000 runs of relays on this outbox. The newest one owns it; its number is part of the names
 -- of its channel epochs.

@@ -221,11 +221,11 @@ def write_changes(
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
     # Deleted first, so that new rows reuse the freed pages, and each page is written only once.
     confirmed, confirmed_bytes = remove(connection, list(map(id_of, changes.confirmed)))
-    last_id = _insert(connection, changes.new, keys)
-    parked = expired = parked_bytes = discarded = discarded_bytes = 0
+    _insert(connection, changes.new, keys)
     if changes.sources:
         sources = ({"name": name, "count": count} for name, count in changes.sources.items())
         connection.executemany(QUERIES["advance_source"], sources)
+    parked = expired = parked_bytes = discarded = discarded_bytes = 0
     if changes.parked or changes.discarded:
         parked, expired, parked_bytes = _park(connection, changes.parked)
         gone = [attempt.entry.id for attempt in changes.discarded]
@@ -242,6 +242,7 @@ def write_changes(
     for sent in changes.sent:
         connection.execute(QUERIES["insert_in_flight"], (*in_flight_of(sent, run), now))
     change = NO_CHANGE | {
+        "ids": len(changes.new),
         "stored": len(changes.new),
         "confirmed": confirmed,
         "parked": parked,
@@ -250,22 +251,22 @@ def write_changes(
         "open_bytes": new_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
     }
     connection.execute(QUERIES["change_ledger"], change)
-    row = connection.execute(QUERIES["ledger"]).fetchone()
-    return Snapshot(last_id, Counters(*row))
+    return _snapshot(connection)
 
 
-def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> int:
-    """Store entries and set their ids; return the highest id."""
-    (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
+def _snapshot(connection: sqlite3.Connection) -> Snapshot:
+    last_id, *counts = connection.execute(QUERIES["snapshot"]).fetchone()
+    return Snapshot(last_id, Counters(*counts))
+
+
+def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
+    """Store entries, and set their ids."""
+    if not new:
+        return
     assert not any(map(id_of, new)), "an entry is stored already"
-    for last_id, entry in enumerate(new, last_id + 1):  # noqa: B020 - the last one is returned
-        entry.id = last_id
-    if new:
-        _insert_rows(connection, new, keys)
-    return int(last_id)
-
-
-def _insert_rows(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
+    (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
+    for id_, entry in enumerate(new, last_id + 1):
+        entry.id = id_
     plain, others = divided(new)
     rows = [plain_row_of(entry, keys) for entry in plain]
     whole = len(rows) - len(rows) % ROWS_AT_ONCE
@@ -453,15 +454,10 @@ class SqliteStore:
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
         with self._reading as connection:
-            connection.execute("BEGIN")
-            try:
-                (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
-                row = connection.execute(QUERIES["ledger"]).fetchone()
-            finally:
-                connection.execute("ROLLBACK")
-            self._check_ids(last_id)
-            self._last_id = last_id
-            return Snapshot(last_id, Counters(*row))
+            snapshot = _snapshot(connection)
+        self._check_ids(snapshot.last_id)
+        self._last_id = snapshot.last_id
+        return snapshot
 
     def commit(self, changes: Changes) -> Snapshot:
         """Store the changes of one turn in one transaction, and set the ids of new entries.
@@ -721,8 +717,7 @@ class SqliteStore:
                 reasons = dict.fromkeys(never_read, NEVER_READ)
                 self._damaged += park_damaged(connection, reasons, now)
             settle_left_in_flight(connection, now)
-            connection.execute(QUERIES["begin_sequence"])
-            connection.execute(QUERIES["raise_sequence"], {"id_max": ID_MAX})
+            connection.execute(QUERIES["raise_last_id"], {"id_max": ID_MAX})
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], {"before": now - ATTEMPTS_RETENTION_S})
             connection.execute(QUERIES["rebase_retries"], {"now": now})
