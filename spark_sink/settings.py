@@ -15,6 +15,9 @@ from typing import Any, Final
 
 _VARIABLE: Final = re.compile(r"[A-Za-z0-9_.-]+")  # Kubernetes allows - and .
 _TRUE_FALSE: Final = {"true": True, "false": False}
+_WHOLE_MAX: Final = 2**31 - 1
+_SECONDS_MAX: Final = 1_000_000
+"""More than 11 days; epoll(7) waits for at most 24."""
 
 
 def _text(value: str) -> str:
@@ -50,14 +53,14 @@ def _boolean(value: str) -> bool:
     return _TRUE_FALSE[value.lower()]
 
 
-def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def _whole(least: int, most: int = _WHOLE_MAX) -> Callable[[str], int]:
     def parse(value: str) -> int:
-        number = int(value) if value.strip().isdecimal() else -1
-        if number < least or (most is not None and number > most):
-            raise ValueError(
-                f"must be a whole number of at least {least}"
-                + (f" and at most {most}" if most is not None else "")
-            )
+        # Python refuses to read a number of thousands of digits, in words of its own.
+        digits = value.strip().lstrip("0") or "0"
+        is_number = value.strip().isdecimal() and len(digits) <= len(str(most))
+        number = int(digits) if is_number else -1
+        if not least <= number <= most:
+            raise ValueError(f"must be a whole number from {least} to {most}")
         return number
 
     return parse
@@ -68,8 +71,8 @@ def _seconds(value: str) -> float:
         number = float(value)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError("must be a number of seconds above 0")
+    if not 0 < number <= _SECONDS_MAX:
+        raise ValueError(f"must be a number of seconds above 0 and at most {_SECONDS_MAX}")
     return number
 
 

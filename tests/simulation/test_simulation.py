@@ -65,7 +65,8 @@ MUST_HAPPEN = """
     leaving / connection closed: 530 / parked: its destination was refused for too long
 """
 SELDOM = """
-    killed before COMMIT / killed before the write / killed within the write / killed after the write
+    killed before COMMIT
+    killed before the write / killed within the write / killed after the write
     killed before channel.open / killed after a turn's commit
     killed before a caller is answered / killed after a caller was answered
     killed before a caller learns the outcome
