@@ -228,6 +228,13 @@ CASES = (
         (),
         "it does not answer, which IsDown tells",
     ),
+    Case(
+        "RelayRestarts",
+        {"relay_turns_total": "100+100x9 5 9 5 9 5 9 5 9 100+100x40"},
+        (5, 12, 40),
+        (17, 20),
+        "four times in a row",
+    ),
     gauge("RelayHangs", "last_turn_age_seconds", (61, 0.05), 1, "until it goes on"),
     gauge("OutboxIsUnreadable", "outbox_readable", (0, 1), 5, "until it is mended"),
     gauge("IsDisconnected", "connected", (0, 1), 3, "until the broker is back"),
