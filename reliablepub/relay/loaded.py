@@ -18,11 +18,12 @@ has left memory, the relay asks the store for the next.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
+from operator import attrgetter
 from typing import Any, Final
 from weakref import ref
 
@@ -39,6 +40,10 @@ class IdRange:
     last: int
 
 
+_FIRST: Final = attrgetter("first")
+_LAST: Final = attrgetter("last")
+
+
 class Backlog:
     """Ranges of ids that are still to be read: late ones first, then the others, lowest first.
 
@@ -48,7 +53,7 @@ class Backlog:
 
     def __init__(self, last_id: int) -> None:
         self._ranges: deque[IdRange] = deque()
-        self._late: deque[IdRange] = deque()
+        self._late: list[IdRange] = []  # in order, and apart from each other
         self._seen = 0
         self.others(last_id)
 
@@ -70,12 +75,19 @@ class Backlog:
         """Add known ids whose entries have become visible now, unless they are unread anyway."""
         for unread in self._ranges:
             if first < unread.first:
-                end = min(last, unread.first - 1)
-                self._late.append(IdRange(first, end))
+                self._add_late(first, min(last, unread.first - 1))
             first = max(first, min(last, unread.last) + 1) if last >= unread.first else last + 1
             if first > last:
                 return
-        self._late.append(IdRange(first, last))
+        self._add_late(first, last)
+
+    def _add_late(self, first: int, last: int) -> None:
+        """Add ids, in one range with those that they touch: no id may be read twice."""
+        begin = bisect_left(self._late, first - 1, key=_LAST)
+        end = bisect_right(self._late, last + 1, key=_FIRST)
+        for other in self._late[begin:end]:
+            first, last = min(first, other.first), max(last, other.last)
+        self._late[begin:end] = [IdRange(first, last)]
 
     def loaded(self, first: int, last: int) -> None:
         """Skip new ids: their entries are in memory, or are found by their times or their key."""
@@ -94,7 +106,7 @@ class Backlog:
         head = ranges[0]
         head.first = last_read + 1
         if head.first > head.last:
-            ranges.popleft()
+            del ranges[0]
 
 
 @dataclass(slots=True)

@@ -232,8 +232,8 @@ def without_fence() -> None:
 
     PostgresStore._follow = blind  # type: ignore[method-assign, assignment]
     PostgresStore._take_turn = forced  # type: ignore[method-assign, assignment]
-    fence = "CASE WHEN t.run = %(run)b AND t.token = %(known)b THEN t.run END"
-    _replace("take_turn", fence, "%(run)b::integer")
+    _replace("take_turn", "WHEN t.run = %(run)b AND t.token = %(known)b", "WHEN %(known)b <> ''")
+    _replace("take_turn", "THEN t.run", "THEN %(run)b::integer")
 
 
 def with_last_id() -> None:

@@ -134,6 +134,7 @@ def test_a_message_that_was_told_is_on_disk(
     with Outbox(url) as outbox:
         outbox.enqueue(Message(b"", message_id="later"))
         assert own.changed_elsewhere()
+        assert [(one.id, one.is_open) for one in own.touched()] == [(entries[0].id, True)]
         own.commit(Changes(confirmed=entries))
         assert [row["message_id"] for row in outbox.rows("open")] == ["later"]
 

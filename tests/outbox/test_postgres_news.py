@@ -18,9 +18,11 @@ from reliablepub import (
     OutboxUnsure,
     Publisher,
 )
-from reliablepub.outbox.entry import HELD, Changes, Entry, Release
+from reliablepub._core.events import Batch
+from reliablepub.outbox.entry import HELD, Changes, Entry, Intervened, Release
 from reliablepub.outbox.postgres import store as store_module
 from reliablepub.outbox.postgres.server import Link, Server
+from reliablepub.outbox.postgres.sql import queries
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
@@ -296,6 +298,94 @@ def test_lost_commits_are_noticed_though_others_have_taken_as_many_turns(
     with pytest.raises(OutboxError, match="has lost commits"):
         own.commit(Changes(confirmed=[sent])) if is_committing else own.changed_elsewhere()
     assert len(list(outbox.rows("open"))) == 2
+
+
+STARTED_AT = "extract(epoch FROM pg_postmaster_start_time())"
+
+
+@pytest.fixture
+def fail_over(
+    url: str, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """Stands for a fail-over to a replica that lacks the last message, whose id a new one gets."""
+    admin.execute(f"CREATE TABLE public.server AS SELECT {STARTED_AT} AS started_at")
+    statements = queries("reliablepub")
+    for name in ("take_turn", "look", "started_at"):
+        assert STARTED_AT in statements[name], name
+        patched = statements[name].replace(STARTED_AT, "(SELECT started_at FROM public.server)")
+        monkeypatch.setitem(statements, name, patched)
+
+    def fail_over(message_id: str) -> None:
+        with closing(psycopg.connect(url)) as connection, connection:
+            [(last,)] = connection.execute(
+                "DELETE FROM reliablepub.messages"
+                " WHERE id = (SELECT max(id) FROM reliablepub.messages) RETURNING id"
+            )
+            connection.execute("SELECT setval('reliablepub.message_ids', %s, false)", [last])
+            connection.execute("UPDATE public.server SET started_at = started_at + 1")
+            message = Message(b"", routing_key="q", message_id=message_id)
+            Outbox(url).enqueue(message, connection=connection)
+
+    return fail_over
+
+
+@pytest.mark.parametrize("is_committing", [False, True])
+def test_a_message_that_a_fail_over_has_lost_takes_no_other_with_it(
+    url: str, fail_over: Callable[[str], None], own: PostgresStore, *, is_committing: bool
+) -> None:
+    outbox = Outbox(url)
+    outbox.enqueue(Message(b"", message_id="before"))
+    own.changed_elsewhere()
+    [before], _ = own.read_ready(1, own.snapshot().last_id, **ALL)
+    own.commit(Changes(sent=[Batch(1, 1, [before])]))
+    outbox.enqueue(Message(b"", message_id="lost"))
+    assert own.changed_elsewhere()
+    [lost], _ = own.read_ready(before.id + 1, own.snapshot().last_id, **ALL)
+    fail_over("other")
+    if is_committing:
+        with pytest.raises(Intervened):
+            own.commit(Changes(sent=[Batch(1, 2, [lost])]))
+    assert own.changed_elsewhere()
+    assert [(one.id, one.is_open) for one in own.touched()] == [(lost.id, True)]
+    [(first, last)] = own.snapshot().late
+    assert (first, last) == (lost.id, lost.id)
+    assert message_ids(own.read_ready(first, last, **ALL)[0]) == ["other"]
+    counters = own.commit(Changes(confirmed=[before])).counters
+    assert (counters.stored, counters.confirmed) == (2, 1)
+    assert own.touched() == []
+    assert not outbox.audit().differences
+
+
+def test_a_relay_publishes_the_message_that_has_got_the_id_of_a_lost_one(
+    url: str, fail_over: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "BEAT_S", 3_600.0)  # it has read the message since its turn
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("q")
+        broker.block()
+        publisher.publish(b"", routing_key="q", message_id="before")
+        until(lambda: publisher.status.link == "blocked")
+        Outbox(url).enqueue(Message(b"", routing_key="q", message_id="lost"))
+        until(lambda: publisher.status.buffered == 1)
+        fail_over("other")
+        broker.unblock()
+        assert publisher.flush(30).is_flushed
+        told = [message.properties.message_id for message in broker.messages("q")]
+    assert told == ["before", "other"]
+    assert not Outbox(url).audit().differences
+
+
+def test_what_a_turn_has_counted_is_not_read_again_after_a_restart_of_the_server(
+    url: str, own: PostgresStore, entry: Make
+) -> None:
+    Outbox(url).enqueue(Message(b""))
+    own.changed_elsewhere()
+    [one], _ = own.read_ready(1, own.snapshot().last_id, **ALL)
+    own.commit(Changes(sent=[Batch(1, 1, [one])]))
+    own._started_at = b"0"
+    assert own.commit(Changes(new=[entry()])).counters.stored == 2
+    assert not own.changed_elsewhere()
+    assert (own.touched(), own.snapshot().late) == ([], ())
 
 
 def test_turns_of_operators_are_no_lost_commits(

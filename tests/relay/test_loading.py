@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reliablepub._core.events import ChannelClosed, Connected, Returned
 from reliablepub.errors import OutboxError, OutboxLocked
@@ -16,6 +18,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.handover import Latch
+from reliablepub.relay.loaded import Backlog
 from reliablepub.relay.relay import COMMIT_RETRY_S, STRANDED_S
 from reliablepub.relay.thread import Flush
 from tests.relay.conftest import Build
@@ -37,6 +40,33 @@ def drain(w: World) -> None:
 
 
 # -------------------------------------------------------------------- the backlog
+
+
+@given(
+    unread=st.integers(0, 20),
+    told=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5)), max_size=12),
+    step=st.integers(1, 7),
+)
+def test_late_ids_are_read_once_however_often_they_are_told(
+    unread: int, told: list[tuple[int, int]], step: int
+) -> None:
+    backlog = Backlog(20 - unread)
+    read: list[int] = []
+
+    def read_on() -> None:
+        while (head := backlog.head) is not None:
+            last = min(head.last, head.first + step - 1)
+            read.extend(range(head.first, last + 1))
+            backlog.advance(last)
+
+    read_on()
+    read.clear()
+    backlog.others(20)  # `unread` ids that are no late ones
+    late = {id_ for first, more in told for id_ in range(first, min(first + more, 20) + 1)}
+    for first, more in told:
+        backlog.late(first, min(first + more, 20))
+    read_on()
+    assert sorted(read) == sorted(late | {*range(21 - unread, 21)})
 
 
 def test_what_memory_has_no_room_for_is_read_back_in_order_and_once(world: Build) -> None:

@@ -97,12 +97,16 @@ SELECT
     set_config('jit', 'off', true);
 
 -- The next turn. It fails if the turn before it is not the newest (primary key), has been deleted, or is
--- not the one that the relay knows (`run` is null).
+-- not the one that the relay knows, or if the relay has not met this server (`run` is null).
 -- name: take_turn
 INSERT INTO reliablepub_turns
 SELECT
-    :shard::integer, :turn::bigint, CASE WHEN t.run = :run AND t.token = :known THEN t.run END, :token, clock_timestamp(),
-    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
+    :shard::integer, :turn::bigint,
+    CASE
+        WHEN t.run = :run AND t.token = :known
+        AND extract(epoch FROM pg_postmaster_start_time())::text = :started_at THEN t.run
+    END,
+    :token, clock_timestamp(), false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
     CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
@@ -189,7 +193,8 @@ counts AS (
 )
 SELECT
     t.turn, t.run, t.token, t.intervention, pg_current_snapshot()::text, counts.*,
-    pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() AS may_be_lost
+    pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() AS may_be_lost,
+    extract(epoch FROM pg_postmaster_start_time())::text
 FROM counts, (
     SELECT turn, run, token, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
@@ -198,6 +203,9 @@ FROM counts, (
 -- The commit of a transaction that has written to the server's log brings all of the log to disk.
 -- name: flush
 SELECT pg_logical_emit_message(true, 'reliablepub', '')::text;
+
+-- name: started_at
+SELECT extract(epoch FROM pg_postmaster_start_time())::text;
 
 -- name: counted
 SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;

@@ -10,6 +10,10 @@ store keeps the snapshot of its last look: rows that are not visible in it are n
 When the connection is lost during a commit, the turn is retried under its number. If that succeeds,
 the transaction that was cut off can never commit. If the number is taken by that transaction, it
 has committed.
+
+A server that was started since the last turn may be a replica that lagged. If it lacks a turn, the
+relay ends. It may also lack messages that the relay has read since that turn, and have given their
+ids to new ones. So the relay drops these messages from memory, and reads their ids again.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ from reliablepub.outbox.entry import (
     Release,
     Snapshot,
     Touched,
+    id_of,
     new_id,
     size_of,
 )
@@ -125,6 +130,7 @@ class _Seen:
 
     Attributes:
         text: the snapshot in PostgreSQL's form: ``xmin:xmax:xip``.
+        of_turn: the snapshot of the last look before the newest turn.
         last_id: the highest id that was visible, or was stored by this relay.
         late: ids up to an earlier `last_id` that have become visible since, as ranges.
         count: number of rows that no turn has counted yet.
@@ -133,6 +139,7 @@ class _Seen:
     """
 
     text: str
+    of_turn: str
     last_id: int
     late: list[tuple[int, int]]
     count: int = 0
@@ -179,6 +186,8 @@ class PostgresStore:
         self._token = new_id()
         self._commits = 0
         self._unsure: dict[str, list[int]] = {}
+        self._read_since: set[int] = set()  # ids of entries that were read since the last turn
+        self._to_read_again: set[int] = set()
         try:
             owned = take_over(self._link, self._token, clock())
             self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
@@ -196,7 +205,8 @@ class PostgresStore:
         self._forgotten = 0
         self._retention = Retention(self._link, self._keep_confirmed_s, now, self._shards)
         at = {"shard": self._shard}
-        self._seen = _Seen("1:1:", 0, [])
+        self._seen = _Seen("1:1:", "1:1:", 0, [])
+        [(self._started_at,)] = self._link.rows("started_at")
         self._touched = ID_MAX  # interventions before this run do not matter
         [(is_restored,)] = self._link.read("is_restored", at | {"turn": self._turn})
         count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_restored else []
@@ -218,6 +228,7 @@ class PostgresStore:
         [(snapshot,)] = self._link.rows("counted", at | {"turn": self._turn})
         [(last_id,)] = self._link.rows("last_id")
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
+        self._secured()
 
     def check(self, message: Message) -> None:
         """Check a new message; any thread may call this.
@@ -305,11 +316,15 @@ class PostgresStore:
         looked = self._link.read("look", values)
         if not looked:
             raise emptied(self._server)
-        [(turn, run, token, intervention, text, *found, may_be_lost)] = looked
+        [(turn, run, token, intervention, text, *found, may_be_lost, started_at)] = looked
         count, size, last_id, late, last_xid = found
         if count and may_be_lost:
             self._flush()
         self._follow(turn, run, token, intervention)
+        self._meet(started_at)
+        if seen is not self._seen:
+            self._look()
+            return True
         is_changed = self._has_followed or count > 0
         if self._has_followed:
             [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
@@ -357,6 +372,29 @@ class PostgresStore:
         self._turn, self._known = turn, token.decode()
         self._seen.intervention = max(self._seen.intervention, intervention)
 
+    def _meet(self, started_at: bytes) -> None:
+        """Note when the server was started. If that has changed, have its messages read again.
+
+        Call `_follow` first: the server has what this relay read before a turn that the server has.
+        """
+        if started_at == self._started_at:
+            return
+        self._started_at = started_at
+        if self._read_since or self._seen.count:
+            self._seen = replace(self._seen, text=self._seen.of_turn, count=0, size=0)
+            self._to_read_again |= self._read_since
+            self._read_since.clear()
+
+    def _secured(self) -> None:
+        """Note that a turn was committed: a server that has it has all that was seen before."""
+        self._read_since.clear()
+        self._seen.of_turn = self._seen.text
+
+    @property
+    def _is_untold(self) -> bool:
+        """Whether the relay must ask `touched` before it commits or reads on."""
+        return self._seen.intervention > self._touched or bool(self._to_read_again)
+
     # ------------------------------------------------------------------ turns
 
     @property
@@ -380,7 +418,7 @@ class PostgresStore:
         self._check_usable()
         if changes.is_empty:
             return self._snapshot()
-        if self._seen.intervention > self._touched:
+        if self._is_untold:
             raise Intervened
         try:
             self._draw_ids(changes.new)
@@ -534,7 +572,7 @@ class PostgresStore:
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
         mine = {"run": self._run, "token": token, "backend": self._link.backend}
-        after = {**turn, "known": self._known}
+        after = {**turn, "known": self._known, "started_at": self._started_at.decode()}
         head: list[Step] = [self._link.settings(), BY_INDEX, ("take_turn", {**after, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
         if self._seen.count:  # first: rows must be counted before they are subtracted
@@ -552,6 +590,7 @@ class PostgresStore:
         self._seen.intervention = newest.intervention
         self._seen.count = self._seen.size = 0
         self._unsure.clear()  # this turn has their number
+        self._secured()
         self._counters = newest.counters
         self._is_ledger_old = False
 
@@ -571,9 +610,12 @@ class PostgresStore:
         self._follow(newest.turn, newest.run, newest.token, newest.intervention)
         if is_own:
             self._committed(newest)
-        elif self._seen.intervention > self._touched:
+            return True
+        [(started_at,)] = self._link.rows("started_at")
+        self._meet(started_at)
+        if self._is_untold:
             raise Intervened
-        return is_own
+        return False
 
     def _settle_unsure(self, since: Sequence[_Turn]) -> None:
         """Find out which of the turns that were cut off has committed, by the turn in their place.
@@ -584,7 +626,10 @@ class PostgresStore:
             since: the turns after the last one that this relay knows. All cut-off turns have the
                 number of the first of them.
         """
-        ids = self._unsure.get(since[0].token.decode(), []) if since else []
+        token = since[0].token.decode() if since else ""
+        ids = self._unsure.get(token, [])
+        if token in self._unsure:
+            self._secured()
         self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
         self._unsure.clear()
 
@@ -632,7 +677,7 @@ class PostgresStore:
 
     def _delete_old(self) -> None:
         self._check_usable()
-        if self._seen.intervention > self._touched:
+        if self._is_untold:
             return  # unread interventions may be old by a clock that was set
         until = time.monotonic() + DELETING_S
         steps = self._retention.look(self._clock())
@@ -720,7 +765,7 @@ class PostgresStore:
                     break
         newest = self._newest_turn()
         self._follow(newest.turn, newest.run, newest.token, newest.intervention)
-        if self._seen.intervention > self._touched:
+        if self._is_untold:
             raise Intervened
         return self._readable(page), next_at
 
@@ -767,6 +812,7 @@ class PostgresStore:
         Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
         """
         self._unfit.update(page.damaged)
+        self._read_since.update(map(id_of, page.entries))
         # If this fails, the rows are not changed and not sent.
         with suppress(*TRANSIENT, Intervened):
             self._park_damaged()
@@ -825,7 +871,8 @@ class PostgresStore:
             ordering_key = None if of_key is None else of_key.decode()
             touched.append(Touched(*what, *states, ordering_key=ordering_key))
         self._touched = max(self._touched, self._seen.intervention)
-        return touched
+        again, self._to_read_again = self._to_read_again, set()
+        return touched + [_unchanged(id_) for id_ in sorted(again)]
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
@@ -869,6 +916,22 @@ class PostgresStore:
             )
         if self._is_closed:
             raise OutboxError(f"outbox {self._server} is closed")
+
+
+def _unchanged(id_: int) -> Touched:
+    """An entry that no operator has changed, and that the relay is to drop and read again."""
+    return Touched(
+        id=id_,
+        message_id="",
+        exchange="",
+        routing_key="",
+        action="",
+        person="",
+        note="",
+        is_open=True,
+        is_kept=False,
+        may_have_arrived=False,
+    )
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
