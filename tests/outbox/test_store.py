@@ -29,6 +29,7 @@ from tests.outbox.conftest import Make
 from tests.outbox.shim import shim
 from tests.outcomes import RETURNED
 from tests.sqlite import sql
+from tests.stores import DURABLE, open_store, outbox_of
 
 EXPIRED = Outcome(OutcomeKind.EXPIRED, 0, "too late")
 ALL = {"limit": 1000, "bytes_max": 10**9}
@@ -187,6 +188,22 @@ def test_a_new_entry_may_be_sent_and_even_settled_at_once(any_store: Store, entr
     snapshot = any_store.commit(Changes(new=new, sent=[Batch(1, 1, new[:1])], parked=parked))
     assert snapshot.counters.open == 1
     assert any_store.lowest_awaited(0, 1e12) == 1
+
+
+@pytest.mark.parametrize("store", DURABLE)
+def test_a_refused_message_that_is_not_next_of_its_key_begins_its_time_anew(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path, entry: Make
+) -> None:
+    """No clock step finds it while it waits without a due time."""
+    limits: dict[str, Any] = {"limit": 9, "bytes_max": 1 << 30, "loaded": ()}
+    first, refused = entry(ordering_key="k"), entry(ordering_key="k")
+    refused.due_at, refused.refused_at, refused.refused, refused.is_plain = 30.0, 20.0, 1, False
+    with closing(open_store(outbox_of(store, request, tmp_path))) as own:
+        own.commit(Changes(new=[first, refused]))
+        assert own.read_due(60.0, **limits)[0] == []
+        own.commit(Changes(confirmed=[first]))
+        [found], _ = own.read_first(["k"], 60.0, bytes_max=1 << 30)
+    assert (found.id, found.refused, found.refused_at) == (refused.id, 1, None)
 
 
 # ----------------------------------------------------------------------------------- only a file

@@ -507,8 +507,9 @@ AND NOT EXISTS (
 )
 ORDER BY k.n LIMIT :limit;
 
+-- The time in which a refused message is retried begins anew when it is next of its key.
 -- name: wait_for_key
-UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ANY (:ids::bigint[]) AND (EXISTS (
+UPDATE reliablepub_messages AS m SET due_at = NULL, refused_at = NULL WHERE m.id = ANY (:ids::bigint[]) AND (EXISTS (
     SELECT 1 FROM reliablepub_messages AS e
     WHERE e.ordering_key = m.ordering_key AND e.id < m.id
 ) OR EXISTS (

@@ -266,8 +266,10 @@ AND NOT EXISTS (
     WHERE p.ordering_key = :key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
 );
 
+-- The time in which a refused message is retried begins anew when it is next of its key: a row without
+-- due_at is not found when the clock is set, and its refused_at would stay one of the old clock.
 -- name: wait_for_key
-UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ? AND (EXISTS (
+UPDATE reliablepub_messages AS m SET due_at = NULL, refused_at = NULL WHERE m.id = ? AND (EXISTS (
     SELECT 1 FROM reliablepub_messages AS e
     WHERE e.ordering_key = m.ordering_key AND e.id < m.id
 ) OR EXISTS (
