@@ -237,7 +237,8 @@ def _one_of(kind: type[Any], table: dict[str, Any]) -> object:
     known = {attribute.name: attribute.type for attribute in fields(kind)}
     for name, value in table.items():
         if name not in known:
-            msg = f"{kind.kind} has {name!r}; known are {', '.join(known)}"
+            which = f" {table['name']!r}" if isinstance(table.get("name"), str) else ""
+            msg = f"{kind.kind}{which} has {name!r}; known are {', '.join(known)}"
             raise ConfigurationError(msg)
         # Annotations are text in this module; every other field is a table of arguments.
         wanted = {"str": str, "bool": bool}.get(str(known[name]), dict)

@@ -8,6 +8,7 @@ the ``default_map``, so click parses its values like values typed on the command
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -18,10 +19,13 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.commands import Command
+from reliablepub.cli.output import print_note
 from reliablepub.transport.address import has_password
 
 PREFIX: Final = "RELIABLEPUB_"
 """Prefix of every variable; the option's name follows, in capitals with ``_`` for ``-``."""
+_NEAR: Final = 0.8
+"""How alike a misspelled name is, for `difflib`."""
 CONFIG_VARIABLE: Final = "RELIABLEPUB_CONFIG"
 TABLES: Final = ("publish", "relay")
 """Commands that read the file; each has a table for its own options."""
@@ -40,6 +44,24 @@ class ConfigurableCommand(Command):
         for option in self.params:
             if isinstance(option, click.Option) and option.envvar is None:
                 option.envvar = variable_of(option.opts[0])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, and report variables whose names are nearly those of an option.
+
+        Others with this prefix may be of another command, or of Kubernetes (service links).
+        """
+        unset = {
+            str(option.envvar).removeprefix(PREFIX)
+            for option in self.params
+            if option.envvar and str(option.envvar) not in os.environ
+        }
+        known = {str(option.envvar) for option in self.params}
+        for name in sorted(os.environ.keys() - known):
+            if not name.startswith(PREFIX) or ctx.resilient_parsing:
+                continue
+            if near := get_close_matches(name.removeprefix(PREFIX), unset, n=1, cutoff=_NEAR):
+                print_note(f"the variable {name} is not used; did you mean {PREFIX}{near[0]}?")
+        return super().parse_args(ctx, args)
 
 
 def variable_of(flag: str) -> str:

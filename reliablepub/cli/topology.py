@@ -23,7 +23,7 @@ from reliablepub.cli.options import (
     urls_as_given,
 )
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
-from reliablepub.errors import TopologyError
+from reliablepub.errors import ConfigurationError, TopologyError
 from reliablepub.front.provisioning import provision
 from reliablepub.printable import one_line
 from reliablepub.topology import Topology
@@ -104,7 +104,10 @@ def _run(file: Path, urls: tuple[str, ...], *, declares: bool, as_json: bool) ->
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{file} is not valid TOML: {error}") from None
-    wanted = replace(Topology.from_toml(text), declare=declares)
+    try:
+        wanted = replace(Topology.from_toml(text), declare=declares)
+    except ConfigurationError as error:
+        raise click.UsageError(f"{file}: {error}") from error
     ctx, problems = click.get_current_context(), tuple[str, ...]()
     note_exposed_urls(urls)
     try:

@@ -18,6 +18,7 @@ import click
 from rich.console import Console
 
 from reliablepub.demo.story import tell
+from reliablepub.transport.address import parse_addresses
 
 _RECORDS_MAX = 1_000_000
 
@@ -46,9 +47,12 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:5.1f} s[/]  {text}")
 
+    if url is not None:
+        parse_addresses(url)
     before = signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
     is_good = False
+    is_of_use = True
     try:
         ledger = tell(folder, records=records, url=url, say=say)
         problems = list(ledger.problems())
@@ -60,9 +64,13 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
             console.print(f"[red]wrong:[/] {problem}")
         if is_good:
             say("[green]nothing is lost[/]")
+            is_of_use = False
+    except (click.UsageError, KeyboardInterrupt):
+        is_of_use = False
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
-        if is_good and not keep:
+        if not (is_of_use or keep):
             shutil.rmtree(folder, ignore_errors=True)
         else:
             say(f"the working folder is {folder}")

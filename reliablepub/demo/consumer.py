@@ -38,10 +38,15 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except (AMQPError, OSError) as error:
-        words = one_line(str(error)) or type(error).__name__
+        cause = _innermost(error)
+        words = one_line(str(cause)) or type(cause).__name__
         raise click.UsageError(f"the broker of --url cannot be used: {words}") from error
-    except (ValueError, IndexError) as error:  # its text may quote a part of the password
-        raise click.UsageError("the broker of --url cannot be used: it is not a URL") from error
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The error that pika has wrapped, as it does with those of sockets."""
+    inner: object = getattr(error, "exception", None) or next(iter(error.args), None)
+    return _innermost(inner) if isinstance(inner, BaseException) else error
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from reliablepub.errors import ConfigurationError, OutboxSealed
 
@@ -115,6 +115,10 @@ class OutboxKeys:
         self._fingerprints: dict[str, bytes] = {name: _fingerprint(k) for name, k in keys.items()}
         self._current: str = next(iter(keys))
         self._accepts_plaintext = accept_plaintext
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: a pickle would hold the keys."""
+        raise TypeError("OutboxKeys cannot be pickled; make them in each process that needs them")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, accept_plaintext: bool = False) -> Self:

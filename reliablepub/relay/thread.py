@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from reliablepub._core.session import Session
 from reliablepub.errors import (
@@ -176,6 +176,13 @@ class RelayThread:
         # A daemon thread, so that a publisher that was not closed does not keep the interpreter
         # from exiting. Messages not published by then stay in the outbox.
         self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, as a part of a publisher or a receipt."""
+        raise TypeError(
+            "a publisher and its receipts cannot be pickled, and so not passed to another process: "
+            "open a publisher there, or pass an Outbox"
+        )
 
     def start(self, observer: Observer | None = None) -> None:
         """Start the thread. `wait_started` and the observer report whether the relay comes up."""

@@ -142,6 +142,8 @@ def _frame_size(data: memoryview, most: int) -> int | None:
     """
     if len(data) < FRAME_HEAD.size:
         return None
+    if bytes(data[:5]) == b"HTTP/":
+        raise BadFrame("the port answers in HTTP, not in AMQP: RabbitMQ's is 5672, with TLS 5671")
     kind, _, size = FRAME_HEAD.unpack_from(data)
     whole = int(size) + _FRAME_OVERHEAD
     # A broker that rejects the protocol version answers with its own protocol header.

@@ -74,6 +74,21 @@ def test_a_password_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("RELIABLEPUB_WINDWO", "the variable RELIABLEPUB_WINDWO is not used; did you mean "),
+        ("RELIABLEPUB_RELAY_SERVICE_HOST", ""),
+    ],
+)
+def test_a_variable_that_is_nearly_one_of_an_option_is_told(name: str, note: str) -> None:
+    arguments = ["relay", "--window", "0", "--outbox", "o.db"]
+    result = CliRunner().invoke(main, arguments, env={name: "5"})
+    assert result.exit_code == 2
+    assert ("is not used" in result.stderr) == bool(note)
+    assert note in result.stderr
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("windows = 1", "unknown key 'windows'; did you mean 'window'?"),

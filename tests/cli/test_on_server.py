@@ -79,8 +79,12 @@ def as_role(postgres_server: PostgresServer, postgres_outbox: str) -> Callable[[
 
 def test_an_outbox_is_created_once(run: Run, postgres_url: str) -> None:
     url = with_password(postgres_url) + "?schema=mail"
-    assert "is created" in run("outbox", "create", "--outbox", url, "--shards", "2").stderr
-    assert "nothing was changed" in run("outbox", "create", "--outbox", url).stderr
+    create = ("outbox", "create", "--outbox", url)
+    assert "is created" in run(*create, "--shards", "2").stderr
+    assert "nothing was changed" in run(*create).stderr
+    assert "nothing was changed" in run(*create, "--shards", "2").stderr
+    assert "created with 2 shards, and not 4" in run(*create, "--shards", "4", code=2).stderr
+    assert "created with no --allow-loss" in run(*create, "--allow-loss", code=2).stderr
     assert json.loads(run("outbox", "status", "--json", "--outbox", url).stdout)["stored"] == 0
 
 

@@ -99,21 +99,32 @@ def test_a_publisher_that_had_finished_is_not_started_again(
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["amqp://guest:hush@127.0.0.1:1/", "nonsense", "", "amqp://u:hush@a..b/", "amqp://u:hush/@h/"],
+    ("url", "words"),
+    [
+        ("amqp://guest:hush@127.0.0.1:1/", "the broker of --url cannot be used: [Errno 111] Conn"),
+        ("nonsense", "the URL's scheme is ''"),
+        ("", "the URL's scheme is ''"),
+        ("http://u:hush@h/", "the URL's scheme is 'http', which is RabbitMQ's management"),
+        ("amqp://u:hush@a..b/", "the URL's host is no host name"),
+        ("amqp://u:hush/@h/", "write / in a password as %2F"),
+    ],
 )
-def test_a_broker_that_cannot_be_used_is_one_line(url: str, environment: dict[str, str]) -> None:
+def test_a_broker_that_cannot_be_used_is_one_line(
+    url: str, words: str, environment: dict[str, str], tmp_path: Path
+) -> None:
     result = subprocess.run(
         command("--records", "100", "--url", url),
-        env=environment,
+        env=environment | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert result.returncode == 2
-    assert result.stderr.startswith("Error: the broker of --url cannot be used: ")
+    assert result.stderr.startswith("Error: ")
+    assert words in result.stderr
     assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("reliablepub-demo-*"))
     assert "hush" not in result.stdout + result.stderr
 
 

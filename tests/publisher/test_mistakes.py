@@ -3,6 +3,7 @@
 import asyncio
 import email.message
 import math
+import pickle
 import socket
 import sqlite3
 import warnings
@@ -419,6 +420,15 @@ def test_a_stamp_that_returns_nothing_is_named() -> None:
         with pytest.raises(TypeError, match=words):
             publisher.publish_many([Message(b"x", routing_key="q")])
         assert publisher.status.open == 0
+
+
+def test_what_cannot_be_pickled_says_what_can(path: Path) -> None:
+    with Publisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+        for one in (publisher, publisher.publish(b"x", routing_key="q")):
+            with pytest.raises(TypeError, match=r"cannot be pickled.*or pass an Outbox"):
+                pickle.dumps(one)
+    with pytest.raises(TypeError, match="OutboxKeys cannot be pickled; make them in each"):
+        pickle.dumps(OutboxKeys({"a": bytes(32)}))
 
 
 def test_a_wait_during_the_first_attempt_names_the_host_that_is_tried(path: Path) -> None:

@@ -286,13 +286,13 @@ def answer_in_http(server: socket.socket) -> None:
         peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_a_peer_that_speaks_no_amqp_is_a_lost_connection(wire: Connect) -> None:
+def test_a_peer_that_speaks_http_is_a_lost_connection(wire: Connect) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         w = wire(f"amqp://127.0.0.1:{server.getsockname()[1]}/")
         thread = threading.Thread(target=answer_in_http, args=[server])
         thread.start()
         w.transport.connect()
-        assert w.lost_reason()
+        assert "the port answers in HTTP, not in AMQP" in w.lost_reason()
         thread.join()
 
 

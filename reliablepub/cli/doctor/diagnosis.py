@@ -329,9 +329,10 @@ def _relay(
     if failed:
         remedy = "start `reliablepub relay`; if it fails again, report that with its log"
         return finding("relay", Level.PROBLEM, f"none: {one_line(failed)}", remedy)
-    level = Level.PROBLEM if status.open else Level.OK
     found = f"none, and {count_of(status.open, 'message')} open"
-    return Finding("outbox", "relay", level, found, "start `reliablepub relay`")
+    if not status.open:
+        return finding("relay", Level.OK, found)
+    return finding("relay", Level.PROBLEM, found, "start `reliablepub relay`")
 
 
 def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:

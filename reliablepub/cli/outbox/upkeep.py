@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from reliablepub.cli.choosing import Duration, ask
 from reliablepub.cli.commands import Command, Exit
@@ -32,6 +33,9 @@ from reliablepub.outbox.admin.pruning import prune as prune_outbox
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.outbox import Outbox
+
+if TYPE_CHECKING:
+    from reliablepub.outbox.postgres.database import PostgresDatabase
 
 _SHARDS_MAX: Final = 64
 _LISTED_MAX: Final = 10
@@ -93,8 +97,30 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
         print_text(sql.creation(server.schema, shards=shards, allows_loss=allows_loss))
     else:
         work = partial(create_outbox, server, shards=shards, allows_loss=allows_loss)
-        return _create(database, work)
+        code = _create(database, work)
+        _check_made_with(database, shards, allows_loss=allows_loss)
+        return code
     return Exit.CONFIRMED
+
+
+def _check_made_with(database: PostgresDatabase, shards: int, *, allows_loss: bool) -> None:
+    """Refuse options that an outbox was not created with.
+
+    Raises:
+        click.UsageError: it existed, and differs.
+    """
+    has_shards, has_loss = database.made_with()
+    source = click.get_current_context().get_parameter_source("shards")
+    if source is not ParameterSource.DEFAULT and shards != has_shards:
+        made = f"{count_of(has_shards, 'shard')}, and not {shards}"
+    elif allows_loss and not has_loss:
+        made = "no --allow-loss"
+    else:
+        return
+    raise click.UsageError(
+        f"outbox {database.name} exists, and was created with {made}; this cannot be changed: "
+        "export its messages, and import them into a new one"
+    )
 
 
 def _create(database: Database, work: Callable[[], None]) -> int:

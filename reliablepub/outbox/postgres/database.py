@@ -312,6 +312,12 @@ class PostgresDatabase:
                 return False
         return True
 
+    def made_with(self) -> tuple[int, bool]:
+        """The options of `create_outbox` that this outbox was created with."""
+        with self._pool.link() as link:
+            [(shards, allows_loss)] = link.rows("made_with")
+        return shards, allows_loss
+
     def create(self, connection: Any) -> None:  # noqa: ANN401 - of any library
         """Create the outbox in its schema, if there is none."""
         if self.exists():

@@ -149,6 +149,8 @@ def _in_use(link: Link, newest: list[Row]) -> OutboxInUse:
     _, _, run, *_ = newest[0]
     [(_, pid, host)] = link.rows("owner", {"run": run}) or [(run, "?", b"?")]
     who = f"process {pid} on {host.decode()}"
+    if (pid, host.decode()) == (os.getpid(), socket.gethostname()):
+        who = "another publisher of this process"
     if len(newest) > 1:
         who = f"a relay in each of its {len(newest)} shards, {who} in the first"
     return OutboxInUse(f"outbox {link.server} is relayed by {who}; only one relay may own a shard")

@@ -102,7 +102,10 @@ _LOCKED: Final = (
 _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     5: _LOCKED,  # SQLITE_BUSY
     6: _LOCKED,  # SQLITE_LOCKED
-    8: (OutboxError, "cannot be written; check its owner and mode"),  # SQLITE_READONLY
+    8: (  # SQLITE_READONLY
+        OutboxError,
+        "cannot be written; check its owner and mode, and those of its folder",
+    ),
     _IOERR: (
         OutboxDiskFailed,
         (

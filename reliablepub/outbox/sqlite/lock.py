@@ -38,6 +38,14 @@ class _Taken(Exception):
     """Another process, or another publisher of this process, holds the lock."""
 
 
+def _described(pid: int | None) -> str:
+    """The process of another relay, and what can be done about it."""
+    if pid == os.getpid():
+        return "another publisher of this process; use that one, close it"
+    who = f"process {pid}" if pid else "another process"
+    return f"{who}, and there can be only one relay; stop it"
+
+
 def lock_path(outbox: Path) -> Path:
     """Return the path of the lock file of an outbox."""
     return outbox.with_name(outbox.name + _SUFFIX)
@@ -74,10 +82,8 @@ class RelayLock:
             _name_process(self._fd)
         except _Taken:
             pid = _named_pid(outbox)
-            who = f"process {pid}" if pid else "another process"
             raise OutboxInUse(
-                f"outbox {outbox} is relayed by {who}, and there can be only one relay; stop it, "
-                "or only enqueue here"
+                f"outbox {outbox} is relayed by {_described(pid)}, or only enqueue here"
             ) from None
         except OSError as error:
             self.release()
