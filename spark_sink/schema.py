@@ -84,7 +84,10 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "exchange": _TEXT,
     "routing_key": _TEXT,
     "headers": (
-        "map<string, T> or array<struct<key: string, value: T>>; T any type that is not nested",
+        (
+            "map<string, T> or array<struct<key: string, value: T>>; T is string, binary, boolean, "
+            "number, decimal or timestamp"
+        ),
         (MapType, ArrayType),  # and `_is_headers`
     ),
     "message_id": _TEXT,
@@ -212,7 +215,12 @@ def _keys(schema: StructType, wanted: tuple[str, ...]) -> tuple[tuple[Key, ...],
     lower = [name.lower() for name in schema.names]
     keys, problems = [], []
     for name in wanted:
-        if lower.count(name.lower()) != 1:
+        if lower.count(name.lower()) > 1:
+            problems.append(
+                f"idColumns: columns differ from {name!r} only in upper and lower case; rename one"
+            )
+            continue
+        if name.lower() not in lower:
             close = get_close_matches(name.lower(), lower, n=1)
             hint = f" (did you mean {schema.names[lower.index(close[0])]!r}?)" if close else ""
             problems.append(f"idColumns: there is no column {name!r}{hint}")
@@ -249,6 +257,8 @@ def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
 def _no_json(kind: DataType, path: str) -> Iterator[str]:
     """Parts of a type that are not written as JSON, with their paths, such as ``value.at``."""
     if isinstance(kind, StructType):
+        if len(set(kind.names)) < len(kind.names):  # Spark passes no such struct to Python
+            yield f"{path!r} has two fields of one name"
         for field in kind.fields:
             yield from _no_json(field.dataType, f"{path}.{field.name}")
     elif isinstance(kind, ArrayType):

@@ -242,7 +242,7 @@ UNION
 SELECT id FROM reliablepub_keys WHERE message_id = :name;
 
 -- name: rows_of_enqueue_key
-SELECT id FROM reliablepub_keys WHERE key = :name;
+SELECT id + 0 FROM reliablepub_keys WHERE key = :name;
 
 -- name: attempts_of
 SELECT at, epoch, tag, outcome, reply_code, reply_text, persistence, message_id

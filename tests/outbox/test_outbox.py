@@ -31,6 +31,7 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import enqueue
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.location import Place
@@ -709,15 +710,66 @@ def test_a_row_factory_of_its_cursors_does_not_matter(path: Path) -> None:
         assert Outbox(path).enqueue(Message(b"x", message_id="m"), connection=db) == "m"
 
 
+@pytest.mark.parametrize("kind", ["TEXT", "INTEGER", "REAL"])
 def test_a_converter_of_the_application_does_not_matter(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setitem(sqlite3.converters, "TEXT", lambda text: f"converted {text!r}")
+    monkeypatch.setitem(sqlite3.converters, kind, lambda text: f"converted {text!r}")
     with closing(sqlite3.connect(path, detect_types=sqlite3.PARSE_DECLTYPES)) as db:
-        for _ in range(2):
-            stored = Outbox(path).enqueue(Message(b"x", message_id="m"), key="k", connection=db)
+        for name in ("a", "b", "b"):
+            stored = Outbox(path).enqueue(Message(b"x", message_id=name), key=name, connection=db)
             db.commit()
-            assert stored == "m"
+            assert stored == name
+        Outbox(path).cancel("b", connection=db)
+        db.commit()
+    assert [row["message_id"] for row in Outbox(path).rows("open")] == ["a"]
+
+
+def test_a_temporary_table_that_stands_before_that_of_the_outbox_is_refused(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        Outbox(path).enqueue(b"x", key="k", connection=db)
+        ours = "reliablepub_messages"
+        db.execute(f"CREATE TEMP TABLE {ours} AS SELECT * FROM main.{ours}")
+        db.commit()
+        with pytest.raises(ConfigurationError, match=f"a temporary table or view {ours}"):
+            Outbox(path).cancel("k", connection=db)
+    assert (Outbox(path).status().open, Outbox(path).audit().differences) == (1, {})
+
+
+def test_a_ledger_that_lost_its_highest_id_assigns_none_again(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=(new := [entry() for _ in range(3)])))
+        store.commit(Changes(confirmed=new))
+    sql(path, "UPDATE reliablepub_ledger SET last_id = 0")
+    Outbox(path).enqueue(b"x")
+    assert [row["id"] for row in Outbox(path).rows("open")] == [4]
+    sql(path, "UPDATE reliablepub_ledger SET last_id = 0")
+    with closing(SqliteStore(path)) as store:
+        assert store.commit(Changes(new=[entry()])).last_id == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("DELETE FROM reliablepub_ledger", "its ledger has no row"),
+        (f"UPDATE reliablepub_ledger SET last_id = {ID_MAX}", "the numbers in its ledger are imp"),
+    ],
+)
+def test_a_damaged_ledger_is_told_wherever_it_is_needed(
+    path: Path, change: str, words: str
+) -> None:
+    other, outbox = path.with_name("other.db"), Outbox(path)
+    for one in (path, other):
+        Outbox(one).enqueue(Message(b"x", message_id=one.name))
+    sql(path, change)
+    with pytest.raises(OutboxError, match=words):
+        outbox.enqueue(b"y")
+    with pytest.raises(OutboxError, match=words), closing(SqliteStore(path)) as store:
+        store.snapshot()
+    if "no row" in words:
+        with pytest.raises(OutboxError, match=words):
+            list(import_lines(outbox_at(path), export_lines(outbox_at(other), [1]), "other"))
+        assert [row["id"] for row in outbox.rows("open")] == [1]
 
 
 def test_nor_in_an_outbox_that_was_salvaged(path: Path, entry: Make) -> None:

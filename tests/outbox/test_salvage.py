@@ -410,6 +410,15 @@ def test_what_is_intact_elsewhere_is_not_broken(three: Path) -> None:
     assert (found.open, found.broken) == (3, ())
 
 
+@pytest.mark.parametrize("id_", [0, -5, 2**63 - 1])
+def test_a_row_whose_number_is_damaged_is_named(three: Path, id_: int) -> None:
+    sql(three, f"UPDATE reliablepub_messages SET id = {id_} WHERE id = 2")
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert found.open == 2
+    assert [(row.id, row.message_id) for row in found.broken] == [(id_, "m-2")]
+    assert found.broken[0].reason == "the number of the row is damaged"
+
+
 def test_every_broken_row_is_named_with_its_reason(three: Path) -> None:
     like_ours(three, body="x'00'", plus="10")
     found = Outbox(three.with_name("new.db")).salvage(three)

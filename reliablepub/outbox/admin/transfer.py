@@ -232,7 +232,10 @@ def _store(
         session.check_room(sum(row["size"] for row in fresh.values()))
         for row in fresh.values():
             is_open = row["state"] in OPEN_STATES
-            (row["id"],) = session.run("next_id").fetchone()
+            found = session.run("next_id").fetchone()
+            if found is None:
+                raise OutboxError(f"outbox {database.name} is damaged: its ledger has no row")
+            (row["id"],) = found
             (shard,) = session.run("import_open", row).fetchone()
             change = changes.setdefault(shard, dict(NO_CHANGE))
             if not is_open:

@@ -30,6 +30,8 @@ from typing import Final
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
+from reliablepub.outbox.entry import Counters
+from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.outbox.sqlite.failures import (
     is_unfinished,
@@ -95,6 +97,22 @@ def check_version(version: int, path: Path) -> None:
             f"reliablepub knows version {VERSION}; drain it with the reliablepub that made it, or "
             "export its messages with that one and import them into a new outbox"
         )
+
+
+def ledger_of(row: tuple[int, ...] | None, path: Path) -> tuple[int, Counters]:
+    """Return the highest id and the counts, as the query ``snapshot`` has found them.
+
+    Raises:
+        OutboxError: the ledger is damaged: its row is missing, is of another type, or leaves no id.
+    """
+    if row is not None and all(isinstance(value, int) for value in row) and row[0] < ID_MAX:
+        last_id, *counts = row
+        return last_id, Counters(*counts)
+    what = "its ledger has no row" if row is None else "the numbers in its ledger are impossible"
+    raise OutboxError(
+        f"outbox {path} is damaged: {what}, so nothing was stored; copy its messages into a new "
+        "outbox with `reliablepub outbox salvage`"
+    )
 
 
 def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved
+from reliablepub.errors import ConfigurationError, OutboxMoved
 from reliablepub.outbox.database import unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Counters, Entry, OpenLimits
+from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.rows import plain_row_of, row_of
 from reliablepub.outbox.sqlite.connections import (
     add_outbox,
     check_file,
     check_version,
     lacks_outbox,
+    ledger_of,
 )
 from reliablepub.outbox.sqlite.failures import raise_reported
 from reliablepub.outbox.sqlite.forks import GATE
@@ -101,6 +102,8 @@ class Enqueuing:
     ) -> T:
         connection = cursor.connection
         self._check_same_file(cursor)
+        if not adds_outbox:
+            _check_names(cursor)
         is_theirs = connection.in_transaction
         if not is_theirs and _is_autocommit(connection):
             with transaction(connection, self.path):
@@ -155,15 +158,10 @@ class Enqueuing:
             first = first_with_key(cursor, key, entry.stored_at)
             if first is not None:
                 return first
-        ledger = cursor.execute(QUERIES["snapshot"]).fetchone()
-        if ledger is None:
-            raise OutboxError(
-                f"outbox {self.path} is damaged: its ledger has no row, so nothing was stored; "
-                "copy its messages into a new outbox with `reliablepub outbox salvage`"
-            )
-        last_id, *counts = ledger
+        row = cursor.execute(QUERIES["snapshot"]).fetchone()
+        last_id, counters = ledger_of(row, self.path)
         if not limits.are_none:
-            limits.check(Counters(*counts), entry.message, self.path)
+            limits.check(counters, entry.message, self.path)
         self.ballast.check(cursor, entry.message.size)
         cursor.execute(QUERIES["count_stored"], (entry.message.size,))
         entry.id = last_id + 1  # before the row is made: encryption covers the id
@@ -232,6 +230,22 @@ class Enqueuing:
             self._checked = None
             self._check_same_file(cursor)
             self._place = place
+
+
+def _check_names(cursor: sqlite3.Cursor) -> None:
+    """Refuse temporary tables that stand before those of the outbox.
+
+    Storing a message names the database in each statement; the statements of operators do not.
+
+    Raises:
+        ConfigurationError: the connection has such a table or view.
+    """
+    found = cursor.execute(QUERIES["stand_in"]).fetchone()
+    if found is not None:
+        raise ConfigurationError(
+            f"connection has a temporary table or view {found[0]}, which stands before that of the "
+            "outbox; drop it, or use another connection"
+        )
 
 
 def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:

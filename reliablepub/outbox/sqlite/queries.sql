@@ -17,11 +17,18 @@ FROM reliablepub_runs ORDER BY id DESC LIMIT 1;
 -- would look first among its temporary tables, and last in the databases that the application has
 -- attached, where the tables of another outbox may be.
 
--- name: last_id
-SELECT last_id FROM main.reliablepub_ledger;
+-- name: stand_in
+SELECT name FROM temp.sqlite_schema WHERE name GLOB 'reliablepub_*' LIMIT 1;
 
+-- Each id is counted as stored: a damaged last_id, which no checksum covers, assigns none again.
+-- name: last_id
+SELECT CAST(coalesce(max(max(last_id, stored)), 0) AS INTEGER) FROM main.reliablepub_ledger;
+
+-- Expressions, because the application may have registered converters for the columns' types.
 -- name: snapshot
-SELECT last_id, stored, confirmed, parked, expired, discarded, open_bytes FROM main.reliablepub_ledger;
+SELECT
+    max(last_id, stored), stored + 0, confirmed + 0, parked + 0, expired + 0, discarded + 0, open_bytes + 0
+FROM main.reliablepub_ledger;
 
 -- name: insert_message
 INSERT INTO main.reliablepub_messages (
@@ -188,7 +195,7 @@ DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 -- ledger afterwards costs half as much as RETURNING.
 -- name: change_ledger
 UPDATE reliablepub_ledger SET
-    last_id = last_id + :ids,
+    last_id = max(last_id, stored) + :ids,
     stored = stored + :stored,
     confirmed = confirmed + :confirmed,
     parked = parked + :parked,
@@ -206,7 +213,7 @@ UPDATE main.reliablepub_ledger SET stored = stored + :by;
 
 -- name: count_stored
 UPDATE main.reliablepub_ledger SET
-    last_id = last_id + 1,
+    last_id = max(last_id, stored) + 1,
     stored = stored + 1,
     open_bytes = CAST(max(0, open_bytes + ?) AS INTEGER);
 
@@ -352,8 +359,10 @@ SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_m
 -- name: raise_last_id
 UPDATE reliablepub_ledger SET last_id = max(
     last_id,
+    stored,
     coalesce((SELECT max(id) FROM reliablepub_messages WHERE id <= :id_max), 0),
-    coalesce((SELECT max(id) FROM reliablepub_parked WHERE id <= :id_max), 0)
+    coalesce((SELECT max(id) FROM reliablepub_parked WHERE id <= :id_max), 0),
+    coalesce((SELECT max(id) FROM reliablepub_confirmed WHERE id <= :id_max), 0)
 );
 
 -- name: begin_run
@@ -510,7 +519,7 @@ DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 100000
 -- Export and import.
 
 -- name: next_id
-UPDATE reliablepub_ledger SET last_id = last_id + 1 RETURNING last_id AS next_id;
+UPDATE reliablepub_ledger SET last_id = max(last_id, stored) + 1 RETURNING last_id AS next_id;
 
 -- The state of a message, its shard (a file has one), and whether a statement can change or copy the
 -- row. No statement can if a flipped bit has changed the type of a value.

@@ -21,7 +21,7 @@ import sqlite3
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -383,20 +383,23 @@ def _lock(damaged: Path) -> RelayLock | None:
 def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) -> Salvaged:
     counts = {"salvage_open": 0, "salvage_parked": 0}
     broken: dict[int, BrokenRow] = {}
-    intact: set[int] = set()
+    misnumbered: list[BrokenRow] = []
+    intact: dict[int, Value] = {}
     batch: list[tuple[str, Row]] = []
     batch_bytes = 0
     for query, row in _recognized(pages, target):
         id_ = int(str(row["id"]))
+        message_id = _bytes_of(row["message_id"]).decode(errors="replace")
         try:
             _check(row)
         except Unreadable as error:
-            message_id = _bytes_of(row["message_id"]).decode(errors="replace")
             broken[id_] = BrokenRow(id_, message_id, str(error))
             continue
-        if id_ in intact:
+        if id_ in intact or "id" in misfits(row):
+            if intact.get(id_) != row["checksum"]:  # else it is an older copy of the row
+                misnumbered.append(BrokenRow(id_, message_id, "the number of the row is damaged"))
             continue
-        intact.add(id_)
+        intact[id_] = row["checksum"]
         batch.append((query, _with_bookkeeping(row)))
         batch_bytes += len(row["body"]) if isinstance(row["body"], bytes) else 0
         if len(batch) == _BATCH or batch_bytes > _BATCH_BYTES:
@@ -406,9 +409,9 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
     return Salvaged(
         open=counts["salvage_open"],
         parked=counts["salvage_parked"],
-        broken=tuple(broken[id_] for id_ in sorted(broken.keys() - intact)),
+        broken=(*(broken[id_] for id_ in sorted(broken.keys() - intact.keys())), *misnumbered),
         has_sources=_copy_sources(damaged, target, new)
-        and _copy_keys(damaged, target, new, intact),
+        and _copy_keys(damaged, target, new, intact.keys()),
     )
 
 
@@ -424,7 +427,7 @@ def _recognized(pages: Pages, target: sqlite3.Connection) -> Iterator[tuple[str,
         # A row that was stored before a column was added has fewer values.
         row: Row = {name: _default(default) for name, default in columns}
         row |= dict(zip(row, values, strict=False)) | {"id": rowid}
-        if not _looks_right(row) or "id" in misfits(row):
+        if not _looks_right(row):
             continue
         for name in _TIMES:  # SQLite stores a whole REAL as an integer
             if isinstance(row.get(name), int):
@@ -512,7 +515,9 @@ def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
     return found is not None
 
 
-def _copy_keys(damaged: Path, target: sqlite3.Connection, new: Path, copied: set[int]) -> bool:
+def _copy_keys(
+    damaged: Path, target: sqlite3.Connection, new: Path, copied: Container[int]
+) -> bool:
     """Copy deduplication keys as far as SQLite can read them; return whether it could read all.
 
     Of a message that was not copied the id is left out: another message will get it.

@@ -35,7 +35,6 @@ from reliablepub.outbox.entry import (
     TRANSIENT,
     Attempt,
     Changes,
-    Counters,
     DamagedRow,
     Entry,
     HeldExchange,
@@ -72,7 +71,7 @@ from reliablepub.outbox.rows import (
 from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit, write_a_page
 from reliablepub.outbox.sqlite.clock_steps import ClockSteps
-from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database
+from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database, ledger_of
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.retention import Retention, prune_confirmed
@@ -214,7 +213,7 @@ def write_changes(
     new_bytes: int,
     keep_confirmed: bool,
     keys: OutboxKeys | None,
-) -> Snapshot:
+) -> None:
     """Write the changes of a turn, and set the ids of its new entries, of ``new_bytes`` in all."""
     if keep_confirmed:
         for first, length in id_runs(sorted(map(id_of, changes.confirmed))):
@@ -251,12 +250,6 @@ def write_changes(
         "open_bytes": new_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
     }
     connection.execute(QUERIES["change_ledger"], change)
-    return _snapshot(connection)
-
-
-def _snapshot(connection: sqlite3.Connection) -> Snapshot:
-    last_id, *counts = connection.execute(QUERIES["snapshot"]).fetchone()
-    return Snapshot(last_id, Counters(*counts))
 
 
 def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
@@ -454,7 +447,7 @@ class SqliteStore:
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
         with self._reading as connection:
-            snapshot = _snapshot(connection)
+            snapshot = self._read_ledger(connection)
         self._check_ids(snapshot.last_id)
         self._last_id = snapshot.last_id
         return snapshot
@@ -758,7 +751,7 @@ class SqliteStore:
             is_full = self._shortage.is_on
             self._write_steps(connection, changes, now)
             keep_s = 0.0 if is_full else self._keep_confirmed_s
-            snapshot = write_changes(
+            write_changes(
                 connection,
                 changes,
                 now,
@@ -767,6 +760,7 @@ class SqliteStore:
                 keep_confirmed=keep_s > 0,
                 keys=self._keys,
             )
+            snapshot = self._read_ledger(connection)
             self._check_ids(snapshot.last_id - len(changes.new))
             if self._has_kept:
                 before = now - keep_s if keep_s > 0 else math.inf
@@ -795,6 +789,10 @@ class SqliteStore:
             self._give_space_back(connection)
         self._bell.hush()
         return snapshot
+
+    def _read_ledger(self, connection: WritingConnection) -> Snapshot:
+        row = connection.execute(QUERIES["snapshot"]).fetchone()
+        return Snapshot(*ledger_of(row, self.path))
 
     def _give_space_back(self, connection: WritingConnection) -> None:
         """Rewrite the file, unless that has just failed."""
