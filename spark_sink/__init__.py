@@ -15,6 +15,7 @@ from spark_sink.failures import (
     PartitionStalled,
     ReportNotWritten,
     RowsNotConfirmed,
+    RowsNotKept,
     SchemaError,
     TasksNotHeard,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "RabbitMQDataSource",
     "ReportNotWritten",
     "RowsNotConfirmed",
+    "RowsNotKept",
     "SchemaError",
     "SinkListener",
     "SparkSinkWarning",

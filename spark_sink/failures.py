@@ -149,6 +149,24 @@ class TasksNotHeard(ReliablePubError):
         self.tasks = tasks
 
 
+class RowsNotKept(ReliablePubError):
+    """Rows that were not confirmed could not be kept in the report; Spark retries the task.
+
+    Attributes:
+        partition: number of the partition.
+        reason: text of the file system.
+    """
+
+    def __init__(self, *, partition: int, reason: str) -> None:
+        super().__init__(
+            f"rows of partition {partition} were not confirmed, and could not be kept in the "
+            f"folder of option 'report': {reason}. Other rows may have been sent: a retry sends "
+            "them again under the same ids. Make the folder writable, and make room on its disk"
+        )
+        self.partition = partition
+        self.reason = reason
+
+
 class ReportNotWritten(ReliablePubError):
     """The rows of a write are settled, but its report cannot be written.
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
@@ -33,7 +33,7 @@ from pyarrow import fs
 from pyspark.sql.datasource import WriterCommitMessage
 
 from reliablepub import ConfigurationError
-from spark_sink.failures import ReportNotWritten
+from spark_sink.failures import ReportNotWritten, RowsNotKept
 
 LOGGER: Final = logging.getLogger("reliablepub.spark")
 
@@ -144,9 +144,11 @@ class FailedRows:
 
     Raises:
         ConfigurationError: this host does not have the folder that the driver has checked.
+        RowsNotKept: the folder cannot be written.
     """
 
     def __init__(self, report: str, write: str, partition: int, run: str | None) -> None:
+        self._report, self._partition = report, partition
         self._files, root = _open(report)
         if self._files.get_file_info(f"{root}/writes").type != fs.FileType.Directory:
             raise ConfigurationError(
@@ -189,7 +191,8 @@ class FailedRows:
             self._write()
         if self._writer is None:
             return None
-        self._writer.close()
+        with self._explained():
+            self._writer.close()
         return self.path
 
     def discard(self) -> None:
@@ -201,8 +204,8 @@ class FailedRows:
         if self._writer is not None:
             with suppress(OSError, pa.ArrowException):
                 self._writer.close()
-            with suppress(OSError):
-                self._files.delete_file(self.path)
+        with suppress(OSError):  # also a file that was made, and could not be written
+            self._files.delete_file(self.path)
 
     def _take(self) -> None:
         """Copy the rows of the last piece, all at once: one by one took 0.2 ms a row."""
@@ -219,10 +222,19 @@ class FailedRows:
         self._take()
         table = pa.Table.from_batches(self._rows).combine_chunks()
         self._rows, self._count, self._bytes = [], 0, 0
-        if self._writer is None:
-            self._files.create_dir(self._folder, recursive=True)
-            self._writer = pq.ParquetWriter(self.path, table.schema, filesystem=self._files)
-        self._writer.write_table(table)
+        with self._explained():
+            if self._writer is None:
+                self._files.create_dir(self._folder, recursive=True)
+                self._writer = pq.ParquetWriter(self.path, table.schema, filesystem=self._files)
+            self._writer.write_table(table)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            reason = _reason(self._report, error)
+            raise RowsNotKept(partition=self._partition, reason=reason) from None
 
 
 def keep_fatal(

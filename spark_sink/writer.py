@@ -11,6 +11,7 @@ except the commit messages.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from spark_sink.schema import Columns
 from spark_sink.settings import Settings
 from spark_sink.task import Sending, slice_rows
 
+_RUN: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Spark gives a streaming query its run id, a UUID, as job group."""
 LOGGER: Final = logging.getLogger("reliablepub.spark")
 
 
@@ -82,7 +85,9 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             RowsNotConfirmed: a row was not confirmed, and its outcome is not collected.
             PartitionStalled: no row was settled within ``deliveryTimeout``; Spark retries the task.
             BrokerRefused: the broker or TLS refuses the connection.
-            ConfigurationError: this host lacks a file or variable that the options name.
+            RowsNotKept: rows that were not confirmed cannot be written to the report.
+            ConfigurationError: this host lacks a file or variable that the options name; or the
+                function of `foreachBatch` has set a job group.
         """
         since = time.monotonic()
         with in_one_line():
@@ -90,6 +95,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             kept = self._failed_rows(attempt)
             try:
                 counts = self._publish(iterator, attempt, kept)
+                failed_file = kept.close() if kept is not None else None
             except BaseException:
                 if kept is not None:
                     kept.discard()
@@ -99,7 +105,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             partition=attempt.partition,
             attempt=attempt.number,
             counts=counts,
-            failed_file=kept.close() if kept is not None else None,
+            failed_file=failed_file,
             seconds=time.monotonic() - since,
             run=attempt.run,
         )
@@ -227,6 +233,14 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         partition = context.partitionId()
         at_once = slots(context.getLocalProperty)
         run = context.getLocalProperty("spark.jobGroup.id") if micro_batch else None
+        if run is not None and not _RUN.fullmatch(run):
+            run = None
+        if micro_batch and run is None and self._settings.collects:
+            raise ConfigurationError(
+                "the function of foreachBatch has set or cleared Spark's job group, by which a "
+                "report tells a replay from a second write: call setJobGroup and clearJobGroup "
+                "outside of the function, or use setJobDescription"
+            )
         return _Attempt(write, partition, context.attemptNumber(), at_once, run)
 
 

@@ -1,5 +1,6 @@
 """The folder of a report, without Spark: row groups, fatal rows, what is forgotten, what stays."""
 
+import errno
 import json
 import os
 import pickle
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reliablepub import ConfigurationError
-from spark_sink import ReportNotWritten
+from spark_sink import ReportNotWritten, RowsNotKept
 from spark_sink import report as reports
 from spark_sink.report import Counts, Written
 
@@ -107,6 +108,25 @@ def test_an_attempt_that_fails_with_its_folder_keeps_its_own_error(folder: str) 
         kept.add(whole, row, OUTCOME)
     shutil.rmtree(folder)
     kept.discard()
+
+
+@pytest.mark.parametrize("method", ["write_table", "close"])
+def test_rows_that_cannot_be_kept_name_the_folder_and_leave_no_file(
+    folder: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = reports.FailedRows(folder, "w", 7, None)
+    kept.add(piece(1), 0, OUTCOME)
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetWriter, method, refuse)
+        with pytest.raises(RowsNotKept, match=r"rows of partition 7 .*No space left.*make room"):
+            kept.close()
+    kept.discard()
+    assert list((Path(folder) / "failed").iterdir()) == []
+    error = RowsNotKept(partition=7, reason="no space")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_a_folder_that_is_not_shared_is_noticed_before_the_first_row(tmp_path: Path) -> None:

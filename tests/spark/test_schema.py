@@ -146,6 +146,22 @@ def test_a_key_does_not_take_a_name_that_the_report_adds() -> None:
     )
 
 
+def test_columns_that_differ_in_case_only_are_no_key() -> None:
+    found = schema(value=TEXT, k=LongType(), K=LongType())
+    words = problems(found, exchange="x", idColumns="k")
+    assert "idColumns: columns differ from 'k' only in upper and lower case; rename one" in words
+
+
+def test_a_struct_with_two_fields_of_one_name_is_refused_before_any_task() -> None:
+    """Spark would refuse it in each task; names that differ in case are two names."""
+    twice = StructType([StructField("a", TEXT), StructField("a", TEXT)])
+    other = StructType([StructField("a", TEXT), StructField("A", TEXT)])
+    options = {"valueFormat": "json", "exchange": "x"}
+    words = problems(schema(value=schema(deep=ArrayType(twice))), **options)
+    assert "'value.deep[]' has two fields of one name" in words
+    match(schema(value=other), parse(options))
+
+
 def test_there_are_not_two_identities() -> None:
     found = schema(value=TEXT, exchange=TEXT, message_id=TEXT)
     assert "both a column 'message_id' and identity=position" in problems(

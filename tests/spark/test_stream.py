@@ -176,6 +176,34 @@ def test_for_each_batch_without_a_name_is_refused(
     assert [m.properties.message_id for m in fake.messages("q")] == ["0-a"]
 
 
+@pytest.mark.parametrize("group", ["nightly", None])
+def test_for_each_batch_with_a_job_group_of_its_own_collects_nothing(
+    spark: SparkSession,
+    fake: FakeBroker,
+    source: Source,
+    report: Path,
+    tmp_path: Path,
+    *,
+    group: str | None,
+) -> None:
+    """A report would take the replay for a second write, and keep the rows of both."""
+    source.add("a")
+    options = {"url": fake.url, "routing_key": "q", "writeId": "w"}
+    collecting = {**options, "unroutable": "collect", "report": str(report)}
+
+    def write(batch: DataFrame, _: int) -> None:
+        if group is None:
+            spark.sparkContext._jsc.sc().clearJobGroup()
+        else:
+            spark.sparkContext.setJobGroup(group, "")
+        for more in (options, collecting):
+            batch.write.format("rabbitmq").options(**more).mode("append").save()
+
+    with pytest.raises(StreamingQueryException, match="has set or cleared Spark's job group"):
+        for_each_batch(source, tmp_path, write)
+    assert len(fake.messages("q")) == 1
+
+
 def test_a_replay_that_finds_the_queue_forgets_the_rows_that_failed_before(
     spark: SparkSession, fake: FakeBroker, source: Source, report: Path, tmp_path: Path
 ) -> None:
