@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reliablepub.observe.metrics import Metrics
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.control import ControlServer
 from tests.docs.shell import commands_of, run_command
@@ -38,6 +39,7 @@ DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
 """Of pages, in the order of the site."""
 PLACEHOLDER = "amqp://guest:guest@localhost/"
+FIRST_STEP = "tutorial.md#1-start-a-broker"
 CONTROL = "http://localhost:15673"
 DATABASE = "postgresql://app@localhost/shop"
 
@@ -72,6 +74,17 @@ def blocks(document: Path) -> Iterator[Block]:
 
 def needs_postgres(document: Path) -> bool:
     return any(DATABASE in b.text for b in blocks(document) if b.language in ("python", "setup"))
+
+
+def run_as_seen(document: Path, folder: Path) -> None:
+    """Run its Python without the set-up; the tutorial's first step comes first, if it is linked."""
+    tutorial = ROOT / "docs" / "tutorial.md"
+    seen = [block for block in blocks(document) if block.language == "python"]
+    if any(link == FIRST_STEP for link in links(document)):
+        seen.insert(0, next(block for block in blocks(tutorial) if block.language == "python"))
+    copy = folder / document.name
+    copy.write_text("\n".join(f"```python\n{block.text}```\n" for block in seen))
+    run(copy, folder)
 
 
 def run(document: Path, folder: Path, database: str = DATABASE, *, pasted: bool = False) -> None:
@@ -109,6 +122,7 @@ def run(document: Path, folder: Path, database: str = DATABASE, *, pasted: bool 
             for name in sorted(set(namespace) - before):
                 if name.startswith("test_"):
                     _call_test(namespace[name], folder)
+        _unregister(namespace)
 
 
 class _Interpreter(code.InteractiveConsole):
@@ -125,6 +139,13 @@ class _Interpreter(code.InteractiveConsole):
 
     def showsyntaxerror(self, *_: Any, **__: Any) -> None:
         raise  # noqa: PLE0704 - called while the error is handled
+
+
+def _unregister(namespace: dict[str, Any]) -> None:
+    """Free the names of metrics in the process's registry: a page may run twice."""
+    for value in namespace.values():
+        if isinstance(value, Metrics):
+            value.unregister()
 
 
 def _call_test(test: Callable[..., None], folder: Path) -> None:

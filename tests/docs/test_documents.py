@@ -34,6 +34,7 @@ from tests.docs.documents import (
     links,
     needs_postgres,
     run,
+    run_as_seen,
 )
 from tests.speed import bars
 
@@ -78,6 +79,15 @@ def test_a_document_runs(
         run(document, tmp_path, request.getfixturevalue("postgres_url"))
     else:
         run(document, tmp_path)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["README", "guide", "asyncio", "outbox", "consumers", "observing"])
+def test_a_page_runs_without_what_only_the_tests_see(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_as_seen(README if name == "README" else ROOT / "docs" / f"{name}.md", tmp_path)
 
 
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
