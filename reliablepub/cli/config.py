@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.commands import Command
-from reliablepub.cli.output import print_note
 from reliablepub.transport.address import has_password
 
 PREFIX: Final = "RELIABLEPUB_"
@@ -45,23 +44,18 @@ class ConfigurableCommand(Command):
             if isinstance(option, click.Option) and option.envvar is None:
                 option.envvar = variable_of(option.opts[0])
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and report variables whose names are nearly those of an option.
 
-        Others with this prefix may be of another command, or of Kubernetes (service links).
-        """
-        unset = {
-            str(option.envvar).removeprefix(PREFIX)
-            for option in self.params
-            if option.envvar and str(option.envvar) not in os.environ
-        }
-        known = {str(option.envvar) for option in self.params}
-        for name in sorted(os.environ.keys() - known):
-            if not name.startswith(PREFIX) or ctx.resilient_parsing:
-                continue
-            if near := get_close_matches(name.removeprefix(PREFIX), unset, n=1, cutoff=_NEAR):
-                print_note(f"the variable {name} is not used; did you mean {PREFIX}{near[0]}?")
-        return super().parse_args(ctx, args)
+def misspelled_variables(command: click.Command) -> Iterator[tuple[str, str]]:
+    """Yield variables that no option has, and the variable of an option that each is nearly.
+
+    Others with this prefix may be of another command, or of Kubernetes (service links).
+    """
+    known = {str(option.envvar) for option in command.params if option.envvar}
+    unset = [name.removeprefix(PREFIX) for name in known - os.environ.keys()]
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith(PREFIX):
+            for near in get_close_matches(name.removeprefix(PREFIX), unset, n=1, cutoff=_NEAR):
+                yield name, PREFIX + near
 
 
 def variable_of(flag: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 
 from reliablepub.cli.commands import Exit, Failure
-from reliablepub.cli.config import variable_of
+from reliablepub.cli.config import misspelled_variables, variable_of
 from reliablepub.cli.output import print_note
 from reliablepub.credentials import CredentialsProvider, PasswordFile, read_password
 from reliablepub.errors import ConfigurationError
@@ -127,6 +127,12 @@ def credentials_of(ctx: click.Context) -> CredentialsProvider | None:
     """``--password-file`` as a provider, which reads it at each connection; None without it."""
     path: Path | None = ctx.meta.get(_FILE)
     return None if path is None else PasswordFile(path)
+
+
+def note_misspelled_variables() -> None:
+    """Print a note for each environment variable that is nearly one of the command's options."""
+    for name, near in misspelled_variables(click.get_current_context().command):
+        print_note(f"the variable {name} is not used; did you mean {near}?")
 
 
 def note_exposed_urls(urls: Sequence[str]) -> None:

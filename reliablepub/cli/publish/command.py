@@ -23,6 +23,7 @@ from reliablepub.cli.options import (
     moment,
     note_exposed_outbox,
     note_exposed_urls,
+    note_misspelled_variables,
     outbox_option,
     relay_keys_options,
     tls_context,
@@ -204,6 +205,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
         hooks=tracing_hooks(is_wanted=tracing),
         credentials=credentials_of(ctx),
     )
+    note_misspelled_variables()
     note_exposed_urls(urls)
     if database is not None:
         note_exposed_outbox(database)

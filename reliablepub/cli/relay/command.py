@@ -25,6 +25,7 @@ from reliablepub.cli.options import (
     json_option,
     note_exposed_outbox,
     note_exposed_urls,
+    note_misspelled_variables,
     outbox_as_given,
     outbox_option,
     relay_keys_options,
@@ -167,6 +168,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     with Stop(reopens=True) as stop:
         if not drain:
             _warn_of_passwords(ctx)
+        note_misspelled_variables()
         note_exposed_urls(urls)
         note_exposed_outbox(database)
         hooks: list[object] = []
