@@ -219,6 +219,25 @@ def test_a_relay_that_hangs(
             caller.join(60)
 
 
+def test_a_relay_that_restarts_again_and_again(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    turns = 'reliablepub_relay_turns_total{outbox="restarts"}'
+
+    def live() -> bool:
+        metrics = Metrics("restarts", outbox=outbox, registry=scraped)
+        with Publisher(broker.url, outbox=outbox, hooks=[metrics], close_timeout_s=0) as publisher:
+            server.until(lambda: bool(server.query(f"{turns} < 40")), "it has begun anew")
+            while publisher.status.turns < 60:
+                publisher.publish(b"x", routing_key="q").result(60)
+            server.until(lambda: bool(server.query(f"{turns} >= 60")), "it has come that far")
+        metrics.unregister()
+        return ("ReliablepubRelayRestarts", "restarts") in server.firing()
+
+    server.until(live, "the restarts are seen")
+    server.until_resolved("ReliablepubRelayRestarts", "restarts")
+
+
 def test_a_broker_that_is_away(
     server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
 ) -> None:
