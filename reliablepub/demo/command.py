@@ -51,12 +51,11 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
         parse_addresses(url)
     before = signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
-    is_good = False
-    is_of_use = True
+    is_good, is_of_use = False, True  # the folder, to whoever looks for the cause
     try:
         ledger = tell(folder, records=records, url=url, say=say)
         problems = list(ledger.problems())
-        is_good = not problems
+        is_good, is_of_use = not problems, bool(problems)
         if as_json:
             click.echo(json.dumps(ledger.as_dict()))
         console.print(ledger.table())
@@ -64,7 +63,6 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
             console.print(f"[red]wrong:[/] {problem}")
         if is_good:
             say("[green]nothing is lost[/]")
-            is_of_use = False
     except (click.UsageError, KeyboardInterrupt):
         is_of_use = False
         raise

@@ -48,12 +48,12 @@ SELECT 1 FROM pg_advisory_xact_lock(hashtext('reliablepub'), hashtext(:schema));
 -- name: is_there
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 
--- The newest turn of each shard, and its age by the clock of the database.
--- A restart of the server ends every connection, so it says nothing about the owner: while the server was
--- down, the owner could take no turn.
 -- name: made_with
 SELECT shards, allows_loss FROM reliablepub_outbox;
 
+-- The newest turn of each shard, and its age by the clock of the database.
+-- A restart of the server ends every connection, so it says nothing about the owner: while the server was
+-- down, the owner could take no turn.
 -- name: newest_turns
 SELECT
     s.shard, t.turn, t.run, t.is_free, t.at::text,
