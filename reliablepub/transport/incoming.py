@@ -142,13 +142,14 @@ def _frame_size(data: memoryview, most: int) -> int | None:
     """
     if len(data) < FRAME_HEAD.size:
         return None
-    if bytes(data[:5]) == b"HTTP/":
-        raise BadFrame("the port answers in HTTP, not in AMQP: RabbitMQ's is 5672, with TLS 5671")
     kind, _, size = FRAME_HEAD.unpack_from(data)
     whole = int(size) + _FRAME_OVERHEAD
     # A broker that rejects the protocol version answers with its own protocol header.
     if kind == _PROTOCOL and bytes(data[:4]) == b"AMQP":
         whole = _PROTOCOL_HEADER_BYTES
     if whole > most:
+        if bytes(data[:5]) == b"HTTP/":
+            msg = "the port answers in HTTP, not in AMQP: RabbitMQ's is 5672, with TLS 5671"
+            raise BadFrame(msg)
         raise BadFrame(f"the broker began a frame of {whole} bytes, and {most} are allowed")
     return whole if whole <= len(data) else None

@@ -389,15 +389,14 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
     batch_bytes = 0
     for query, row in _recognized(pages, target):
         id_ = int(str(row["id"]))
-        message_id = _bytes_of(row["message_id"]).decode(errors="replace")
         try:
             _check(row)
         except Unreadable as error:
-            broken[id_] = BrokenRow(id_, message_id, str(error))
+            broken[id_] = _broken(id_, row, str(error))
             continue
         if id_ in intact or "id" in misfits(row):
             if intact.get(id_) != row["checksum"]:  # else it is an older copy of the row
-                misnumbered.append(BrokenRow(id_, message_id, "the number of the row is damaged"))
+                misnumbered.append(_broken(id_, row, "the number of the row is damaged"))
             continue
         intact[id_] = row["checksum"]
         batch.append((query, _with_bookkeeping(row)))
@@ -413,6 +412,10 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
         has_sources=_copy_sources(damaged, target, new)
         and _copy_keys(damaged, target, new, intact.keys()),
     )
+
+
+def _broken(id_: int, row: Row, reason: str) -> BrokenRow:
+    return BrokenRow(id_, _bytes_of(row["message_id"]).decode(errors="replace"), reason)
 
 
 def _recognized(pages: Pages, target: sqlite3.Connection) -> Iterator[tuple[str, Row]]:
