@@ -105,7 +105,7 @@ def ledger_of(row: tuple[int, ...] | None, path: Path) -> tuple[int, Counters]:
     Raises:
         OutboxError: the ledger is damaged: its row is missing, is of another type, or leaves no id.
     """
-    if row is not None and all(isinstance(value, int) for value in row) and row[0] < ID_MAX:
+    if row is not None and {*map(type, row)} == {int} and row[0] < ID_MAX:
         last_id, *counts = row
         return last_id, Counters(*counts)
     what = "its ledger has no row" if row is None else "the numbers in its ledger are impossible"
