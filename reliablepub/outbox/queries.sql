@@ -69,7 +69,7 @@ SELECT
         AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id)
     ),
     (
-        SELECT count(*) FROM reliablepub_interventions AS i WHERE at < :history_before
+        SELECT count(*) FROM reliablepub_interventions AS i WHERE at < :interventions_before
         AND (:discarded > 0 OR intervention < (SELECT max(intervention) FROM reliablepub_interventions))
         AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
         AND NOT EXISTS (

@@ -71,7 +71,7 @@ def test_nor_is_it_pruned(parked: Where, monkeypatch: pytest.MonkeyPatch) -> Non
         intervene(database, [2], Intervention(Action.RETRY))
         return ids
 
-    times = Times(parked_before=60.0, history_before=45.0, now=60.0)
+    times = Times(parked_before=60.0, history_before=45.0, now=120.0)
     foreseen = pruning.foresee(database, times)
     assert (foreseen.parked, foreseen.expired, foreseen.interventions) == (2, 0, 0)
     monkeypatch.setattr("reliablepub.outbox.admin.pruning.find_ids", found)

@@ -113,7 +113,7 @@ def test_earlier_interventions_of_what_is_discarded_are_foreseen(
         park = Intervention(Action.PARK)
         intervene(outbox_at(path), [entry.id], park, clock=lambda at=at: at)  # type: ignore[misc]
     intervene(outbox_at(path), [there.id], Intervention(Action.RETRY), clock=lambda: NOW)
-    wanted = times(history_before=NOW + 10)
+    wanted = times(history_before=NOW + 10, now=NOW + 70)
     assert pruned_as_foreseen(path, wanted).interventions == 0
     found = pruned_as_foreseen(path, replace(wanted, parked_before=NOW + 10))
     assert (found.parked, found.interventions) == (1, 1)
@@ -127,7 +127,10 @@ def test_the_newest_intervention_stays_because_the_relay_counts_by_it(
     ids = [entry.id for entry in stored(store, 3)]
     intervene(outbox_at(path), ids, Intervention(Action.DISCARD), clock=lambda: NOW)
     assert [found.id for found in store.touched()] == ids
-    assert pruned_as_foreseen(path, times(history_before=NOW + 1)).interventions == 2
+    wanted = times(history_before=NOW + 1, now=NOW + pruning.UNREAD_S)
+    assert pruned_as_foreseen(path, wanted).interventions == 0, "a relay may still have to read it"
+    wanted = replace(wanted, now=NOW + pruning.UNREAD_S + 1)
+    assert pruned_as_foreseen(path, wanted).interventions == 2
     stored(store, 1)
     assert Outbox(path).status().open == 1, "nothing has changed behind its back"
 
@@ -239,7 +242,7 @@ def test_the_log_is_left_to_the_relay(
     before = path.read_bytes()
     monkeypatch.setattr("reliablepub.outbox.sqlite.checkpoints.CHECKPOINT_BYTES", PAGE_BYTES)
     assert intervene(outbox_at(path), [1, 2], Intervention(Action.PARK)).changed == 2
-    pruned = prune(outbox_at(path), times(parked_before=1e12, history_before=1e12))
+    pruned = prune(outbox_at(path), times(parked_before=1e12, history_before=1e12, now=1e13))
     assert (pruned.parked, pruned.interventions) == (2, 3)
     assert path.read_bytes() == before
 

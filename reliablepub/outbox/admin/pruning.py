@@ -28,6 +28,9 @@ from reliablepub.outbox.database import Database, Session, forget_keys
 
 _NEVER: Final = -1.0
 """Before every time at which a message was given up."""
+UNREAD_S: Final = 60.0
+"""How long an intervention stays at least, so that a relay reads it and drops the message from
+memory."""
 _NUMBERS: Final = 5_000
 """Range of numbers of attempts or interventions that one step covers."""
 
@@ -42,7 +45,7 @@ class Times:
         parked_before: prune messages that were parked until this time.
         expired_before: prune messages that expired until this time.
         history_before: prune attempts and interventions before this time, if their messages are
-            gone.
+            gone. An intervention stays for `UNREAD_S` at least.
         now: prune keys of `Outbox.enqueue` whose retention ended before this time.
     """
 
@@ -51,6 +54,11 @@ class Times:
     expired_before: float | None = None
     history_before: float
     now: float
+
+    @property
+    def interventions_before(self) -> float:
+        """Prune interventions before this time, if their messages are gone."""
+        return min(self.history_before, self.now - UNREAD_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,7 @@ def foresee(database: Database, times: Times) -> Pruned:
         "expired_before": _NEVER if times.expired_before is None else times.expired_before,
         "discarded": sum(given_up.values()),
         "history_before": times.history_before,
+        "interventions_before": times.interventions_before,
         "now": times.now,
     }
     with database.reading() as session:
@@ -147,10 +156,8 @@ def prune(
         for state, selection in _given_up(times).items()
     }
     with database.reading() as session:  # raises if there is no outbox: `write` would create one
-        history = {
-            kind: list(_of_history(session, kind, times.history_before))
-            for kind in ("attempt", "intervention")
-        }
+        attempts = list(_of_history(session, "attempt", times.history_before))
+        interventions = list(_of_history(session, "intervention", times.interventions_before))
 
     def count(kind: str, steps: Iterable[Callable[[Session], int]]) -> int:
         total = 0
@@ -164,8 +171,8 @@ def prune(
             count("confirmed", _of_confirmed(times.confirmed_before)),
             given_up.get("parked", 0),
             given_up.get("expired", 0),
-            count("attempts", history["attempt"]),
-            count("interventions", history["intervention"]),
+            count("attempts", attempts),
+            count("interventions", interventions),
             count("keys", _of_keys(times.now)),
             count("bytes", database.shrink()),
         )
