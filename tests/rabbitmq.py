@@ -28,6 +28,7 @@ from typing import Self
 import pika
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
+from tenacity import retry, retry_if_result, stop_after_attempt, wait_fixed
 
 # Not /usr/sbin/rabbitmq-server: that wrapper changes the user and keeps a shell in between.
 _BIN = Path("/usr/lib/rabbitmq/bin")
@@ -342,7 +343,21 @@ class RabbitMQNode:
         Raises:
             RuntimeError: It failed; the message has the reason.
         """
-        done = subprocess.run(
+        done = self._called(expression)
+        value = done.stdout.removeprefix(_VALUE)
+        if done.returncode != 0 or value == done.stdout:
+            raise RuntimeError(f"{expression}: {done.stderr or done.stdout}")
+        return value
+
+    # A machine that is busy may refuse the call before anything ran.
+    @retry(
+        retry=retry_if_result(lambda done: "failed to connect" in done.stderr),
+        stop=stop_after_attempt(3),
+        wait=wait_fixed(0.5),
+        retry_error_callback=lambda state: state.outcome.result(),  # type: ignore[union-attr]
+    )
+    def _called(self, expression: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             self._command(
                 "erl_call",
                 "-n",
@@ -361,10 +376,6 @@ class RabbitMQNode:
             timeout=_CTL_TIMEOUT_S,
             check=False,
         )
-        value = done.stdout.removeprefix(_VALUE)
-        if done.returncode != 0 or value == done.stdout:
-            raise RuntimeError(f"{expression}: {done.stderr or done.stdout}")
-        return value
 
     def ctl(self, *arguments: str) -> str:
         """What `rabbitmqctl ARGUMENTS` prints.

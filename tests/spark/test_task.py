@@ -143,9 +143,9 @@ def test_a_failure_names_its_row_even_if_rows_share_an_id(fake: FakeBroker) -> N
 def test_without_confirms_the_task_fails_and_says_so(fake: FakeBroker) -> None:
     fake.inject(HoldConfirms())
     with pytest.raises(PartitionStalled) as caught:
-        send(settings_for(fake, deliveryTimeout="1"), rows(5))
+        send(settings_for(fake, deliveryTimeout="3"), rows(5))
     text = str(pickle.loads(pickle.dumps(caught.value)))
-    assert "partition 7: no row was settled for 1 s (the broker is connected and does not" in text
+    assert "partition 7: no row was settled for 3 s (the broker is connected and does not" in text
     assert "0 rows were confirmed" in text
 
 
