@@ -15,8 +15,8 @@ a turn, with all events of that turn, in order::
     Publisher(url, outbox="outbox.db", hooks=[Slow()])
 
 Hooks run on the relay's thread, with asyncio too, so they must be quick, and no ``async def``. An
-exception from a hook does not stop the relay: it is counted (``Status.callback_errors``), and
-logged the first time for each event. Events without listeners are not collected.
+exception from a hook does not stop the relay: it is counted (``Status.callback_errors``), and the
+first one of each method is logged. Events without listeners are not collected.
 
 Three methods are not event callbacks. `Rejections.rejected` is called on the caller's thread when a
 message is not accepted. `Watches.watch` receives the publisher when it is opened, so that the hook
@@ -192,7 +192,7 @@ class OnNacked(Protocol):
 
 
 class OnRefused(Protocol):
-    """Messages made the broker close a channel or the connection, or do not fit its frames."""
+    """Messages made the broker close a channel or the connection, or cannot be encoded."""
 
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
         """Called when each message is proven to be the cause, or cannot be encoded."""

@@ -150,7 +150,8 @@ class Breaker:
 
     Messages for a paused destination wait; all others are sent. After the pause, one message is
     sent as a probe. If the probe is refused, another pause begins. If it is confirmed, the waiting
-    messages follow, two for each confirm.
+    messages follow: two for each confirm, or as fast as the window allows if the exchange was
+    paused.
 
     A destination is an exchange and a routing key. It is a whole exchange if the exchange does not
     exist (404) or the user may not write to it (403); the first such refusal pauses the exchange.

@@ -1,6 +1,6 @@
 """Whether a ``connection.close`` blames a publish.
 
-Knows: reply codes, and the failed method in ``connection.close`` (AMQP 0-9-1, 1.4.2.6; the pairs
+Knows: reply codes, and the failed method in ``connection.close`` (AMQP 0-9-1, 1.4.2.9; the pairs
 of code and method were observed on RabbitMQ 3.10). Must never know: which messages were in flight.
 
     ==================================  ======================  ===================================

@@ -36,7 +36,7 @@ Exposition: TypeAlias = tuple[str, bytes]
 """Content type and body."""
 
 LIVE_WITHIN_S: Final = 30.0
-"""Seconds without a turn after which a relay is not live; an idle relay takes at least one
+"""Seconds without a turn after which a relay is not live; an idle relay takes at least two
 a second. One turn may wait 5 s for SQLite's write lock, and longer for a disk that hangs."""
 READY_WITHIN_S: Final = 10.0
 """Seconds without a turn after which a relay is not ready."""

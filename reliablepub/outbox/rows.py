@@ -259,11 +259,12 @@ _DAMAGE: Final = (ValueError, TypeError, ArithmeticError, AttributeError, KeyErr
 
 
 class MessageRow(NamedTuple):
-    """The columns of one message, in the order in which each of five statements selects them.
+    """The columns of one message, in the order in which each statement selects them.
 
-    The statements are ``ready``, ``message``, ``first_of_key``, ``any_message`` and
-    ``confirmed_message``. The types are those that this library writes; those of a damaged row may
-    differ. PostgreSQL's never do: it gives each value the type of its column.
+    Those statements are ``any_message`` and ``confirmed_message``; ``ready``, ``message`` and
+    ``first_of_key`` of SQLite; ``ready``, ``messages`` and ``firsts_of_keys`` of PostgreSQL. The
+    types are those that this library writes; those of a damaged row may differ. PostgreSQL's never
+    do: it gives each value the type of its column.
     """
 
     id: int
@@ -390,7 +391,7 @@ def checksum_of(texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: by
 
 
 def entry_of(row: MessageRow, keys: OutboxKeys | None = None) -> Entry:
-    """The entry in a row of ``ready`` or ``message``, whose texts are still bytes.
+    """The entry in a row, whose texts are still bytes.
 
     Raises:
         Unreadable: the row is not what was stored.

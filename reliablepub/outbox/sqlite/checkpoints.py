@@ -35,7 +35,7 @@ from reliablepub.outbox.sqlite.transactions import waiting_at_most
 
 CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
 """Size of the log at which the relay checkpoints. Larger values were not measurably faster, and
-the `ballast` must be larger than one checkpoint."""
+the ballast (`BALLAST_BYTES` in `space`) must be larger than one checkpoint."""
 LOG_BYTES_KEPT: Final = 8 * 1024 * 1024
 """Size to which a longer log is truncated when it is reset."""
 LOG_BYTES_LONG: Final = 16 * 1024 * 1024
@@ -80,7 +80,7 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
     """
     log_bytes = _log_bytes(path)
     with reported(path):
-        # The log must not owe the database more than a full disk can provide (see `ballast`).
+        # The log must not owe the database more than a full disk can provide (see `space`).
         is_long = log_bytes >= LOG_BYTES_LONG or (
             log_bytes >= CHECKPOINT_BYTES and owed_bytes(connection, path) >= CHECKPOINT_BYTES
         )
