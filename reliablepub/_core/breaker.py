@@ -60,7 +60,6 @@ class _Circuit(Generic[W]):
         state: state, as in the module's table.
         refusals: refusals in a row.
         openings: pauses in a row, without a confirm in between.
-        since: when the destination was paused.
         until: when the pause is over.
         room: number of messages that may go while the breaker is not closed.
         asked: part of ``room`` that `Breakers.poll_room` has not returned yet.
@@ -71,7 +70,6 @@ class _Circuit(Generic[W]):
     state: _State = _State.CLOSED
     refusals: int = 0
     openings: int = 0
-    since: float = 0.0
     until: float = 0.0
     room: int = 0
     asked: int = 0
@@ -85,14 +83,12 @@ class Pause(Generic[D, W]):
     Attributes:
         destination: name of the destination.
         refusals: refusals in a row.
-        since: when it was paused.
         until: when the pause ends, or ended, with a probe.
         why: reason of the last refusal.
     """
 
     destination: D
     refusals: int
-    since: float
     until: float
     why: W
 
@@ -123,14 +119,14 @@ class Breakers(Generic[D, W]):
     def pauses(self) -> Iterator[Pause[D, W]]:
         """The destinations that are not closed, in the order in which they were paused."""
         for name, one in self._paused.items():
-            yield Pause(name, one.refusals, one.since, one.until, one.why)
+            yield Pause(name, one.refusals, one.until, one.why)
 
     def pause(self, destination: D) -> Pause[D, W] | None:
         """The pause of a destination; None if it is closed."""
         one = self._paused.get(destination)
         if one is None:
             return None
-        return Pause(destination, one.refusals, one.since, one.until, one.why)
+        return Pause(destination, one.refusals, one.until, one.why)
 
     def __len__(self) -> int:
         """Number of destinations that are not closed."""
@@ -172,7 +168,7 @@ class Breakers(Generic[D, W]):
         if circuit.state is _State.OPEN or circuit.refusals < refusals_max:
             return False
         circuit.openings += 1
-        self._pause(destination, circuit, now, now + self._pause_s(circuit.openings))
+        self._pause(destination, circuit, now + self._pause_s(circuit.openings))
         circuit.state, circuit.room, circuit.asked = _State.OPEN, 0, 0
         self._letting_go.pop(destination, None)
         return True
@@ -189,7 +185,7 @@ class Breakers(Generic[D, W]):
         if circuit is None:
             return False
         self._circuits[destination] = circuit
-        self._pause(destination, circuit, now, now)
+        self._pause(destination, circuit, now)
         circuit.state = _State.OPEN
         return True
 
@@ -201,7 +197,7 @@ class Breakers(Generic[D, W]):
             return
         circuit.state = _State.RECOVERING
         circuit.refusals = circuit.openings = 0
-        self._pause(destination, circuit, now, now + self._pause_s(1))
+        self._pause(destination, circuit, now + self._pause_s(1))
         more = min(2, AT_ONCE_MAX - circuit.room)
         if more:
             circuit.room += more
@@ -218,7 +214,7 @@ class Breakers(Generic[D, W]):
         for destination, circuit in over:
             if circuit.state is _State.OPEN:
                 circuit.state = _State.PROBING
-            self._pause(destination, circuit, now, now + self._pause_s(max(1, circuit.openings)))
+            self._pause(destination, circuit, now + self._pause_s(max(1, circuit.openings)))
             circuit.room, circuit.asked = max(1, circuit.room), max(1, circuit.asked)
             self._letting_go[destination] = None
         due = [(destination, self._paused[destination].asked) for destination in self._letting_go]
@@ -255,10 +251,8 @@ class Breakers(Generic[D, W]):
 
     # ------------------------------------------------------------------ inside
 
-    def _pause(self, destination: D, circuit: _Circuit[W], now: float, until: float) -> None:
-        if destination not in self._paused:
-            self._paused[destination] = circuit
-            circuit.since = now
+    def _pause(self, destination: D, circuit: _Circuit[W], until: float) -> None:
+        self._paused.setdefault(destination, circuit)
         circuit.until = until
         if until < circuit.alarm:
             self._set_alarm(destination, circuit)

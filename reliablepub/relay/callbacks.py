@@ -157,10 +157,6 @@ class Notices:
         self.hears_sent = "sent" in self._events
         self.hears_confirms = "confirmed" in self._events
 
-    def __bool__(self) -> bool:
-        """Whether any hook listens to any event."""
-        return bool(self._events)
-
     def stored(self, entries: Iterable[Entry]) -> None:
         """Note that new entries were committed."""
         events = self._events.get("stored")

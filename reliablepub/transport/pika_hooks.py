@@ -333,16 +333,6 @@ class Hooks:
         _LOG.warning(words, why, extra={"event": "hooks_off", "reason": why})
 
 
-def _try() -> None:
-    from reliablepub.transport.pika_hooks import try_hooks  # noqa: PLC0415 - of this module
-
-    try_hooks()
-
-
-hooks: Final = Hooks(_try)
-"""The hooks of this process."""
-
-
 _CHANNEL: Final = 1
 _LARGE: Final = bytes(64 * 1024)
 _SOCKET_BYTES: Final = 8 * 1024
@@ -365,6 +355,10 @@ def try_hooks() -> None:
         trial.write()
         trial.hear()
         trial.end()
+
+
+hooks: Final = Hooks(try_hooks)
+"""The hooks of this process."""
 
 
 class _Trial:

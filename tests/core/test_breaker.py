@@ -47,7 +47,7 @@ def test_so_many_refusals_in_a_row_open_it() -> None:
     assert b.is_paused("a")
     assert not b.admits("a")
     assert b.admits("b")
-    assert list(b.pauses) == [Pause("a", 3, 0.0, 1.0, "full")] == [b.pause("a")]
+    assert list(b.pauses) == [Pause("a", 3, 1.0, "full")] == [b.pause("a")]
     assert b.poll_timeout() == 1.0
 
 
@@ -95,7 +95,6 @@ def test_a_probe_that_is_refused_pauses_it_for_longer() -> None:
         assert refuse(b, "a", at)
         assert not b.admits("a")
         assert b.poll_timeout() == at + n
-    assert [pause.since for pause in b.pauses] == [0.0]
 
 
 def test_of_each_that_is_confirmed_two_more_may_go() -> None:
@@ -232,7 +231,6 @@ class BreakersMachine(RuleBasedStateMachine):
         self.in_a_row: dict[str, int] = {}
         self.openings: dict[str, int] = {}
         self.until: dict[str, float] = {}
-        self.since: dict[str, float] = {}
         self.state: dict[str, str] = {}
         self.room: dict[str, int] = {}
         self.asked: dict[str, int] = {}
@@ -245,7 +243,6 @@ class BreakersMachine(RuleBasedStateMachine):
         if opens:
             self.openings[name] = self.openings.get(name, 0) + 1
             self.until[name] = self.now + self.openings[name]
-            self.since.setdefault(name, self.now)
             self.state[name] = "open"
             self.room[name] = self.asked[name] = 0
         assert refuse(self.real, name, self.now, refusals_max=limit) == opens
@@ -276,7 +273,7 @@ class BreakersMachine(RuleBasedStateMachine):
             self._gone(name)
 
     def _gone(self, name: str) -> None:
-        for facts in (self.in_a_row, self.openings, self.until, self.since, self.state):
+        for facts in (self.in_a_row, self.openings, self.until, self.state):
             facts.pop(name, None)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
@@ -304,7 +301,6 @@ class BreakersMachine(RuleBasedStateMachine):
     def the_same_are_paused(self) -> None:
         found = {pause.destination: pause for pause in self.real.pauses}
         assert {name: pause.until for name, pause in found.items()} == self.until
-        assert {name: pause.since for name, pause in found.items()} == self.since
         assert {name: pause.refusals for name, pause in found.items()} == {
             name: self.in_a_row[name] for name in self.until
         }

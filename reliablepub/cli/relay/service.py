@@ -235,7 +235,7 @@ class Service:
         self._look_after(publisher, status, time.monotonic())
         if self._stop.is_reopen_due:
             self._stop.is_reopen_due = False
-            self._reopened(publisher)
+            self._reopen(publisher)
         return False
 
     def _take_over(self) -> bool:
@@ -289,7 +289,7 @@ class Service:
             self._fed_turns = status.turns
             self._notifier.tell(WATCHDOG=1)
 
-    def _reopened(self, publisher: Publisher) -> Publisher:
+    def _reopen(self, publisher: Publisher) -> None:
         """Read the settings again and reopen the publisher; wrong settings change nothing.
 
         Open messages stay in the outbox meanwhile. Messages in flight have up to 1 s to be
@@ -300,11 +300,10 @@ class Service:
         settings = self._read_again()
         if settings is not None:
             publisher.close()
-            self._publisher = publisher = self._opened_anew(settings)
+            self._publisher = self._opened_anew(settings)
             self._notes = _link_notes()
         self._told = ""
         self._notifier.tell(READY=1)
-        return publisher
 
     def _read_again(self) -> Settings | None:
         """The settings as they are now; None if they are wrong, which a line on stderr says."""
