@@ -50,6 +50,9 @@ class RetryIn:
 
     Attributes:
         seconds: length of the wait; 0 or more, and finite.
+
+    Raises:
+        ConfigurationError: the wait is negative or not finite.
     """
 
     seconds: float
@@ -103,6 +106,9 @@ class Retries:
             was first refused, in any way, or first had to wait for a paused destination.
         wait: tenacity wait strategy, such as ``wait_random_exponential()``; returns seconds.
         then: what happens to the message when ``stop`` ends the retries.
+
+    Raises:
+        ConfigurationError: a strategy cannot be called, or ``then`` is not a `GiveUp`.
     """
 
     stop: StopStrategy
@@ -128,6 +134,9 @@ class Retries:
             refusals: number of refusals of this kind, including this one.
             age_s: seconds since the message was first refused, in any way, or first had to wait for
                 a paused destination.
+
+        Raises:
+            ConfigurationError: the wait that the strategy returns is not finite.
         """
         state = _state(refusals, age_s)
         state.upcoming_sleep = _seconds(self.wait(state))  # for `stop_before_delay`
@@ -163,6 +172,9 @@ class Breaker:
         pause: tenacity wait strategy for the length of a pause. Its *attempt number* is the number
             of pauses since the destination last confirmed a message.
         destinations_max: maximum number of refusing destinations that are tracked.
+
+    Raises:
+        ConfigurationError: a limit is below 1, or ``pause`` cannot be called.
     """
 
     refusals_max: int = 5
@@ -226,6 +238,9 @@ class RetryPolicy:
             both.
         unavailable: budget for messages whose exchange does not exist (404) or may not be written
             to by this user (403). Default (None): ``refused`` if that is given, otherwise 24 hours.
+
+    Raises:
+        ConfigurationError: a value is of another type.
     """
 
     nacked: Retries = Retries(

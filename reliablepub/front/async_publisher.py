@@ -74,6 +74,7 @@ class AsyncPublisher:
 
     Raises:
         ConfigurationError: an argument is invalid.
+        TypeError: there is no such option.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class AsyncPublisher:
         Raises:
             NotAnOutbox: the file is not an outbox.
             OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
+            OutboxError: the outbox cannot be opened for another reason.
+            PublisherForked: this process is not the one that made the publisher.
             WrongEventLoop: another event loop has opened the publisher or its ``connection``; or no
                 asyncio event loop is running, for instance under trio.
         """
@@ -123,6 +126,7 @@ class AsyncPublisher:
 
         Raises:
             ConfigurationError: a variable is missing, or its value or an option cannot be used.
+            TypeError: there is no such option.
         """
         check_names(options)
         return cls(
@@ -149,6 +153,7 @@ class AsyncPublisher:
         Raises:
             InvalidMessage: the broker would refuse the message, or close the channel because of it.
                 Nothing was stored or sent.
+            TypeError: there is no such field.
             OutboxFull: the outbox had no room in time. The message was not accepted.
             OutboxDiskFull: the disk is full. The message was not accepted.
             OutboxUnsure: the disk, the network or the relay failed during the commit. Whether the
@@ -254,13 +259,14 @@ class AsyncPublisher:
         It does not wait for messages whose ``not_before`` has not come, nor does `aclose`.
 
         Args:
-            timeout_s: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit; a negative time is 0.
 
         Returns:
             the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
             messages are open.
 
         Raises:
+            ConfigurationError: ``timeout_s`` is not a number.
             PublisherClosed: the publisher is closed or has failed.
             PublisherForked: this process is not the one that opened the publisher.
             RelayHeldUp: a callback of the application does not return.
@@ -288,6 +294,7 @@ class AsyncPublisher:
             the last status; ``open`` tells how many messages are left.
 
         Raises:
+            ConfigurationError: ``timeout_s`` is not a number.
             PublisherFailed: the publisher has failed. Open messages stay in the outbox.
             PublisherForked: this process is not the one that opened the publisher.
             RelayHeldUp: a callback of the application does not return. The publisher ends when the

@@ -41,7 +41,7 @@ def provision(
     Raises:
         TopologyError: the topology differs, with every problem; or no broker answered in time, with
             the reason of each.
-        ConfigurationError: a URL is invalid.
+        ConfigurationError: an argument is invalid.
     """
     addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
     warn_of_exposed(addresses)

@@ -55,6 +55,8 @@ class Publisher:
         ConfigurationError: an argument is invalid.
         NotAnOutbox: the file is not an outbox.
         OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
+        OutboxError: the outbox cannot be opened for another reason.
+        TypeError: there is no such option.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class Publisher:
             ConfigurationError: a variable is missing, or its value or an option cannot be used.
             NotAnOutbox: the file is not an outbox.
             OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
+            OutboxError: the outbox cannot be opened for another reason.
+            TypeError: there is no such option.
         """
         check_names(options)
         return cls(
@@ -109,6 +113,7 @@ class Publisher:
         Raises:
             InvalidMessage: the broker would refuse the message, or close the channel because of it.
                 Nothing was stored or sent.
+            TypeError: there is no such field.
             OutboxFull: the outbox had no room in time. The message was not accepted.
             OutboxDiskFull: the disk is full. The message was not accepted.
             OutboxUnsure: the disk, the network or the relay failed during the commit. Whether the
@@ -215,6 +220,7 @@ class Publisher:
             messages are open.
 
         Raises:
+            ConfigurationError: ``timeout_s`` is not a number.
             PublisherClosed: the publisher is closed or has failed.
             PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread, for instance in a hook.
@@ -237,6 +243,7 @@ class Publisher:
             the last status; ``open`` tells how many messages are left.
 
         Raises:
+            ConfigurationError: ``timeout_s`` is not a number.
             PublisherFailed: the publisher has failed. Open messages stay in the outbox.
             PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread, for instance in a hook.

@@ -345,6 +345,7 @@ class Receipt(SingleOutcome):
             Expired: the message's own deadline passed.
             Withdrawn: an operator parked or discarded the message.
             Damaged: the message's row in the outbox is damaged; it was parked.
+            ConfigurationError: ``timeout_s`` is not a number.
             StillOpen: the time is up. The publisher continues to publish the message.
             PublisherClosed: the publisher ended first. The message is in the outbox, if there is
                 one.
@@ -397,9 +398,13 @@ class BatchReceipt(Counts):
         """Wait until every message has its outcome. Then ``failures`` holds those given up.
 
         Args:
-            timeout_s: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit; a negative time is 0.
+
+        Returns:
+            this receipt.
 
         Raises:
+            ConfigurationError: ``timeout_s`` is not a number.
             StillOpen: the time is up. The publisher continues to publish the messages.
             PublisherClosed: the publisher ended first. Open messages are in the outbox, if there is
                 one.

@@ -177,11 +177,12 @@ class Outbox:
             Whether the message was cancelled, it was too late, or the key is not known.
 
         Raises:
+            InvalidMessage: the key is not a text, or cannot be encoded as UTF-8.
             ConfigurationError: the connection is to another database, or in a transaction that
                 cannot be joined.
             NotAnOutbox: there is no outbox.
-            OutboxUnsure: the network failed during the commit; it is unknown whether the message is
-                cancelled.
+            OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
+                the message is cancelled.
             OutboxError: nothing was changed.
         """
         from reliablepub.outbox.admin.scheduling import cancelling
@@ -214,12 +215,13 @@ class Outbox:
             Whether the message has its new time, it was too late, or the key is not known.
 
         Raises:
-            InvalidMessage: the time is not a datetime with a time zone, or is before 1970.
+            InvalidMessage: the time is not a datetime with a time zone, or is before 1970; or the
+                key is not a text, or cannot be encoded as UTF-8.
             ConfigurationError: the connection is to another database, or in a transaction that
                 cannot be joined.
             NotAnOutbox: there is no outbox.
-            OutboxUnsure: the network failed during the commit; it is unknown whether the message
-                has its new time.
+            OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
+                the message has its new time.
             OutboxError: nothing was changed.
         """
         from reliablepub.outbox.admin.scheduling import rescheduling
@@ -252,6 +254,7 @@ class Outbox:
         Raises:
             ConfigurationError: the connection is to another database.
             NotAnOutbox: the file is not a SQLite database, or the outbox is of another version.
+            OutboxUnsure: the disk failed during the commit; the outbox may have been added.
             OutboxError: the outbox was not added.
         """
         self._database.create(connection)
@@ -261,6 +264,7 @@ class Outbox:
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
+            OutboxError: the outbox cannot be read.
         """
         from reliablepub.outbox.admin.inspection import read_status
 
@@ -274,6 +278,7 @@ class Outbox:
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
+            OutboxError: the outbox cannot be read.
         """
         from reliablepub.outbox.admin.inspection import read_parked
 
@@ -293,6 +298,7 @@ class Outbox:
         Raises:
             ConfigurationError: there is no such view.
             NotAnOutbox: there is no outbox at this path.
+            OutboxError: the outbox cannot be read.
         """
         from reliablepub.outbox.admin.inspection import read_view
 
@@ -321,6 +327,7 @@ class Outbox:
                 locks of an open connection.
 
         Raises:
+            ConfigurationError: this outbox is on a server.
             OutboxInUse: a relay still uses the damaged outbox.
             NotAnOutbox: the damaged file holds no outbox, and no message of one.
             OutboxError: the damaged file cannot be read, or this one exists or cannot be written.
@@ -337,6 +344,7 @@ class Outbox:
 
         Raises:
             NotAnOutbox: the file is not a SQLite database, or its outbox is of another version.
+            OutboxError: the outbox cannot be read.
         """
         from reliablepub.outbox.admin.inspection import read_position
 
@@ -346,6 +354,9 @@ class Outbox:
         """Set the position of a named source to 0. Its messages stay.
 
         Raises:
+            NotAnOutbox: the file is not a SQLite database, or its outbox is of another version.
+            OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
+                the position is 0.
             OutboxError: the outbox cannot be written; the position is unchanged.
         """
         if not self.position(source):
@@ -365,6 +376,8 @@ class Outbox:
         Raises:
             ConfigurationError: an id is not a number, such as a ``message_id``.
             NotAnOutbox: there is no outbox at this path.
+            OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
+                the messages are due.
             OutboxError: nothing was changed.
         """
         from reliablepub.outbox.admin.interventions import Action, Intervention, change
@@ -392,6 +405,7 @@ class Outbox:
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
+            OutboxError: the outbox cannot be read.
         """
         from reliablepub.outbox.admin.inspection import read_held_keys
 
@@ -405,6 +419,8 @@ class Outbox:
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
+            OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
+                the messages were put back.
             OutboxError: nothing was put back.
         """
         return self.retry(self._holding(ordering_key))
@@ -419,6 +435,8 @@ class Outbox:
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
+            OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
+                the key is still held.
             OutboxError: the outbox cannot be written; the key is still held.
         """
         from reliablepub.outbox.admin.interventions import Action, Intervention, change
