@@ -27,8 +27,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 from reliablepub.errors import ConfigurationError
-
-_SHORT_STRING_MAX = 255
+from reliablepub.headers import SHORT_STRING_MAX
 
 
 def _check_names(kind: str, **names: str) -> None:
@@ -40,7 +39,7 @@ def _check_names(kind: str, **names: str) -> None:
 
 def _is_short(text: str) -> bool:
     try:
-        return len(text.encode()) <= _SHORT_STRING_MAX
+        return len(text.encode()) <= SHORT_STRING_MAX
     except UnicodeEncodeError:  # an argument of a command that is not UTF-8 has such characters
         return False
 

@@ -161,8 +161,8 @@ class Relay:
         self._is_changed = False
         self._has_bell = bell is not None
         self._elsewhere = Elsewhere(bell, self._look_at)
-        self._looked_at = self._look_at + clock.suspended()
-        self._wall_ahead = clock.wall() - self._looked_at
+        self._clock_seen_at = self._look_at + clock.suspended()
+        self._wall_ahead = clock.wall() - self._clock_seen_at
         self._commit_by: float | None = None
         self._gather_until = -inf
         self._no_commit_until: float | None = None
@@ -298,7 +298,7 @@ class Relay:
         """
         now += self._clock.suspended()  # a suspended host has not set its clock
         by = wall - now - self._wall_ahead
-        since, self._looked_at = wall - (now - self._looked_at), now
+        since, self._clock_seen_at = wall - (now - self._clock_seen_at), now
         if abs(by) < STEP_S:
             return
         self._wall_ahead += by
