@@ -57,6 +57,7 @@ _EXITS: Final = {
     2: f"{_REFUSED} message was left alone because of its state or damage: the others were changed",
     3: "some messages are in flight and were left alone, or interrupted",
 }
+_UNSENT_DONE: Final = {"cancel": "cancelled", "reschedule": "rescheduled"}
 _TOO_LATE: Final = "it was too late for some messages, which a queue may have, or interrupted"
 _note_option: Final = click.option("--note", default="", help="Reason, shown by explain.")
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -309,7 +310,7 @@ def cancel(
     ids = rows_named_or_nothing(database, names)
     if not (dry_run or yes):
         ask(f"cancel {named(ids)} of {database.name} for good?")
-    return _change(database, ids, what, "cancelled", dry_run=dry_run, as_json=as_json)
+    return _change(database, ids, what, "cancel", dry_run=dry_run, as_json=as_json)
 
 
 @click.command(
@@ -353,27 +354,27 @@ def reschedule(
     """
     what = rescheduling(not_before, note)
     ids = rows_named_or_nothing(database, names)
-    return _change(database, ids, what, "rescheduled", dry_run=dry_run, as_json=as_json)
+    return _change(database, ids, what, "reschedule", dry_run=dry_run, as_json=as_json)
 
 
 def _change(
     database: Database,
     ids: list[int],
     what: Intervention,
-    done: str,
+    action: str,
     *,
     dry_run: bool,
     as_json: bool,
 ) -> int:
+    """Change messages that were not sent, and report."""
     if dry_run:
         effect = foresee(database, ids, what, are_selected=False)
     else:
         with counting(len(ids)) as progress:
             effect = intervene(database, ids, what, progress=progress)
     left_alone = "would be left alone" if dry_run else "left alone"
-    action = "cancel" if done == "cancelled" else "reschedule"
     result = _counts(action, ids, effect, dry_run=dry_run, in_flight="too_late")
-    _print(result, done, as_json=as_json)
+    _print(result, _UNSENT_DONE[action], as_json=as_json)
     left = effect.unfit + effect.damaged
     if effect.in_flight:
         print_note(
