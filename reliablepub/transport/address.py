@@ -17,9 +17,9 @@ import pika
 
 from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.errors import ConfigurationError
+from reliablepub.headers import SHORT_STRING_MAX
 
 _DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
-_SHORT_STRING_MAX = 255
 _NO_SECRET = "guest"  # noqa: S105
 """RabbitMQ's default password. It is public, and RabbitMQ accepts it from localhost only."""
 LOGGER = logging.getLogger("reliablepub.link")
@@ -240,7 +240,7 @@ def _vhost(parts: SplitResult) -> str:
     if "/" in path:
         raise ConfigurationError(_explain("the vhost holds a '/'; write it as %2F"))
     vhost = unquote(path) or "/"
-    if len(vhost.encode()) > _SHORT_STRING_MAX:
+    if len(vhost.encode()) > SHORT_STRING_MAX:
         raise ConfigurationError(_explain("the vhost has more than 255 bytes"))
     return vhost
 
