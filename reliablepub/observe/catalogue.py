@@ -3,10 +3,10 @@
 Knows: names. Must never know: where a value comes from, or any client library. Tests hold the
 documentation, the alert rules and the dashboard equal to this table.
 
-Names follow Prometheus' conventions: application prefix, base units, ``_total`` for counters. The
-only labels are ``outbox``, on every metric, and outcomes or endings. Exchanges and routing keys are
-no labels: each value of a label makes a time series, which the server keeps, and a routing key may
-contain an order number.
+Names follow Prometheus' conventions: application prefix, base units, ``_total`` for counters. Every
+metric has the label ``outbox``; some have one more, for an outcome, an ending, a reason or a
+version. Exchanges and routing keys are no labels: each value of a label makes a time series, which
+the server keeps, and a routing key may contain an order number.
 """
 
 from __future__ import annotations

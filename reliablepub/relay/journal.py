@@ -36,11 +36,10 @@ from reliablepub.printable import one_line, printable
 from reliablepub.relay.status import Status
 
 LINES_MAX: Final = 1_000
-"""Most lines that wait to be written. Further ones are dropped; the relay's own are counted, those
-of `BELOW` are not."""
+"""Most lines that wait to be written. Further ones are dropped and counted."""
 BELOW: Final = ("reliablepub.outbox", "reliablepub.link")
-"""Loggers of the outbox and the transport, which cannot use a `LogWriter`: it belongs to the relay,
-above them."""
+"""Loggers of the outbox and the transport. These floors cannot use a `LogWriter`, which belongs to
+the relay above them, so it takes over their records (`LogWriter.attend`)."""
 LAST_LINES_S: Final = 2.0
 """How long the end of the relay waits for the last lines to be written."""
 

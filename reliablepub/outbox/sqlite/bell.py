@@ -34,7 +34,8 @@ _EVENTS_BYTES: Final = 4_096
 SILENT_S: Final = 5.0
 """Longer than any sync: an armed bell that has been silent for this long has missed a commit."""
 MISSED_MAX: Final = 3
-"""Consecutive commits that a bell may miss. More mean that this file system sends no events."""
+"""After so many missed commits in a row, the bell is not armed again: this file system sends no
+events."""
 
 
 class Bell:
