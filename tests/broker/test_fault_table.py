@@ -38,7 +38,9 @@ def test_no_row_is_without_its_fault() -> None:
 
 
 def test_the_toml_of_the_page_can_be_loaded(tmp_path: Path) -> None:
-    for number, found in enumerate(re.finditer(r"```toml\n(.*?)```", FAULTS, re.DOTALL)):
+    shown = re.findall(r"```toml\n(.*?)```", FAULTS, re.DOTALL)
+    assert shown
+    for number, text in enumerate(shown):
         path = tmp_path / f"{number}.toml"
-        path.write_text(found[1])
+        path.write_text(text)
         assert len(faults.load_faults(path)) == 3
