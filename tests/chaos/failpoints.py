@@ -46,7 +46,7 @@ def _hears(*kinds: type) -> Callable[..., object]:
 
 
 FAILPOINTS: Final = {
-    "the lease is held": Failpoint(RelayLock, "__init__", is_after=True),
+    "the relay lock is held": Failpoint(RelayLock, "__init__", is_after=True),
     "the outbox is open": Failpoint(SqliteStore, "__init__", is_after=True),
     "before new messages are committed": Failpoint(SqliteStore, "commit", counts=_has("new")),
     "new messages are committed": Failpoint(

@@ -97,9 +97,9 @@ def test_what_a_dead_relay_has_left_is_listed_and_a_live_one_leaves_nothing(path
     assert check_up(path).leftovers == (picture, draft)
     picture.unlink()
     assert check_up(path).leftovers == (draft,)
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     assert check_up(path).leftovers == ()
-    lease.release()
+    relay_lock.release()
 
 
 def test_the_keys_that_messages_need_are_counted(path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_foreign_owner_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OutboxError, match="belongs to user"):
         SqliteStore(path)
     monkeypatch.undo()
-    SqliteStore(path).close()  # the refused one left no lease behind
+    SqliteStore(path).close()  # the refused one left no relay lock behind
 
 
 def test_a_read_only_file_is_refused(path: Path, child: Callable[..., int]) -> None:

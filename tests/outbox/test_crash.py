@@ -115,7 +115,7 @@ def test_a_turn_is_there_wholly_or_not_at_all(tmp_path: Path, rows: Rows, child:
         for table in expected.keys() - clockless:
             assert found[table] == expected[table], f"{table} before statement {statement}"
         assert [r[:4] for r in found["in_flight"]] == [r[:4] for r in expected["in_flight"]]
-        with closing(SqliteStore(path)) as store:  # no lease, no lock and no damage is left behind
+        with closing(SqliteStore(path)) as store:  # no lock and no damage is left behind
             store.commit(Changes(new=[new_entry(99)]))
             assert store._writer.opened().execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

@@ -574,7 +574,7 @@ def test_one_process_may_have_several(path: Path, entry: Make) -> None:
             two.enqueue(Message(b"2"))
             second.commit(Changes(new=[entry()]))
             assert (store.snapshot().counters.open, second.snapshot().counters.open) == (1, 2)
-        with pytest.raises(OutboxInUse):  # closing the other has not cost this one its lease
+        with pytest.raises(OutboxInUse):  # closing the other has not cost this one its lock
             SqliteStore(path)
         store.commit(Changes(new=[entry()]))
         assert Outbox(path).status().open == 2

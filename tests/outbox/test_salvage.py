@@ -301,7 +301,7 @@ def test_what_the_system_refuses_is_told_in_its_words(
     monkeypatch.setattr(salvage_module, "Pages", refused)
     with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: Permission denied;"):
         Outbox(path.with_name("new.db")).salvage(path)
-    SqliteStore(path).close()  # the lease was given back
+    SqliteStore(path).close()  # the relay lock was released
 
 
 def write_garbage(path: Path) -> None:

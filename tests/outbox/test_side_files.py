@@ -309,7 +309,7 @@ def test_ballast_of_another_user_is_not_ours(shared: Path, stranger: Plant) -> N
 
 def test_of_a_status_file_no_more_is_read_than_one_can_have(path: Path, entry: Make) -> None:
     fill(path, entry)
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     status = status_file_path(path)
     status.write_text(json.dumps({"pid": os.getpid(), "link": "up"}))
     status.chmod(0o600)
@@ -321,7 +321,7 @@ def test_of_a_status_file_no_more_is_read_than_one_can_have(path: Path, entry: M
     assert not relaying(path).status
     status.write_bytes(b"[" * STATUS_BYTES_MAX)
     assert not relaying(path).status
-    lease.release()
+    relay_lock.release()
 
 
 def test_folders_that_others_can_write_to_are_warned_of_once(

@@ -139,7 +139,7 @@ def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
     outbox = tmp_path / "o.db"
     write_status_file(outbox, {"link": "connected"})
     assert not relaying(outbox).status, "no relay runs"
-    lease = RelayLock(outbox)
+    relay_lock = RelayLock(outbox)
     assert relaying(outbox).status == {"pid": os.getpid(), "link": "connected"}
     assert status_file_path(outbox).stat().st_mode & 0o777 == 0o600
     status_file_path(outbox).write_text(json.dumps({"pid": 1, "link": "connected"}))
@@ -153,7 +153,7 @@ def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
     remove_status_file(outbox)
     assert not relaying(outbox).status
     assert not status_file_path(outbox).exists()
-    lease.release()
+    relay_lock.release()
 
 
 def test_a_draft_that_was_left_is_replaced(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_on_a_full_disk_no_old_status_stays(
 ) -> None:
     outbox = tmp_path / "o.db"
     write_status_file(outbox, {"link": "connected"})
-    lease = RelayLock(outbox)
+    relay_lock = RelayLock(outbox)
     replaced = status_file._replace
     left = [1]
 
@@ -186,7 +186,7 @@ def test_on_a_full_disk_no_old_status_stays(
     write_status_file(outbox, {"link": "connected"})
     assert not relaying(outbox).status
     assert {file.name for file in tmp_path.iterdir()} == {"o.db.lock"}
-    lease.release()
+    relay_lock.release()
 
 
 @pytest.mark.parametrize("is_last", [False, True])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.errors import OutboxError, OutboxInUse
-from reliablepub.outbox.sqlite import lock as lease_module
+from reliablepub.outbox.sqlite import lock as lock_module
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid, lock_path
 from reliablepub.outbox.sqlite.store import SqliteStore
 
@@ -49,7 +49,7 @@ def end(process: subprocess.Popen[str]) -> None:
 def test_the_loser_learns_who_has_it_and_what_to_do(
     path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_module, "BORROWED_MAX_S", math.inf)  # who has a name is no borrower
+    monkeypatch.setattr(lock_module, "BORROWED_MAX_S", math.inf)  # who has a name is no borrower
     words = (
         f"outbox {path} is relayed by process {holder.pid}, and there can be only one relay; "
         "stop it, or only enqueue here"
@@ -63,26 +63,26 @@ def test_the_loser_learns_who_has_it_and_what_to_do(
 def test_death_frees_it_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
     end(holder)
     assert holder_pid(path) is None
-    lease = RelayLock(path, timeout_s=0)
+    relay_lock = RelayLock(path, timeout_s=0)
     assert holder_pid(path) == os.getpid()
-    lease.release()
+    relay_lock.release()
 
 
 def test_a_dying_holder_is_waited_for(path: Path, holder: subprocess.Popen[str]) -> None:
     killer = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
-    lease = RelayLock(path)
-    assert lease.is_held
-    lease.release()
+    relay_lock = RelayLock(path)
+    assert relay_lock.is_held
+    relay_lock.release()
     killer.wait()
 
 
 def test_one_process_cannot_have_it_twice(path: Path) -> None:
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     words = "another publisher of this process; use that one, close it, or only enqueue here$"
     with pytest.raises(OutboxInUse, match=words):
         RelayLock(path, timeout_s=0.05)
-    lease.release()
-    lease.release()  # twice is no error
+    relay_lock.release()
+    relay_lock.release()  # twice is no error
     RelayLock(path, timeout_s=0.05).release()
 
 
@@ -96,22 +96,22 @@ def test_no_process_is_named_after_release(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"", b"\xff\xfe", "\N{ARABIC-INDIC DIGIT THREE}".encode(), b"-3"])
 def test_a_name_that_is_no_number_names_no_process(path: Path, name: bytes) -> None:
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     lock_path(path).write_bytes(name)
     assert holder_pid(path) is None
-    lease.release()
+    relay_lock.release()
 
 
 def test_a_link_to_another_outboxs_lock_is_refused(path: Path) -> None:
     output = os.fstat(1)
     other = path.with_name("other.db")
-    lease = RelayLock(other)
+    relay_lock = RelayLock(other)
     lock_path(path).symlink_to(lock_path(other))
     assert holder_pid(path) is None
     with pytest.raises(OutboxError, match=str(lock_path(path))):
         RelayLock(path)
     assert RelayLock.borrow(path) is None
-    lease.release()
+    relay_lock.release()
     assert os.path.samestat(os.fstat(1), output), "nothing else is closed"
 
 
@@ -134,17 +134,17 @@ def test_a_removed_lock_file_is_not_locked_in_secret(path: Path) -> None:
 
 
 def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     ready, let_go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(let_go[1])  # so that the end of the parent lets it go, too
-        os.write(ready[1], b"y" if not lease.is_held else b"n")
+        os.write(ready[1], b"y" if not relay_lock.is_held else b"n")
         os.read(let_go[0], 1)
         os._exit(0)
     assert os.read(ready[0], 1) == b"y"
     assert holder_pid(path) == os.getpid()  # the child's closing did not release it
-    lease.release()
+    relay_lock.release()
     RelayLock(path, timeout_s=0.1).release()  # while the child still lives
     os.write(let_go[1], b"x")
     os.waitpid(pid, 0)
@@ -158,25 +158,25 @@ def test_a_process_without_standard_input_can_have_it_too(
     def work() -> None:
         os.close(0)  # as daemons do: the next file that is opened is number 0
         for take in (RelayLock, RelayLock.borrow):
-            lease = take(path)
-            assert lease is not None
-            assert lease.is_held
+            relay_lock = take(path)
+            assert relay_lock is not None
+            assert relay_lock.is_held
             assert RelayLock.borrow(path) is None
-            lease.release()
-            assert not lease.is_held
+            relay_lock.release()
+            assert not relay_lock.is_held
 
     assert child(work) == 0
     RelayLock(path, timeout_s=0).release()
 
 
 def test_it_is_not_passed_on_to_programs(path: Path, child: Callable[..., int]) -> None:
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     listing = "import glob, os; print([os.path.realpath(f) for f in glob.glob('/proc/self/fd/*')])"
     seen = subprocess.run(
         [sys.executable, "-c", listing], capture_output=True, text=True, check=True, close_fds=False
     ).stdout
     assert "outbox" not in seen
-    lease.release()
+    relay_lock.release()
 
 
 def test_what_cannot_be_locked_is_not_tried_again(
@@ -188,24 +188,24 @@ def test_what_cannot_be_locked_is_not_tried_again(
         tries.append(outbox)
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(lease_module, "_locked_fd", refused)
-    monkeypatch.setattr(lease_module, "BORROWED_MAX_S", 0.1)
+    monkeypatch.setattr(lock_module, "_locked_fd", refused)
+    monkeypatch.setattr(lock_module, "BORROWED_MAX_S", 0.1)
     with pytest.raises(OutboxError, match="Permission denied"):
         RelayLock(path)
     assert tries == [path]
 
 
 def test_descriptor_0_is_one_like_any_other(path: Path) -> None:
-    lease = RelayLock(path)
-    real, lease._fd = lease._fd, 0
-    assert lease.is_held
-    lease._fd = real
-    lease.release()
+    relay_lock = RelayLock(path)
+    real, relay_lock._fd = relay_lock._fd, 0
+    assert relay_lock.is_held
+    relay_lock._fd = real
+    relay_lock.release()
 
 
 @pytest.mark.parametrize("harm", ["delete", "replace", "empty"])
 def test_a_lock_file_that_was_harmed_is_locked_again(path: Path, harm: str) -> None:
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     file = lock_path(path)
     if harm == "empty":
         os.truncate(file, 0)
@@ -214,25 +214,25 @@ def test_a_lock_file_that_was_harmed_is_locked_again(path: Path, harm: str) -> N
     if harm == "replace":
         file.touch(0o600)
     assert holder_pid(path) is None
-    lease.keep()
+    relay_lock.keep()
     assert holder_pid(path) == os.getpid()
     with pytest.raises(OutboxInUse):
         RelayLock(path, timeout_s=0.05)
     before = file.stat()
-    lease.keep()
+    relay_lock.keep()
     assert file.stat() == before, "nothing is written if all is well"
-    lease.release()
+    relay_lock.release()
     assert RelayLock.borrow(path) is not None
 
 
 def test_a_lock_that_another_process_has_taken_meanwhile_is_its(
     path: Path, request: pytest.FixtureRequest
 ) -> None:
-    lease = RelayLock(path)
+    relay_lock = RelayLock(path)
     lock_path(path).unlink()
     holder: subprocess.Popen[str] = request.getfixturevalue("holder")
-    lease.keep()
-    lease.release()
+    relay_lock.keep()
+    relay_lock.release()
     assert holder_pid(path) == holder.pid
 
 
