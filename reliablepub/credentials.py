@@ -64,7 +64,7 @@ raise: then the publisher does not connect, and calls it again later."""
 class PasswordFile:
     """A provider that reads a file at each connection: a password or token that is rotated there.
 
-    The secret is the whole file, without line ends at its end. If it is a JSON Web Token, its
+    The secret is the whole file, without trailing line ends. If it is a JSON Web Token, its
     ``exp`` says how long it is valid; a file with anything else is read at each connection only.
 
     Args:
@@ -93,7 +93,7 @@ class PasswordFile:
 
 
 def read_password(path: Path) -> str:
-    """Return the password that a file holds, without line ends at its end.
+    """Return the password that a file holds, without trailing line ends.
 
     Raises:
         ConfigurationError: the file cannot be read, or is empty.

@@ -53,7 +53,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Circuit(Generic[W]):
-    """The breaker of one destination. Times have a meaning only while it is not closed.
+    """The breaker of one destination. Its times are valid only while it is not closed.
 
     Attributes:
         why: reason of the last refusal.

@@ -30,7 +30,7 @@ K = TypeVar("K")
 
 _first_tag: Final = attrgetter("first_tag")
 LATE_SHARE: Final = 4
-"""Late messages may at first take one part in so many of the window."""
+"""Late messages may at first take one `LATE_SHARE`-th of the window: a quarter."""
 
 
 class ChannelState(Enum):

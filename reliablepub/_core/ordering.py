@@ -10,7 +10,7 @@ caller asks the store for the key's next message. A key that is neither admitted
 memory; there may be millions of keys.
 
 An operator can put an earlier message back while a later one of its key is admitted. The earlier
-one is *passed* then, and goes when the later one leaves, even if that one only waits for a retry.
+message is then *passed*. It is sent when the later one leaves memory, even if only until a retry.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class KeyOrder:
     Attributes:
         wanted: keys whose next message is to be looked up in the store, in the order in which they
             became wanted.
-        passed: numbers of messages that were not admitted, because one of their key was. There is
-            no use in looking them up again before that one leaves.
+        passed: numbers of messages that were not admitted, because one of their key was. Looking
+            them up again is useless before that message leaves.
     """
 
     def __init__(self) -> None:

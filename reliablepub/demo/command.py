@@ -51,7 +51,7 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
         parse_addresses(url)
     before = signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
-    is_good, is_of_use = False, True  # the folder, to whoever looks for the cause
+    is_good, is_of_use = False, True  # the folder, for finding the cause of a failure
     try:
         ledger = tell(folder, records=records, url=url, say=say)
         problems = list(ledger.problems())

@@ -37,7 +37,7 @@ own; with 100 the loop lags more, and nothing is faster."""
 _LOOK_S: Final = 1.0
 """Interval at which the loop checks whether a callback holds the relay up."""
 BURST: Final = 50
-"""Tasks that may hand messages over in one iteration of the loop; each takes 10 to 20 us there."""
+"""Tasks that may hand messages over in one iteration of the loop; each takes 10 to 20 µs there."""
 
 
 class Bridge(Observer):

@@ -334,8 +334,8 @@ class Metrics:
 def _is_at_work(publisher: Watched, status: Status) -> bool:
     """Whether a publisher has a state that is worth an alert.
 
-    One that has not begun, or that another relay has replaced, stands by. The gauges of a closed
-    one vanish; those of one that has failed stay, to be alerted on.
+    A publisher that has not begun, or that another relay has replaced, stands by. The gauges of a
+    closed publisher vanish; those of a failed one stay, to be alerted on.
     """
     if not status.turns or isinstance(publisher.failure, OutboxInUse):
         return False

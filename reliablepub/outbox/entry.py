@@ -516,7 +516,7 @@ def _full(outbox: object, message: Message, why: str) -> OutboxFull:
 
 
 class Bell(Protocol):
-    """Hints that another process writes to a store. One may be missed, and one may mean nothing.
+    """Hints that another process writes to a store. A hint may be missed, or mean nothing.
 
     It rings when a transaction begins to write, which is before its commit is visible.
 

@@ -238,13 +238,13 @@ class Status:
 
 
 class Outage:
-    """Remembers the reasons of an outage: with several hosts, those of their failures alternate."""
+    """The reasons seen during one outage: with several hosts, the reasons of failures alternate."""
 
     def __init__(self) -> None:
         self._reasons: set[str] = set()
 
     def is_new(self, reason: str) -> bool:
-        """Whether this reason was not asked for since the last `end`."""
+        """Whether this reason is new since the last `end`; from now on it is not."""
         if reason in self._reasons:
             return False
         if len(self._reasons) < REASONS_MAX:

@@ -213,7 +213,7 @@ class Source:
 
         Raises:
             OSError: the file cannot be opened.
-            IsADirectoryError: the name is a folder's.
+            IsADirectoryError: the name is that of a folder.
         """
         if name == STDIN:
             return cls(name, 0, is_regular=False)

@@ -180,7 +180,7 @@ def read_relays(database: Database) -> list[Relaying]:
 
 
 def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
-    """Return messages that were given up, the first one first.
+    """Return messages that were given up, in the order in which they were.
 
     Raises:
         NotAnOutbox: there is no outbox.

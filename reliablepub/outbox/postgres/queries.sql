@@ -221,7 +221,7 @@ SELECT 1 FROM reliablepub_confirmed LIMIT 1;
 -- name: oldest_kept
 SELECT min(confirmed_at) FROM reliablepub_confirmed WHERE confirmed_at >= :since;
 
--- Rows that the relay of another shard is deleting are skipped: nobody waits for it.
+-- Rows that the relay of another shard is deleting are skipped, so no relay waits for another.
 -- name: prune_kept
 WITH gone AS (
     DELETE FROM reliablepub_confirmed WHERE id = ANY (ARRAY(

@@ -7,7 +7,7 @@
 -- neither, and is only counted. A row moves in one transaction, with its id and its count.
 --
 -- Names of messages have the collation "C", which sorts by bytes. Other collations change with the
--- operating system, and an index that is sorted by an earlier version finds some rows no more.
+-- operating system, and an index that an earlier version has sorted no longer finds some rows.
 --
 -- No row is updated repeatedly: while a long transaction anywhere in the cluster keeps old row
 -- versions alive, each update of such a row would cost more than the previous one.

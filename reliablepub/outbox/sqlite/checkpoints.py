@@ -140,7 +140,7 @@ def _restarted_behind_commit(connection: sqlite3.Connection) -> Iterator[None]:
     _set_pages(connection, 0)
     try:
         yield
-        with waiting_at_most(connection, 0):  # nobody can write while SQLite waits for readers
+        with waiting_at_most(connection, 0):  # no process can write while SQLite waits
             _checkpoint(connection, "FULL")
     finally:
         _set_pages(connection, pages)
