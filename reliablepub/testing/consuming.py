@@ -338,7 +338,7 @@ class Consuming:
             self._channel.reply(Basic.Cancel(consumer.tag, nowait=True))
 
     def deliver_all(self) -> None:
-        """Deliver from every queue of this channel's consumers, because the client reads again."""
+        """Deliver from every queue of this channel's consumers, which may take messages again."""
         for queue in self._queues():
             deliver(queue, self._node.now)
 

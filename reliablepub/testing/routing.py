@@ -98,7 +98,10 @@ def _words(key: str) -> list[str]:
 
 
 def topic_matches(pattern: list[str], words: list[str]) -> bool:
-    """Whether a topic pattern matches: `*` is one word, `#` is none or more (rabbit_trie)."""
+    """Whether a topic pattern matches: `*` is one word, `#` is none or more.
+
+    The rule is rabbit_exchange_type_topic:trie_match.
+    """
     # reachable[i]: the pattern read so far can have consumed exactly i words.
     reachable = [True] + [False] * len(words)
     for part in pattern:

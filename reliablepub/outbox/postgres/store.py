@@ -525,12 +525,12 @@ class PostgresStore:
     ) -> list[list[Row]] | None:
         """Commit statements as the next turn.
 
-        Returns:
-            the rows of each statement; None if the answer of the server was lost.
-
         Args:
             steps: the statements.
             new_ids: ids of the messages that they store.
+
+        Returns:
+            the rows of each statement; None if the answer of the server was lost.
 
         Raises:
             Intervened: an operator changed messages; nothing was stored.
