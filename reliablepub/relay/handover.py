@@ -371,11 +371,15 @@ class Inbox:
 
     def withdraw_because(self, chunk: Chunk[Any], error: ReliablePubError) -> None:
         """Withdraw a chunk and raise the error; do nothing if the relay has taken the chunk."""
+        if chunk.is_claimed:
+            return
+        # Before the claim: once the chunk is claimed, the relay takes the next one of its stream.
+        # If the relay claims this chunk now, later ones fail all the same, which leaves no gap.
+        if chunk.stream is not None:
+            chunk.stream.error = error
         if not chunk.claim():
             return
         chunk.refuse()
-        if chunk.stream is not None:
-            chunk.stream.error = error
         raise error
 
     def close(self, error: BaseException) -> None:

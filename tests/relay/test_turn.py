@@ -22,7 +22,7 @@ from reliablepub.outbox.entry import Changes, Snapshot
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
-from reliablepub.relay.handover import WITHDRAWN_MAX
+from reliablepub.relay.handover import WITHDRAWN_MAX, Chunk, Latch, Stream
 from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S
 from reliablepub.relay.status import Link
 from tests.relay.conftest import Build
@@ -198,6 +198,28 @@ def test_a_chunk_that_is_not_taken_drops_its_messages(world: Build) -> None:
     with pytest.raises(PublisherClosed):
         w.inbox.put(late)
     assert [chunk.messages for chunk in (withdrawn, late)] == [(), ()]
+
+
+def test_a_turn_while_a_chunk_is_withdrawn_leaves_no_gap_in_its_stream(world: Build) -> None:
+    w = world(messages_max=1)
+    told, stream = Told(w.log), Stream()
+
+    class Claimed(Chunk[Latch]):
+        def claim(self) -> bool:
+            is_claimed = super().claim()
+            if is_claimed:
+                w.turn()  # the relay's thread runs here
+            return is_claimed
+
+    first = Claimed([Message(b"", message_id="a")], Latch(), told, source="s", stream=stream)
+    later = Chunk([Message(b"", message_id="b")], Latch(), told, source="s", stream=stream)
+    w.inbox.put(first)
+    w.inbox.put(later)
+    with pytest.raises(OutboxFull):
+        w.inbox.withdraw(first)
+    w.turn()
+    assert isinstance(later.error, OutboxFull)
+    assert w.relay.status.counters.stored == 0
 
 
 def test_callers_that_give_up_behind_one_that_waits_leave_nothing_behind(world: Build) -> None:
