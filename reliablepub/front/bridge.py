@@ -67,6 +67,7 @@ class Bridge(Observer):
         self._is_started = Signal(self)
         self._is_scheduled = False
         self._is_wake_due = False
+        self._is_looking = False
         self._admitted = 0
         self._queued: deque[asyncio.Future[None]] = deque()
 
@@ -133,10 +134,12 @@ class Bridge(Observer):
 
     def _admit(self) -> None:
         """Admit further tasks, in the next iteration of the loop."""
-        self._admitted = min(BURST, len(self._queued))
-        for _ in range(self._admitted):
+        admitted = min(BURST, len(self._queued))
+        for _ in range(admitted):
             wake(self._queued.popleft())
-        if self._admitted:
+        # The woken tasks run in the next iteration; until then, others queue behind them.
+        self._admitted = BURST if admitted else 0
+        if admitted:
             self.loop.call_soon(self._admit)
 
     def _wake(self, wake: Callable[[], None]) -> None:
@@ -157,7 +160,9 @@ class Bridge(Observer):
 
     async def until_started(self) -> None:
         """Wait until the relay has started, or could not start."""
-        self._look()
+        if not self._is_looking:  # `open` may be called again
+            self._is_looking = True
+            self._look()
         await self._is_started.wait()
 
     async def until_ended(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from reliablepub.front.bridge import Bell, Bridge, Signal
+from reliablepub.front.bridge import BURST, Bell, Bridge, Signal
 
 TIMES = 2_000
 
@@ -107,3 +107,39 @@ def test_the_end_wakes_tasks_that_wait_and_tasks_that_begin_to() -> None:
 
     for _ in range(20):
         assert not any(asyncio.run(wait()))
+
+
+def test_a_task_that_comes_later_is_admitted_later() -> None:
+    async def admit() -> list[int]:
+        relay, admitted = bridge(), []
+
+        async def publish(number: int) -> None:
+            await relay.admission()
+            admitted.append(number)
+
+        tasks = [asyncio.create_task(publish(number)) for number in range(BURST + 1)]
+        for number in range(BURST + 1, BURST + 31):  # some while the last one above is woken
+            await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(publish(number)))
+        await asyncio.gather(*tasks)
+        return admitted
+
+    assert asyncio.run(admit()) == [*range(BURST + 31)]
+
+
+def test_a_publisher_that_is_opened_again_and_again_starts_one_timer() -> None:
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    async def open_often() -> None:
+        relay = Bridge(asyncio.get_running_loop(), look, lambda: cast("Any", None))
+        relay.started()
+        for _ in range(10):
+            await relay.until_started()
+        relay.ended(None)
+
+    asyncio.run(open_often())
+    assert looks == 1
