@@ -79,6 +79,9 @@ class Guest:
         self._is_connected = False
         self._is_blocked = False
         self._look_at = 0.0
+        self._seen: AbstractConnection | None = None
+        self._attempts = self._attempts_before = 0
+        self._is_restored = False
         self._home: GuestChannels | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._when_gone: Callable[[], None] | None = None
@@ -149,6 +152,7 @@ class Guest:
 
     def _look_around(self, timer: asyncio.TimerHandle) -> None:
         connection = self._open_connection()
+        self._look_whether_restored(connection)
         if self._home is not None and connection is not self._home.connection:
             self._lose(*_why_closed(self._home.connection))
             self._home = None
@@ -156,7 +160,8 @@ class Guest:
             self._look_whether_blocked()
             self._look_what_left()
         elif self._is_wanted and connection is not None:
-            self._arrive(connection)
+            if self._is_restored:
+                self._arrive(connection)
         elif self._is_wanted and self._host.is_closed:
             self._is_wanted = False
             self._tell(ConnectionLost("the application has closed its connection"))
@@ -172,6 +177,18 @@ class Guest:
         if transport is None or not transport.connection.is_opened:
             return None
         return transport.connection
+
+    def _look_whether_restored(self, connection: AbstractConnection | None) -> None:
+        """Note whether a robust connection has opened the application's channels again.
+
+        The application may have given them numbers (``connection.channel(7)``). If one of these is
+        taken, aio-pika closes the connection and reconnects. It counts an attempt at the end.
+        """
+        attempts: int | None = getattr(self._host, "connection_attempt", None)
+        if connection is not self._seen:
+            self._seen, self._attempts_before = connection, self._attempts
+        self._attempts = attempts or 0
+        self._is_restored = attempts is None or attempts > self._attempts_before
 
     def _arrive(self, connection: AbstractConnection) -> None:
         self._is_wanted = self._is_blocked = False
@@ -189,10 +206,12 @@ class Guest:
 
         Then no message is to blame, and only the application can renew the token.
         """
-        if isinstance(event, ChannelClosed) and says_expired(event.reply_code, event.reply_text):
-            self._host.loop.call_soon(_do, self.disconnect, event.reply_text)
-        else:
-            self._tell(event)
+        if isinstance(event, ChannelClosed):
+            self.channels.pop(event.epoch, None)
+            if says_expired(event.reply_code, event.reply_text):
+                self._host.loop.call_soon(_do, self.disconnect, event.reply_text)
+                return
+        self._tell(event)
 
     def _look_what_left(self) -> None:
         assert self._home is not None

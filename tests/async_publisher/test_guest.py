@@ -25,8 +25,9 @@ from reliablepub import (
     WrongEventLoop,
 )
 from reliablepub.headers import FieldValue
-from reliablepub.testing import FakeBroker, NodeOptions
+from reliablepub.testing import FakeBroker, NodeOptions, faults
 from reliablepub.transport import aiormq_hooks
+from reliablepub.transport.aio_pika import Guest
 from reliablepub.transport.aiormq_hooks import GuestChannels
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import Run
@@ -244,6 +245,58 @@ def test_its_channels_and_ours_close_without_a_thought_for_each_other(
     bodies = [body for body, _ in probe.drain(queue, 594 + theirs)]
     assert bodies.count(b"theirs") == theirs
     assert set(bodies) == {b"theirs", *(b"%d" % n for n in range(600) if n % 100)}
+
+
+def test_a_channel_that_the_broker_closed_is_forgotten(
+    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guests: list[Guest] = []
+    connect = Guest.connect
+
+    def noted(guest: Guest) -> None:
+        guests.append(guest)
+        connect(guest)
+
+    monkeypatch.setattr(Guest, "connect", noted)
+
+    async def main() -> None:
+        async with (
+            host(broker.url) as connection,
+            AsyncPublisher(connection=connection, outbox=None, retry=AT_ONCE) as publisher,
+        ):
+            for _ in range(10):
+                with pytest.raises(Refused):
+                    await (await publisher.publish(b"x", exchange="missing"))
+            assert len(guests[0].channels) <= 2
+
+    run(main())
+
+
+def test_after_a_reconnect_the_application_gets_its_channel_numbers_first(
+    run: Run[None], broker: FakeBroker
+) -> None:
+    broker.inject(faults.Latency(delay_s=0.02, keep=True))
+
+    async def main() -> None:
+        async with host(broker.url) as connection:
+            theirs = [connection.channel(number) for number in (1, 2, 3)]
+            for channel in theirs:
+                await channel.initialize()
+            reconnects: list[Any] = []
+            connection.reconnect_callbacks.add(reconnects.append)
+            async with AsyncPublisher(connection=connection, outbox=None) as publisher:
+                for n in range(1, 4):
+                    await (await publisher.publish(b"x", routing_key="q"))
+                    broker.drop_connections()
+                    await until_async(lambda: publisher.status.link is not Link.CONNECTED)
+                    await (await publisher.publish(b"x", routing_key="q")).result(60)
+                    assert publisher.status.connects == n + 1
+                assert len(reconnects) == 3
+            for channel in theirs:
+                message = aio_pika.Message(b"theirs")
+                await channel.default_exchange.publish(message, "q")
+
+    run(main())
 
 
 def test_closed_by_the_application_everything_stays_in_the_outbox(
