@@ -53,6 +53,9 @@ from reliablepub.transport.departures import LOOK_S
 from reliablepub.transport.frames import encode_batch
 
 _LOOK_S: Final = 0.02
+_RESTORE_S: Final = 1.0
+"""How long the application's channels come first on a new connection. Then ours are opened anyway:
+a reconnect callback, which aio-pika waits for, may wait for one of our confirms."""
 _NOT_ALLOWED: Final = 530
 _CHANNEL_OPEN: Final = (20, 10)
 
@@ -81,7 +84,7 @@ class Guest:
         self._look_at = 0.0
         self._seen: AbstractConnection | None = None
         self._attempts = self._attempts_before = 0
-        self._is_restored = False
+        self._restored_by = 0.0
         self._home: GuestChannels | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._when_gone: Callable[[], None] | None = None
@@ -152,7 +155,7 @@ class Guest:
 
     def _look_around(self, timer: asyncio.TimerHandle) -> None:
         connection = self._open_connection()
-        self._look_whether_restored(connection)
+        is_restored = self._is_restored(connection)
         if self._home is not None and connection is not self._home.connection:
             self._lose(*_why_closed(self._home.connection))
             self._home = None
@@ -160,7 +163,7 @@ class Guest:
             self._look_whether_blocked()
             self._look_what_left()
         elif self._is_wanted and connection is not None:
-            if self._is_restored:
+            if is_restored:
                 self._arrive(connection)
         elif self._is_wanted and self._host.is_closed:
             self._is_wanted = False
@@ -178,17 +181,19 @@ class Guest:
             return None
         return transport.connection
 
-    def _look_whether_restored(self, connection: AbstractConnection | None) -> None:
-        """Note whether a robust connection has opened the application's channels again.
+    def _is_restored(self, connection: AbstractConnection | None) -> bool:
+        """Whether a robust connection has opened the application's channels again, or is late.
 
         The application may have given them numbers (``connection.channel(7)``). If one of these is
         taken, aio-pika closes the connection and reconnects. It counts an attempt at the end.
         """
         attempts: int | None = getattr(self._host, "connection_attempt", None)
+        now = self._host.loop.time()
         if connection is not self._seen:
             self._seen, self._attempts_before = connection, self._attempts
+            self._restored_by = now + _RESTORE_S
         self._attempts = attempts or 0
-        self._is_restored = attempts is None or attempts > self._attempts_before
+        return attempts is None or attempts > self._attempts_before or now >= self._restored_by
 
     def _arrive(self, connection: AbstractConnection) -> None:
         self._is_wanted = self._is_blocked = False

@@ -299,6 +299,28 @@ def test_after_a_reconnect_the_application_gets_its_channel_numbers_first(
     run(main())
 
 
+def test_a_callback_of_a_reconnect_may_wait_for_a_confirm(
+    run: Run[None], broker: FakeBroker
+) -> None:
+    async def main() -> None:
+        async with (
+            host(broker.url) as connection,
+            AsyncPublisher(connection=connection, outbox=None) as publisher,
+        ):
+            await (await publisher.publish(b"x", routing_key="q"))
+            confirmed = asyncio.Event()
+
+            async def told(_connection: object) -> None:
+                await (await publisher.publish(b"back again", routing_key="q")).result(30)
+                confirmed.set()
+
+            connection.reconnect_callbacks.add(told)
+            broker.drop_connections()
+            await asyncio.wait_for(confirmed.wait(), 30)
+
+    run(main())
+
+
 def test_closed_by_the_application_everything_stays_in_the_outbox(
     run: Run[None], probe: AmqpProbe, path: Path
 ) -> None:
