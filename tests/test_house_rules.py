@@ -6,6 +6,7 @@ What a linter can check is ruff's and mypy's affair: docstrings, names, types.
 import ast
 import fnmatch
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,37 @@ def test_only_the_command_line_prints(path: Path) -> None:
         and node.func.id == "print"
     ]
     assert prints == []
+
+
+def test_a_log_line_has_an_event_that_is_documented() -> None:
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "observing.md").read_text()))
+    modules = (ROOT / "reliablepub").rglob("*.py")
+    found = {
+        f"{path}:{node.lineno}": event_of(node)
+        for path in modules
+        if "testing" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in WRITES
+    }
+    assert found
+    assert {at: event for at, event in found.items() if event not in documented} == {}
+
+
+WRITES = {
+    f"{logger}.{level}"
+    for logger in ("LOGGER", "_LOG")
+    for level in ("info", "warning", "error", "critical", "exception")
+}
+
+
+def event_of(call: ast.Call) -> str:
+    """The event in the argument `extra` of a call that writes a log line; empty without one."""
+    for argument in call.keywords:
+        if argument.arg == "extra" and isinstance(argument.value, ast.Dict):
+            pairs = zip(argument.value.keys, argument.value.values, strict=True)
+            texts = {ast.unparse(key): value for key, value in pairs if key is not None}
+            return str(ast.literal_eval(texts["'event'"]))
+    return ""
 
 
 def test_all_is_what_the_package_offers() -> None:

@@ -52,7 +52,7 @@ def options_of_environment(options: PublisherOptions) -> PublisherOptions:
     path = os.environ.get(PASSWORD_VARIABLE)
     if path and "credentials" not in options:
         if words := exposure(path):
-            LOGGER.warning("%s", words)
+            LOGGER.warning("%s", words, extra={"event": "exposed"})
         read_password(Path(path))  # a file that is missing from the start is a mistake, no outage
         options = {**options, "credentials": PasswordFile(Path(path))}
     return options

@@ -79,7 +79,12 @@ def warn_of_direct(task_id: object, error: Exception) -> None:
         error: raised by the outbox. Its text may have the body, so its type alone is logged.
     """
     kind = type(error).__name__
-    LOGGER.warning("task %s is published directly, as storing it raised %s", task_id, kind)
+    LOGGER.warning(
+        "task %s is published directly, as storing it raised %s",
+        task_id,
+        kind,
+        extra={"event": "published_directly"},
+    )
 
 
 def _timestamp(value: datetime | float | None) -> datetime | None:

@@ -137,7 +137,7 @@ class OutboxKeys:
         keys: dict[str, bytes] = {}
         is_repeated = False
         if words := exposure(path):
-            LOGGER.warning("%s", words)
+            LOGGER.warning("%s", words, extra={"event": "exposed"})
         try:
             lines = Path(path).read_text(encoding="ascii").splitlines()
             for line in lines:

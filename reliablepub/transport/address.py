@@ -132,7 +132,7 @@ def warn_of_exposed(addresses: Sequence[Address]) -> None:
     for address in addresses:
         if address.is_exposed and address.host not in _warned_of:
             _warned_of.add(address.host)
-            LOGGER.warning("%s", words_of_exposed(address))
+            LOGGER.warning("%s", words_of_exposed(address), extra={"event": "exposed"})
 
 
 def words_of_exposed(address: Address) -> str:

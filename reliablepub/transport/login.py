@@ -289,7 +289,11 @@ class Tenure:
         if found is None:
             self._problem = answer.problem
             self._failures += 1
-            LOGGER.warning("the credentials could not be renewed: %s", answer.problem)
+            LOGGER.warning(
+                "the credentials could not be renewed: %s",
+                answer.problem,
+                extra={"event": "not_renewed", "reason": answer.problem},
+            )
             self._renewal = self._loop.call_later(wait_s(_WAITS, self._failures), self._renew)
             return
         self._failures, self._problem = 0, ""

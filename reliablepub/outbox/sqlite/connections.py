@@ -479,6 +479,7 @@ class Writer:
             "without SQLite (perhaps to copy it); it was opened again. Copy an outbox with "
             "sqlite3's backup, or from another process",
             self._path,
+            extra={"event": "locks_lost"},
         )
         self.rest()
         return self.opened()

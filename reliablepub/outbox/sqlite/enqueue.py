@@ -257,6 +257,7 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
             "can undo its last commits, and with them messages; set it to FULL",
             path,
             ("OFF", "NORMAL")[synchronous],
+            extra={"event": "unsafe_pragma"},
         )
     (journal,) = cursor.execute("PRAGMA journal_mode").fetchone()
     if journal in _UNSAFE_JOURNALS:
@@ -266,6 +267,7 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
             "WAL",
             path,
             journal.upper(),
+            extra={"event": "unsafe_pragma"},
         )
 
 

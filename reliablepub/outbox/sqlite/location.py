@@ -164,7 +164,7 @@ def warn_of_folder(folder: Path) -> None:
     Such a mode is not an error, because container volumes often have it. A planted file is one.
     """
     if words := folder_exposure(folder):
-        LOGGER.warning("%s", words)
+        LOGGER.warning("%s", words, extra={"event": "exposed"})
 
 
 def folder_exposure(folder: Path) -> str:
