@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -104,6 +105,13 @@ def test_a_broker_with_everything_is_fine(run: Run, path: Path, fake: FakeBroker
     assert result.exit_code == 0
     assert "ok  broker  connection" in result.stdout
     assert "frame_max 131072" in result.stdout
+
+
+def test_the_versions_that_a_report_needs_are_named(run: Run, fake: FakeBroker) -> None:
+    rows = json.loads(run("--url", fake.url, "--json").stdout)
+    found = {row["check"]: row["found"] for row in rows}
+    assert f"reliablepub {version('reliablepub')}, pika {version('pika')}" in found["versions"]
+    assert "RabbitMQ 3.13.7" in found["connection"]
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])

@@ -100,7 +100,7 @@ def test_the_doctor_says_so(tmp_path: Path) -> None:
     rows = json.loads(
         run(folder, "-m", "reliablepub", "doctor", "--outbox", str(path), "--json", exits=4)
     )
-    [found] = [row for row in rows if row["about"] == "client"]
+    [found] = [row for row in rows if row["check"] == "pika"]
     assert found["level"] == "warning"
     assert found["found"].startswith("the fast path is off here: pika is 1.4.9; tested versions")
 
@@ -115,6 +115,6 @@ def test_the_relay_s_picture_says_so_to_the_doctor_and_in_the_status(
         assert publisher.status.hooks_off == "a test has done it"
         rows = json.loads(run(tmp_path, *command, "doctor", "--outbox", str(path), "--json"))
         words = run(tmp_path, *command, "outbox", "status", "--outbox", str(path))
-    found = {row["about"]: row["found"] for row in rows}
-    assert found["client"] == "the fast path is off in the relay: a test has done it"
+    found = {row["check"]: row["found"] for row in rows}
+    assert found["pika"] == "the fast path is off in the relay: a test has done it"
     assert "slower: a test has done it" in words

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from reliablepub.cli.doctor.diagnosis import (
     of_credentials,
     of_file,
     of_outbox,
+    of_versions,
 )
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.cli.options import (
@@ -37,6 +39,7 @@ from reliablepub.cli.output import print_rows
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import OutboxError
 from reliablepub.front.environment import URL_VARIABLE
+from reliablepub.observe import installed_version
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.database import Database, Relaying, file_of
@@ -95,6 +98,8 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     found.append(
         of_client(Relaying.first(relays).status.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS)
     )
+    own = installed_version() or "(not installed)"
+    found.append(of_versions({"reliablepub": own, "pika": version("pika")}))
     if addresses and credentials is not None:
         found += of_credentials(credentials)
     for address in addresses:

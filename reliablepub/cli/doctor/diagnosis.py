@@ -183,6 +183,12 @@ def of_client(relay: str | None, here: str, tested: Sequence[str]) -> Finding:
     )
 
 
+def of_versions(versions: Mapping[str, str]) -> Finding:
+    """The finding that names the versions of packages here, for the report of a bug."""
+    words = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return finding("versions", Level.OK, words, about="client")
+
+
 def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
     """A finding about a token in the password file; none about a password."""
     try:
