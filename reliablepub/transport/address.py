@@ -143,9 +143,11 @@ def words_of_exposed(address: Address) -> str:
 def has_password(url: str) -> bool:
     """Whether the URL contains a password. True if the URL is invalid and might contain one."""
     try:
-        return urlsplit(url).password is not None
+        parts = urlsplit(url)
     except ValueError:
         return "@" in url
+    # After a `/`, `?` or `#`, a `@` ends a password in which these are not escaped.
+    return parts.password is not None or bool(parts.netloc and "@" in "".join(parts[2:]))
 
 
 def with_password(url: str, password: str) -> str:
@@ -237,6 +239,12 @@ def _can_be_looked_up(host: str) -> bool:
 def _vhost(parts: SplitResult) -> str:
     """Parse the path: none and ``/`` mean the default vhost; any other is one encoded segment."""
     path = parts.path.removeprefix("/")
+    if "@" in path:  # the end of a password, which errors would show as a part of the vhost
+        raise ConfigurationError(
+            _explain(
+                "there is a '@' after a '/': write / in a password as %2F, @ in a vhost as %40"
+            )
+        )
     if "/" in path:
         raise ConfigurationError(_explain("the vhost holds a '/'; write it as %2F"))
     vhost = unquote(path) or "/"

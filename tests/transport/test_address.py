@@ -6,7 +6,12 @@ from urllib.parse import unquote
 import pytest
 
 from reliablepub.errors import ConfigurationError
-from reliablepub.transport.address import Address, parse_addresses, with_password
+from reliablepub.transport.address import (
+    Address,
+    has_password,
+    parse_addresses,
+    with_password,
+)
 
 SECRET = "s3cr3t"
 
@@ -54,6 +59,9 @@ def test_a_url_names_a_broker(url: str, expected: Address) -> None:
         (f"amqp://u:{SECRET}@h#x", "fragment"),
         (f"amqp://u:{SECRET}@h/{'v' * 256}", "255"),
         (f"amqp://u:{SECRET}/@h", "write / in a password as %2F"),
+        (f"amqp://u:/{SECRET}@h", "write / in a password as %2F"),
+        (f"amqp://u:12/{SECRET}@h", "write / in a password as %2F"),
+        (f"amqp://u:/{SECRET}@a,b/v", "write / in a password as %2F"),
         (f"amqp://u:{SECRET}@a,,b", "names no host"),
         (f"amqp://u:{SECRET}@a..b/", "no host name"),
         (f"amqp://u:{SECRET}@.a/", "no host name"),
@@ -74,6 +82,18 @@ def test_a_url_that_cannot_be_used_is_refused_without_repeating_it(url: str, pro
         parse_addresses(url)
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "password", [SECRET, f"/{SECRET}", f"12/{SECRET}", f"#{SECRET}", f"?{SECRET}"]
+)
+def test_a_password_is_recognized_however_it_is_written(password: str) -> None:
+    assert has_password(f"amqp://u:{password}@h/v")
+
+
+@pytest.mark.parametrize("url", ["amqp://u@h/a%40b", "amqp://h/v", "/data/a@b.db", "a@b.db"])
+def test_what_has_no_password_is_not_taken_for_one(url: str) -> None:
+    assert not has_password(url)
 
 
 def test_several_urls_are_several_brokers() -> None:
