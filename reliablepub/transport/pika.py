@@ -69,6 +69,8 @@ _ENDED_EARLY: Final = (
     "the peer ended the connection before the AMQP handshake: there is no broker behind it, or it "
     "wants a client certificate"
 )
+_WORDS_MAX: Final = 500
+"""Characters of a reason: it goes into the log, the status file and a datagram of systemd."""
 _PROBABLE: Final = (
     exceptions.ProbableAuthenticationError,
     exceptions.ProbableAccessDeniedError,
@@ -100,8 +102,9 @@ def explain(error: BaseException) -> str:
             return f"the port does not speak TLS, which amqps:// asks for ({error})"
         case OSError():
             return error.strerror or str(error) or type(error).__name__
-        case _:
-            return str(error) or type(error).__name__
+        case _:  # such as pika's, which may quote a frame of 128 KiB, escaped
+            words = str(error) or type(error).__name__
+            return words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}..."
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -203,12 +203,17 @@ class _Asking:
         return answer
 
 
+_PRODUCT_MAX: Final = 100
+"""Characters of a product and version that are shown; a broker can send 128 KiB."""
+
+
 def _note(connection: SelectConnection, found: Probe) -> None:
     """Record the server properties and the negotiated parameters."""
     says: dict[str, Any] = connection.server_properties or {}
     product, version = text(says.get("product", "unknown")), text(says.get("version"))
-    found.product = f"{product} {version}".strip()
-    found.can_confirm = bool(says.get("capabilities", {}).get("publisher_confirms"))
+    found.product = f"{product} {version}".strip()[:_PRODUCT_MAX]
+    able = says.get("capabilities")
+    found.can_confirm = isinstance(able, dict) and bool(able.get("publisher_confirms"))
     parameters: Any = connection.params  # as negotiated
     found.frame_max = parameters.frame_max
     found.channel_max = parameters.channel_max

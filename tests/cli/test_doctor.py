@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -172,6 +173,53 @@ def test_a_broker_that_says_too_much_is_left(run: Run, words: bytes) -> None:
     assert "the broker began a frame" in row["found"] or "an unexpected message" in row["found"]
     assert "is RabbitMQ listening there?" in row["remedy"]
     assert sent < 16 << 20, "the rest of what the sockets hold"
+
+
+def greeting(properties: bytes, minor: int = 9) -> bytes:
+    """A ``connection.start``; its server properties are encoded already."""
+    said = b"".join(struct.pack(">I", len(one)) + one for one in (properties, b"PLAIN", b"en_US"))
+    payload = struct.pack(">HHBB", 10, 10, 0, minor) + said
+    return struct.pack(">BHI", 1, 0, len(payload)) + payload + b"\xce"
+
+
+def long_text(words: bytes) -> bytes:
+    return b"S" + struct.pack(">I", len(words)) + words
+
+
+ANSWERS = {
+    b"AMQP": b"",
+    struct.pack(">HH", 10, 11): frame.marshal(commands.Connection.Tune(9, 131_072, 60), 0),
+    struct.pack(">HH", 10, 40): frame.marshal(commands.Connection.OpenOk(), 0),
+}
+"""What a broker answers until it is logged in; its greeting answers the protocol header."""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        greeting(b"\x0ccapabilities" + long_text(b"x") + b"\x07version" + long_text(b"9" * 99_999)),
+        greeting(b"\x01a" + long_text(b"\x1b" * 99_999), minor=7),
+    ],
+    ids=["properties of another type", "another version"],
+)
+def test_a_broker_that_describes_itself_oddly_is_told_in_few_words(run: Run, first: bytes) -> None:
+    def talk(server: socket.socket) -> None:
+        with server.accept()[0] as peer, suppress(OSError):
+            while heard := peer.recv(1 << 20):
+                answers = [answer for method, answer in ANSWERS.items() if method in heard]
+                if not answers:
+                    return
+                peer.sendall(answers[-1] or first)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        talker = threading.Thread(target=talk, args=(server,))
+        talker.start()
+        url = f"amqp://guest:guest@127.0.0.1:{server.getsockname()[1]}"
+        result = run("--url", url, "--json")
+        talker.join()
+    bad = {row["check"] for row in json.loads(result.stdout) if row["level"] == "problem"}
+    assert "connection" in bad
+    assert len(result.stdout) < 5_000
 
 
 def test_a_broker_that_does_not_answer_is_left(run: Run, fake: FakeBroker) -> None:
