@@ -254,6 +254,38 @@ def test_large_bodies_are_salvaged_a_few_at_a_time(path: Path, entry: Make) -> N
     assert Outbox(path.with_name("new.db")).salvage(path).open == 3
 
 
+KEPT = "3e9 AS kept_until"
+ENDLESS = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [
+        ("sources", f"{ENDLESS} SELECT printf('%d', x) AS name, x AS position FROM n"),
+        ("sources", f"{ENDLESS} SELECT 'n' AS name, x AS position FROM n WHERE x < 0"),
+        ("sources", f"{ENDLESS} SELECT 'n' AS name, x AS position FROM n ORDER BY x DESC"),
+        ("sources", "SELECT printf('%.900000000c', 'n') AS name, 1 AS position"),
+        (
+            "keys",
+            f"{ENDLESS} SELECT printf('%09d', x) AS key, x AS id, 'm' AS message_id, {KEPT} FROM n",
+        ),
+    ],
+)
+def test_a_table_that_is_a_view_without_an_end_is_left(
+    path: Path, entry: Make, table: str, columns: str
+) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=[entry()]))
+    sql(path, f"DROP TABLE reliablepub_{table}")
+    sql(path, f"CREATE VIEW reliablepub_{table} AS {columns}")
+    begun = time.process_time()
+    found = Outbox(path.with_name("new.db")).salvage(path)
+    assert time.process_time() - begun < 10
+    assert (found.open, found.has_sources) == (1, False)
+    assert Outbox(path.with_name("new.db")).audit().is_right
+    assert path.with_name("new.db").stat().st_size < 16 << 20
+
+
 # ------------------------------------------------------------------------------------------ import
 
 

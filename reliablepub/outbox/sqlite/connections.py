@@ -24,6 +24,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -150,6 +151,8 @@ def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
 
 BUSY_TIMEOUT_S: Final = 5.0
 _CLAIMS_MAX: Final = 9
+_STEPS: Final = 1_000
+"""Steps of SQLite's virtual machine between two looks at their number."""
 _ADDED: Final = (
     "`reliablepub outbox create`, Outbox.create(), its first message or its relay creates it"
 )
@@ -298,8 +301,15 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
+def looking(
+    path: Path, *, steps_max: int | None = None
+) -> Iterator[tuple[sqlite3.Connection, bool]]:
     """Open a database read-only, and tell whether it holds an outbox.
+
+    Args:
+        path: path of the database.
+        steps_max: most steps of SQLite's virtual machine, about, and most bytes of a value; a view
+            in a forged file can take any number of them. None for no limit.
 
     Raises:
         NotAnOutbox: there is no file, it is no database, or its outbox is of another version.
@@ -327,11 +337,23 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
         )
         try:
             connection.text_factory = _lenient
+            if steps_max is not None:
+                _limit(connection, steps_max)
             has_outbox = _begin_looking(connection, path)
             check_side_files(real)
             yield connection, has_outbox
         finally:
             connection.close()
+
+
+def _limit(connection: sqlite3.Connection, steps_max: int) -> None:
+    """Interrupt statements after this many steps of SQLite's virtual machine, all together.
+
+    No value is longer than that number of bytes either.
+    """
+    asks = count(1)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, steps_max)
+    connection.set_progress_handler(lambda: next(asks) * _STEPS > steps_max, _STEPS)
 
 
 def _begin_looking(connection: sqlite3.Connection, path: Path) -> bool:

@@ -21,12 +21,12 @@ import sqlite3
 import struct
 import time
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.outbox.database import NO_CHANGE
@@ -91,6 +91,11 @@ class Pages:
             self._log = log.open("rb")
             self._bytes += os.fstat(self._log.fileno()).st_size
             self._lay_over(self._log)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the file and the log."""
+        return self._bytes
 
     def close(self) -> None:
         """Close the file and the log."""
@@ -283,6 +288,12 @@ _STATE: Final = 7
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties", "ordering_key")
 _TIMES: Final = ("stored_at", "due_at", "parked_at", "expires_at", "refused_at")
 
+_ROW_BYTES_MIN: Final = 4
+"""Bytes of a row in SQLite's format, without texts: two lengths, its number, and a pointer."""
+_STEPS_OF_SCHEMA: Final = 100_000
+"""Steps of SQLite's virtual machine that need no row. A row takes fewer steps than it has bytes."""
+_Row = TypeVar("_Row", dict[str, Any], tuple[Any, ...])
+
 _INSTEAD: Final[dict[str, Value]] = {
     **dict.fromkeys(("nacked", "returned", "refused", "uncertain", "reply_code"), 0),
     "outcome": "refused",
@@ -409,8 +420,8 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
         open=counts["salvage_open"],
         parked=counts["salvage_parked"],
         broken=(*(broken[id_] for id_ in sorted(broken.keys() - intact.keys())), *misnumbered),
-        has_sources=_copy_sources(damaged, target, new)
-        and _copy_keys(damaged, target, new, intact.keys()),
+        has_sources=_copy_sources(damaged, target, new, room := _Room(pages.total_bytes))
+        and _copy_keys(damaged, target, new, intact.keys(), room),
     )
 
 
@@ -503,23 +514,59 @@ def _write(
         target.execute(QUERIES["raise_last_id"], {"id_max": ID_MAX})
 
 
-def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
+class _Room:
+    """Bounds what SQLite reads of a forged file, whose tables may be views without an end.
+
+    Args:
+        most: size of the file and its log, in bytes. The rows of all tables have no more.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.steps_max: Final = most + _STEPS_OF_SCHEMA
+        self._left = most
+
+    def take(self, rows: Iterable[_Row]) -> Iterator[_Row]:
+        """Yield rows as long as there is room for them.
+
+        Raises:
+            _Malformed: there are more rows than the file can hold.
+        """
+        for row in rows:
+            values = row.values() if isinstance(row, dict) else row
+            texts = (value for value in values if isinstance(value, str | bytes))
+            self._left -= _ROW_BYTES_MIN + sum(map(len, texts))
+            if self._left < 0:
+                raise _Malformed
+            yield row
+
+
+def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path, room: _Room) -> bool:
     """Copy the positions of named sources if SQLite can read them; return whether it could.
 
     A wrong position loses input, and these rows have no checksum. So they are not decoded page by
     page.
     """
-    found: list[dict[str, object]] | None = None
-    with suppress(OutboxError), looking(damaged) as (connection, _):
-        found = list(named_rows(connection, QUERIES["sources"], {}))
+    found: list[dict[str, Any]] | None = None
+    with (
+        suppress(OutboxError, sqlite3.Error, _Malformed),
+        looking(damaged, steps_max=room.steps_max) as (connection, _),
+    ):
+        found = list(room.take(named_rows(connection, QUERIES["sources"], {})))
+    if found is None or not all(map(_is_position, found)):
+        return False
     if found:
         with transaction(target, new):
             target.executemany(QUERIES["advance_source"], found)
-    return found is not None
+    return True
+
+
+def _is_position(row: dict[str, Any]) -> bool:
+    count = row["count"]
+    return isinstance(row["name"], str) and type(count) is int and 0 <= count <= ID_MAX
 
 
 def _copy_keys(
-    damaged: Path, target: sqlite3.Connection, new: Path, copied: Container[int]
+    damaged: Path, target: sqlite3.Connection, new: Path, copied: Container[int], room: _Room
 ) -> bool:
     """Copy deduplication keys as far as SQLite can read them; return whether it could read all.
 
@@ -528,8 +575,11 @@ def _copy_keys(
     page: list[tuple[Any, ...]] | None = [("",)]
     while page:
         after, page = page[-1][0], None
-        with suppress(OutboxError, sqlite3.Error), looking(damaged) as (connection, _):
-            page = connection.execute(QUERIES["keys"], (after, _BATCH)).fetchall()
+        with (
+            suppress(OutboxError, sqlite3.Error, _Malformed),
+            looking(damaged, steps_max=room.steps_max) as (connection, _),
+        ):
+            page = list(room.take(connection.execute(QUERIES["keys"], (after, _BATCH))))
         keys = [
             (key, id_ if id_ in copied else 0, message_id, kept_until)
             for key, id_, message_id, kept_until in page or ()
