@@ -120,8 +120,9 @@ FROM reliablepub_parked ORDER BY id;
 -- name: one_message
 SELECT
     id, message_id, exchange, routing_key, ordering_key, properties,
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
-    stored_at, nullif(nullif(due_at, INFINITY), 0) AS due_at, CAST(NULL AS double precision) AS parked_at,
+    CASE WHEN due_at > CAST(0 AS double precision) THEN 'waiting' ELSE 'ready' END AS state,
+    stored_at, nullif(nullif(due_at, INFINITY), CAST(0 AS double precision)) AS due_at,
+    CAST(NULL AS double precision) AS parked_at,
     expires_at, nacked, returned, refused, uncertain, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
     NULL AS reply_text, size, length(body) AS body_bytes,
     CASE WHEN due_at = INFINITY THEN 1 ELSE 0 END AS is_held,
@@ -143,9 +144,9 @@ FROM reliablepub_confirmed WHERE id = :id;
 
 -- name: export
 SELECT
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
+    CASE WHEN due_at > CAST(0 AS double precision) THEN 'waiting' ELSE 'ready' END AS state,
     message_id, exchange, routing_key, ordering_key, properties, stored_at,
-    nullif(nullif(due_at, INFINITY), 0) AS due_at, expires_at, refused_at,
+    nullif(nullif(due_at, INFINITY), CAST(0 AS double precision)) AS due_at, expires_at, refused_at,
     CAST(NULL AS double precision) AS parked_at, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
     NULL AS reply_text, nacked, returned, refused, uncertain, 0 AS is_skipped, size, checksum, body
 FROM reliablepub_messages WHERE id = :id
@@ -194,7 +195,7 @@ UPDATE reliablepub_confirmed SET properties = :properties, checksum = :checksum,
 WHERE id = :id;
 
 -- name: waiting_count
-SELECT count(*) FROM reliablepub_messages WHERE due_at > 0;
+SELECT count(*) FROM reliablepub_messages WHERE due_at > CAST(0 AS double precision);
 
 -- name: in_flight_count
 SELECT count(*) FROM reliablepub_in_flight_tags;
@@ -367,9 +368,15 @@ WITH everything AS (
 )
 SELECT
     CASE
-        WHEN age < 1 THEN 0 WHEN age < 10 THEN 1 WHEN age < 60 THEN 2 WHEN age < 600 THEN 3
-        WHEN age < 3600 THEN 4 WHEN age < 21600 THEN 5 WHEN age < 86400 THEN 6
-        WHEN age < 604800 THEN 7 ELSE 8
+        WHEN age < CAST(1 AS double precision) THEN 0
+        WHEN age < CAST(10 AS double precision) THEN 1
+        WHEN age < CAST(60 AS double precision) THEN 2
+        WHEN age < CAST(600 AS double precision) THEN 3
+        WHEN age < CAST(3600 AS double precision) THEN 4
+        WHEN age < CAST(21600 AS double precision) THEN 5
+        WHEN age < CAST(86400 AS double precision) THEN 6
+        WHEN age < CAST(604800 AS double precision) THEN 7
+        ELSE 8
     END AS age,
     CASE
         WHEN tries < 3 THEN tries WHEN tries < 6 THEN 3 WHEN tries < 11 THEN 4 ELSE 5

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from reliablepub import Message, Outbox, Publisher
+from reliablepub import Message, Outbox, Publisher, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.cli.doctor import server as server_findings
 from reliablepub.cli.doctor.server import of_server
@@ -113,6 +113,93 @@ def test_roles_can_be_made_again(run: Run, postgres_outbox: str) -> None:
     printed = run("outbox", "create", "--roles", "--outbox", postgres_outbox).stdout
     execute(postgres_outbox, printed)
     execute(postgres_outbox, printed)
+
+
+def test_an_enqueuer_cannot_end_the_relay(
+    as_role: Callable[[str], str], postgres_outbox: str, fake: FakeBroker
+) -> None:
+    enqueuer = as_role("enqueuer")
+    row = "stored_at, size, message_id, exchange, routing_key, body"
+    values = "1e9, 10, 'm', '', 'q', 'x'"
+    for name, value in (
+        ("xid", "'18446744073709551615'"),
+        ("run", "1"),
+        ("uncertain", "2147483647"),
+    ):
+        text = f"INSERT INTO reliablepub.messages ({name}, {row}) VALUES ({value}, {values})"
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            execute(enqueuer, text)
+    claim = """SELECT reliablepub.enqueue('', 'q', 'x', '{"$key":"none","v":2}')"""
+    with pytest.raises(psycopg.errors.RaiseException, match="must not claim to be encrypted"):
+        execute(enqueuer, claim)
+    fake.declare_queue("q")
+    with Publisher(fake.url, outbox=postgres_outbox) as publisher:
+        publisher.publish(b"", routing_key="q").result(20)
+
+
+ANY_TYPE = (
+    "unnest(bigint[]) RETURNS SETOF bigint",
+    "unnest(integer[]) RETURNS SETOF integer",
+    "unnest(text[]) RETURNS SETOF text",
+    "unnest(xid8[]) RETURNS SETOF xid8",
+    "unnest(bytea[]) RETURNS SETOF bytea",
+    "unnest(double precision[]) RETURNS SETOF double precision",
+    "array_agg_step(bigint[], bigint) RETURNS bigint[]",
+    "generate_series(integer, smallint) RETURNS SETOF integer",
+    "generate_series(smallint, smallint) RETURNS SETOF integer",
+    "float_integer(double precision, integer) RETURNS boolean",
+    "float_numeric(double precision, numeric) RETURNS boolean",
+    "numeric_integer(numeric, integer) RETURNS boolean",
+    "integer_numeric(integer, numeric) RETURNS boolean",
+    "bigint_numeric(bigint, numeric) RETURNS boolean",
+)
+"""They fit arguments better than a built-in function of any type, or of a wider one."""
+
+
+def shadows() -> Iterator[str]:
+    """Functions and operators in `public` that would run as the user of a statement."""
+    body = "LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'shadowed'; END $$"
+    for function in ANY_TYPE:
+        yield f"CREATE FUNCTION public.{function} {body}"
+    yield "CREATE AGGREGATE public.array_agg(bigint) (SFUNC = array_agg_step, STYPE = bigint[])"
+    for name, types in (
+        ("float_integer", ("double precision", "integer")),
+        ("float_numeric", ("double precision", "numeric")),
+        ("numeric_integer", ("numeric", "integer")),
+        ("integer_numeric", ("integer", "numeric")),
+        ("bigint_numeric", ("bigint", "numeric")),
+    ):
+        for operator in ("<", "<=", ">", ">=", "=", "<>"):
+            left, right = types
+            yield (
+                f"CREATE OPERATOR public.{operator} (LEFTARG = {left}, RIGHTARG = {right}, "
+                f"FUNCTION = public.{name})"
+            )
+
+
+def test_a_function_in_public_gets_no_one_s_rights(
+    as_role: Callable[[str], str], postgres_outbox: str, fake: FakeBroker, run: Run
+) -> None:
+    """An application may create functions there, and must not read messages as the relay."""
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+    fake.declare_queue("q")
+    execute(postgres_outbox, ";".join(shadows()))
+    relay, app = as_role("relay"), as_role("enqueuer")
+    enqueue = "SELECT reliablepub.enqueue('', 'q', 'x', not_before => now(), expires_in_s => 1e6)"
+    with Publisher(fake.url, outbox=relay, retry=RetryPolicy.prompt()) as publisher:
+        publisher.publish(b"own", routing_key="q").result(20)
+        with Outbox(app) as outbox:
+            outbox.enqueue(Message(b"theirs", routing_key="q", ordering_key="k"), key="key")
+            outbox.enqueue(Message(b"later", routing_key="q", not_before=later))
+            outbox.enqueue(Message(b"lost", routing_key="nowhere"))
+        execute(app, enqueue)
+        until(lambda: fake.published_count >= 4 and publisher.status.counters.parked == 1)
+        for command in ("list", "list --state waiting", "status", "stats", "keys", "in-flight"):
+            run("outbox", *command.split(), "--outbox", relay)
+        run("outbox", "retry", "--all", "--yes", "--outbox", relay)
+        until(lambda: publisher.status.counters.confirmed >= 3)
+    run("outbox", "audit", "--outbox", relay)
+    assert [message.body for message in fake.messages("q")].count(b"theirs") == 1
 
 
 def test_an_enqueuer_stores_and_reads_nothing(as_role: Callable[[str], str]) -> None:

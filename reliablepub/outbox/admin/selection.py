@@ -37,6 +37,9 @@ NAMES: Final = (
 )
 """Keys of each dictionary that `find` returns, in their order."""
 
+_ZERO: Final = "CAST(0 AS double precision)"
+_FINITE: Final = "CAST(1e300 AS double precision)"
+"""Of the column's type: see the top of ``postgres/queries.sql``."""
 _COMMON: Final = (
     "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
     "nacked + returned + refused + uncertain AS attempts, stored_at, expires_at, size"
@@ -44,9 +47,9 @@ _COMMON: Final = (
 _TABLES: Final = {
     "reliablepub_messages": (
         OPEN_STATES,
-        _COMMON.format(state="CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END")
-        + ", CASE WHEN due_at <> 0 AND due_at < 1e300 THEN due_at END AS due_at, NULL AS parked_at"
-        ", NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
+        _COMMON.format(state=f"CASE WHEN due_at > {_ZERO} THEN 'waiting' ELSE 'ready' END")
+        + f", CASE WHEN due_at <> {_ZERO} AND due_at < {_FINITE} THEN due_at END AS due_at"
+        ", NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
     ),
     "reliablepub_parked": (
         GIVEN_UP_STATES,
@@ -55,8 +58,8 @@ _TABLES: Final = {
     ),
 }
 _OF_STATE: Final = {
-    "ready": "due_at IS NULL OR due_at = 0",
-    "waiting": "due_at > 0",
+    "ready": f"due_at IS NULL OR due_at = {_ZERO}",
+    "waiting": f"due_at > {_ZERO}",
     "parked": "state = 'parked'",
     "expired": "state = 'expired'",
 }

@@ -1,5 +1,11 @@
 -- Statements on an outbox in PostgreSQL, by name (see sql.py); those that every database runs are in
 -- `../queries.sql`. The statements of a relay's turn come first.
+--
+-- Whoever may create functions in a schema of the user's `search_path`, such as `public`, must not get
+-- the user's rights. A function or operator there is preferred to a built-in one only if it fits the
+-- types of the arguments better. So functions of any type (`unnest`, `array_agg`) are written with
+-- `pg_catalog`, and constants beside a column of another type than integer in quotes. `unnest` of
+-- several arrays is a form of its own, and always the built-in one.
 
 -- An enqueuer's message, in one statement, because the connection may be the application's.
 -- name: enqueue
@@ -182,7 +188,7 @@ WITH fresh AS (
     SELECT id, size, xid FROM reliablepub_messages
     WHERE shard = :shard AND run IS NULL AND xid >= :xmax::text::xid8
     UNION ALL
-    SELECT m.* FROM unnest(:xip::text[]::xid8[]) AS x (xid) CROSS JOIN LATERAL (
+    SELECT m.* FROM pg_catalog.unnest(:xip::text[]::xid8[]) AS x (xid) CROSS JOIN LATERAL (
         SELECT id, size, xid FROM reliablepub_messages
         WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
     ) AS m
@@ -190,7 +196,7 @@ WITH fresh AS (
 counts AS (
     SELECT
         count(*) AS n, coalesce(sum(size), 0)::bigint AS size, max(id) AS last_id,
-        array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late,
+        pg_catalog.array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late,
         max(xid::text::bigint) AS last_xid
     FROM fresh
 )
@@ -259,7 +265,7 @@ AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id);
 SELECT set_config('lock_timeout', '20', true);
 
 -- name: draw_ids
-SELECT nextval('reliablepub_message_ids') FROM generate_series(1, :count);
+SELECT nextval('reliablepub_message_ids') FROM pg_catalog.generate_series(1, :count);
 
 -- name: insert_plain_messages
 WITH new AS (
@@ -396,7 +402,7 @@ SET count = excluded.count, ids = excluded.ids, sent_at = excluded.sent_at;
 
 -- name: step_retries
 UPDATE reliablepub_messages
-SET due_at = CASE WHEN due_at > 0 THEN greatest(0.0, due_at + :by) ELSE 0 END, refused_at = greatest(0.0, refused_at + :by)
+SET due_at = CASE WHEN due_at > '0' THEN greatest(0.0, due_at + :by) ELSE 0 END, refused_at = greatest(0.0, refused_at + :by)
 WHERE shard = :shard AND due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
 
 -- name: step_deadlines
@@ -498,7 +504,7 @@ SELECT
     m.id, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, m.due_at, m.nacked,
     m.returned, m.refused, m.uncertain, m.checksum, m.body, m.expires_at, m.ordering_key, m.refused_at,
     m.size, k.n - 1
-FROM unnest(:keys::text[]) WITH ORDINALITY AS k (key, n)
+FROM pg_catalog.unnest(:keys::text[]) WITH ORDINALITY AS k (key, n)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_messages AS f WHERE f.ordering_key = k.key ORDER BY f.id LIMIT 1
 ) AS m
@@ -645,7 +651,7 @@ WHERE id = :id AND run IS NULL AND xid = pg_current_xact_id_if_assigned();
 -- that became visible after the count of the operator's turn is left out: it could not be subtracted
 -- from the counts.
 -- name: state
-SELECT CASE WHEN m.due_at > 0 THEN 'waiting' ELSE 'ready' END, m.shard, true
+SELECT CASE WHEN m.due_at > '0' THEN 'waiting' ELSE 'ready' END, m.shard, true
 FROM reliablepub_messages AS m WHERE m.id = :id
 AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, (
     SELECT t.seen FROM reliablepub_turns AS t WHERE t.shard = m.shard ORDER BY t.turn DESC LIMIT 1

@@ -18,7 +18,13 @@ GRANT USAGE ON SCHEMA reliablepub_ TO role_enqueuer, role_relay, role_reader;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA reliablepub_ TO role_enqueuer, role_relay, role_reader;
 
 -- Processes that enqueue. They cannot read a message.
-GRANT INSERT ON reliablepub_messages TO role_enqueuer;
+-- Not `xid` and `run`, by which a relay finds and counts new rows, nor the counts of attempts: values that
+-- the relay never writes would end it.
+REVOKE INSERT ON reliablepub_messages FROM role_enqueuer;
+GRANT INSERT (
+    id, stored_at, due_at, expires_at, checksum, shard, size, message_id, exchange, routing_key,
+    properties, body, ordering_key
+) ON reliablepub_messages TO role_enqueuer;
 GRANT USAGE ON SEQUENCE reliablepub_message_ids TO role_enqueuer;
 GRANT SELECT ON reliablepub_outbox TO role_enqueuer;
 -- For `enqueue(key=...)`.

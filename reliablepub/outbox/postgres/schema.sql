@@ -323,10 +323,13 @@ BEGIN
     IF json_typeof(properties::json) <> 'object' THEN
         RAISE EXCEPTION 'properties must be a JSON object';
     END IF;
-    IF NOT extract(epoch FROM not_before) BETWEEN 0 AND 3e11 THEN
+    IF properties LIKE '{{"$key":%' THEN
+        RAISE EXCEPTION 'properties must not claim to be encrypted';
+    END IF;
+    IF NOT extract(epoch FROM not_before) BETWEEN '0' AND '3e11' THEN
         RAISE EXCEPTION 'not_before must be after 1970 and finite';
     END IF;
-    IF NOT (expires_in_s > 0 AND expires_in_s <= 1e9) THEN
+    IF NOT (expires_in_s > '0' AND expires_in_s <= '1e9') THEN
         RAISE EXCEPTION 'expires_in_s must be more than 0 and at most 1e9';
     END IF;
     IF NOT octet_length(ordering_key) BETWEEN 1 AND 255 THEN
