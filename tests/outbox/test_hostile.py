@@ -4,6 +4,7 @@ import json
 import sqlite3
 import struct
 import time
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,27 @@ def test_nor_that_of_a_parked_one(open_and_parked: Path, name: str, value: objec
 )
 def test_what_is_no_line_of_ours_is_told_in_one_line(path: Path, line: str) -> None:
     assert bring(path, line).startswith("line 1 is not what `export` writes")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"state":[' + "{}," * 1_000_000 + "0]}", "{" + "".join(f'"{n}":1,' for n in range(300_000))],
+    ids=["values in a value", "many values"],
+)
+def test_a_line_takes_no_more_memory_than_its_length(path: Path, line: str) -> None:
+    tracemalloc.start()
+    try:
+        assert "not one flat JSON object" in bring(path, line)
+        assert tracemalloc.get_traced_memory()[1] < len(line)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_line_may_have_any_text(path: Path) -> None:
+    body = '{"[]}\\"' * 100_000
+    message = Message(body.encode(), routing_key='"{[\\]}"', headers={"a": {'"[{': ["\\", {}]}})
+    Outbox(path).enqueue(message)
+    assert bring(path, line_of(path, 1)) == ""
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ its export is stored again.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -49,6 +50,14 @@ _COLUMNS: Final = (
     *("stored_at", "due_at", "expires_at", "refused_at"),
     *("nacked", "returned", "refused", "uncertain", "size", "checksum"),
 )
+
+_FLAT: Final = re.compile(
+    r"""\s*+\{(?:[^"{}\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"){0,500}+\}\s*+""", re.DOTALL
+)
+"""An object of texts and numbers. Values in values take 25 times their length in memory, and a line
+may be as long as the largest body."""
+_SHORT_CHARS: Final = 1024 * 1024
+"""A line up to this length is decoded, whatever it is: the error tells more."""
 
 
 class BadLine(ValueError):
@@ -261,6 +270,8 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
     Raises:
         BadLine: the line is not what `export_lines` writes, or was changed since.
     """
+    if len(line) > _SHORT_CHARS and not _FLAT.fullmatch(line):
+        raise BadLine(f"line {number} is not what `export` writes (not one flat JSON object)")
     try:
         values = json.loads(line, parse_constant=_no_constant)
         row = {name: values[name] for name in _COLUMNS}
