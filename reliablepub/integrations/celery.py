@@ -32,7 +32,7 @@ from kombu.utils.imports import symbol_by_name
 
 from reliablepub import Binding, ConfigurationError, Exchange, Queue, Topology
 from reliablepub.integrations import Enqueues, warn_of_direct
-from reliablepub.integrations.celery_channel import channel_of, fields_of
+from reliablepub.integrations.celery_channel import channel_of, fields_of, nesting_of
 
 _OPTIONS: Final = ("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority")
 
@@ -139,8 +139,7 @@ def _ends_task(app: Celery, message: Any) -> bool:  # noqa: ANN401
         return False
     fields, request = fields_of(message), task.request
     is_retry = fields["id"] == request.id and fields["retries"] > (request.retries or 0)
-    nesting = fields.get("replaced_task_nesting") or 0
-    return is_retry or nesting > (request.get("replaced_task_nesting") or 0)
+    return is_retry or nesting_of(message) > (request.get("replaced_task_nesting") or 0)
 
 
 def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401

@@ -10,18 +10,34 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, tzinfo
-from typing import Any
+from typing import Any, Final
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from reliablepub import Message
 from reliablepub.integrations import Enqueues, message_of
 
+_UNLOCK: Final = "celery.chord_unlock"
+"""Celery's task that waits for the header of a chord, for result backends that cannot count."""
+
 
 def fields_of(message: Any) -> Mapping[str, Any]:  # noqa: ANN401 - Celery has no types
     """Return the fields of a task message: protocol 1 has them in the body, 2 in the headers."""
     fields: Mapping[str, Any] = message.headers
     return message.body if isinstance(message.body, dict) else fields
+
+
+def nesting_of(message: Any) -> int:  # noqa: ANN401
+    """Return how often the task of a message was replaced; Celery numbers what replaces a task.
+
+    The task that polls the header of a chord has no number. It carries the body, which has one.
+    """
+    fields = fields_of(message)
+    nesting = fields.get("replaced_task_nesting")
+    if fields["task"] == _UNLOCK:
+        args = fields["args"] if fields is message.body else message.body[0]
+        nesting = args[1].get("options", {}).get("replaced_task_nesting")
+    return nesting or 0
 
 
 def channel_of(message: Any, outbox: Enqueues, hold_in: tzinfo | None) -> _OutboxChannel:  # noqa: ANN401 - Celery has no types

@@ -493,19 +493,41 @@ ENDS: dict[str, tuple[Callable[[Any], object], list[str]]] = {
         lambda task: task.replace(group(task.app.tasks["add"].s(n) for n in range(2))),
         ["add", "add"],
     ),
+    "replace by a chord": (
+        lambda task: task.replace(
+            chord([task.app.tasks["add"].s(1)] * 2, task.app.tasks["total"].s())
+        ),
+        ["add", "add"],
+    ),
+    "replace by a group in a chain": (
+        lambda task: task.replace(
+            group(task.app.tasks["add"].s(n) for n in range(2)) | task.app.tasks["total"].s()
+        ),
+        ["add", "add"],
+    ),
 }
 """Calls that end a task by an exception, and the tasks that they send."""
 
 
+@pytest.mark.parametrize("is_polled", [False, True], ids=["backend counts", "backend is polled"])
 @pytest.mark.parametrize("case", ENDS)
 def test_what_ends_a_task_is_not_rolled_back_with_its_transaction(
-    case: str, database: str, engine: Engine, fake_broker: FakeBroker
+    case: str,
+    database: str,
+    engine: Engine,
+    fake_broker: FakeBroker,
+    tmp_path: Path,
+    *,
+    is_polled: bool,
 ) -> None:
     """The worker acknowledges the task, which would be lost otherwise."""
     app, outbox = make_app(fake_broker.url), SessionOutbox(Outbox(database))
     use_outbox(app, outbox, hold_eta=True)
     outbox.outbox.create()
     end, sent = ENDS[case]
+    if is_polled:  # a task waits for the header of a chord, and sends its body
+        app.conf.result_backend = f"file://{tmp_path}"
+        sent = ["celery.chord_unlock", *sent] if len(sent) > 1 else sent
 
     @app.task(name="job", bind=True, shared=False)
     def job(self: Any) -> None:
