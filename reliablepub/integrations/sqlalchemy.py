@@ -222,7 +222,7 @@ def immediate_transactions(engine: Engine | AsyncEngine) -> None:
     """Begin each transaction of a SQLite engine with ``BEGIN IMMEDIATE``.
 
     Savepoints are then rolled back with their transaction, and transactions that write wait for
-    each other instead of failing with *database is locked*.
+    each other instead of failing with *database is locked*. In ``AUTOCOMMIT`` nothing is begun.
 
     Args:
         engine: an engine for SQLite.
@@ -232,11 +232,20 @@ def immediate_transactions(engine: Engine | AsyncEngine) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
+    if _is_autocommit(connection):
+        return  # its caller commits nothing, so a transaction would be rolled back
     driver: Any = connection.connection.dbapi_connection
     # SQLAlchemy sets it when it opens a connection, and again after one was in AUTOCOMMIT.
     if driver.isolation_level is not None:
         driver.isolation_level = None  # sqlite3 begins no transaction of its own
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _is_autocommit(connection: Connection) -> bool:
+    level = connection.get_execution_options().get("isolation_level")
+    # That of `create_engine`, which SQLAlchemy tells nowhere else.
+    level = level or getattr(connection.dialect, "_on_connect_isolation_level", None)
+    return level == "AUTOCOMMIT"
 
 
 def include_name(name: str | None, type_: str, _parents: object) -> bool:

@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -190,6 +191,25 @@ def test_immediate_transactions_hold_for_each_transaction(
         session.commit()
     engine.dispose()
     assert [row["message_id"] for row in outbox.outbox.rows("open")] == ["kept"]
+
+
+@pytest.mark.parametrize("of", ["connection", "engine", "create_engine"])
+def test_what_is_written_in_autocommit_stays(of: str, path: Path, outbox: SessionOutbox) -> None:
+    level: Any = {"isolation_level": "AUTOCOMMIT"}
+    engine = create_engine(f"sqlite:///{path}", **(level if of == "create_engine" else {}))
+    immediate_transactions(engine)
+    Base.metadata.create_all(engine)
+    if of == "engine":
+        engine = engine.execution_options(**level)
+    with engine.connect() as connection:
+        if of == "connection":
+            connection.execution_options(**level)
+        connection.execute(text("INSERT INTO orders VALUES (1)"))
+        outbox.enqueue(Message(b"1"), within=connection)
+    with engine.connect().execution_options(**level) as connection:
+        connection.execute(text("VACUUM"))
+    engine.dispose()
+    assert both(path) == ([1], [b"1"])
 
 
 def test_a_block_in_a_generator_whose_steps_run_in_other_contexts_is_reported(
