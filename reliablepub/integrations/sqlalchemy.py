@@ -214,6 +214,9 @@ class SessionOutbox:
         if isinstance(target, AsyncSession):
             return target.sync_session
         if isinstance(target, AsyncConnection):
+            if target.sync_connection is None:
+                msg = "the connection has not started: await engine.connect(), or enter it"
+                raise ConfigurationError(msg)
             return target.sync_connection
         return target
 

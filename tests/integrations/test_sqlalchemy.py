@@ -332,6 +332,16 @@ def test_code_that_knows_no_async_session_joins_it(path: Path, outbox: SessionOu
     assert both(path) == ([], [b"1", b"2", b"4"])
 
 
+def test_a_connection_that_has_not_started_is_refused(path: Path, outbox: SessionOutbox) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        connection = engine.connect()  # without await
+        with outbox.joined(connection), pytest.raises(ConfigurationError, match="await"):
+            outbox.enqueue(Message(b"1"))
+
+    run(path, work)
+    assert both(path) == ([], [])
+
+
 def test_a_task_that_outlives_the_block_has_its_message_stored_at_once(
     path: Path, outbox: SessionOutbox
 ) -> None:
