@@ -50,9 +50,9 @@ def publishing(publisher: Publisher) -> Store:
     return lambda id_: publisher.publish(b"", message_id=id_)
 
 
-def ordering(path: Path) -> Store:
+def ordering(path: Path, connection: sqlite3.Connection | None = None) -> Store:
     """In transactions of the application's own, each with a row of its own."""
-    connection = sqlite3.connect(path)
+    connection = connection or sqlite3.connect(path)
 
     def store(id_: str) -> None:
         with connection:
@@ -246,6 +246,33 @@ call(ordering(Path({str(path)!r})), "parent-later")
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def closed_by_the_parent(path: Path) -> None:
+    """The parent has closed its connection, and deleted the log that the child has open."""
+    program = f"""
+import os, sqlite3
+from pathlib import Path
+path = Path({str(path)!r})
+connection = sqlite3.connect(path)
+connection.execute("PRAGMA journal_mode = WAL")
+connection.execute("CREATE TABLE orders (id TEXT)")
+is_closed, closes = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(is_closed, 1)
+    from tests.surroundings.forking import Outbox, call, enqueuing, ordering
+    call(ordering(path, connection), "inherited")
+    call(ordering(path), "new")
+    call(enqueuing(Outbox(path)), "own")
+    os._exit(0)
+connection.close()
+os.write(closes, b"!")
+os.waitpid(pid, 0)
+from tests.surroundings.forking import call, ordering
+call(ordering(path), "parent-later")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def within_a_transaction(path: Path) -> None:
     """The forking thread is in the middle of a read that it goes on with."""
     with Outbox(path) as outbox:
@@ -263,6 +290,7 @@ SHAPES: Final = {
         *(worker_beside_a_publisher, worker_with_a_database, prefork, pool, daemon),
         *(forks_while_publishing, publisher_in_the_child, application_connection),
         *(within_a_transaction, fork_without_hooks, imported_in_the_child),
+        closed_by_the_parent,
     )
 }
 

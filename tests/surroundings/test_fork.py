@@ -17,6 +17,9 @@ REFUSED = {
     },
     "fork_without_hooks": {("child", "OutboxForked"), ("own", "OutboxForked")},
     "imported_in_the_child": {("child", "OutboxForked")},
+    "closed_by_the_parent": {
+        *{("inherited", "OutboxForked"), ("new", "OutboxForked"), ("own", "OutboxForked")}
+    },
 }
 """The calls that raise, by process; every other call returns."""
 

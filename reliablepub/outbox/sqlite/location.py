@@ -255,6 +255,8 @@ _INDEX_BYTES: Final = 48
 _CHANGES_AT: Final = 24
 """Offset of the file change counter in a database (fileformat2.html), big-endian."""
 _CHANGES_BYTES: Final = 4
+_READ_VERSION_AT: Final = 19
+_OF_LOG: Final = b"\x02"
 
 
 class Place:
@@ -380,7 +382,9 @@ class Place:
         self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
         self._index_fd = files[index][0] if index is not None else -1
         self._changes = _changes(self._locked_fd)
-        is_suspect = index is not None and self.file in GATE.open_before
+        # Once the process that was forked has closed its connection, the index has no name.
+        has_log = index is not None or any(map(_is_logged, files.get(self.file or (0, 0), ())))
+        is_suspect = has_log and self.file in GATE.open_before
         if is_suspect and self._locked_fd < 0 and _locks_are_listed():
             raise forked(self._path, "was open when this process was forked")
 
@@ -528,6 +532,14 @@ def _changes(fd: int) -> int:
         return int.from_bytes(os.pread(fd, _CHANGES_BYTES, _CHANGES_AT), "big")
     except OSError:
         return 0  # the descriptor is -1, or closed
+
+
+def _is_logged(fd: int) -> bool:
+    """Whether the header of a database says that it has a write-ahead log (fileformat2.html)."""
+    try:
+        return os.pread(fd, 1, _READ_VERSION_AT) == _OF_LOG
+    except OSError:
+        return False
 
 
 def _index(fd: int) -> bytes:
