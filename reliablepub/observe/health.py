@@ -18,6 +18,7 @@ name users and hosts; they are in the log and in ``reliablepub watch``.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import socket
 import sys
@@ -154,7 +155,7 @@ class _Server(ThreadingHTTPServer):
         self.expose = expose
         self._lock = threading.RLock()
         self._reading: dict[socket.socket, None] = {}  # oldest first
-        self._answering: set[socket.socket] = set()
+        self._answering: dict[socket.socket, None] = {}
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -171,11 +172,9 @@ class _Server(ThreadingHTTPServer):
         """Answer a connection on a new thread, within `CONNECTIONS_MAX`."""
         with self._lock:
             if len(self._reading) + len(self._answering) >= CONNECTIONS_MAX:
-                oldest = next(iter(self._reading), None)
-                if oldest is None:
-                    self.shutdown_request(request)
-                    return
-                del self._reading[oldest]
+                # First who sends no request, then who does not read the answer.
+                oldest = next(itertools.chain(self._reading, self._answering))
+                self._forget(oldest)
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up and ends
             self._reading[request] = None
@@ -186,14 +185,17 @@ class _Server(ThreadingHTTPServer):
         with self._lock:
             if request in self._reading:
                 del self._reading[request]
-                self._answering.add(request)
+                self._answering[request] = None
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base's
         """End a connection."""
         super().shutdown_request(request)
         with self._lock:
-            self._reading.pop(request, None)
-            self._answering.discard(request)
+            self._forget(request)
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._reading.pop(connection, None)
+        self._answering.pop(connection, None)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -313,8 +313,10 @@ WHERE p.ordering_key IS NOT NULL AND p.state = 'parked' AND p.is_skipped = 0
 ORDER BY p.ordering_key, p.id LIMIT :limit;
 
 -- name: held_key_count
-SELECT count(DISTINCT ordering_key) FROM reliablepub_parked
-WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
+SELECT count(*) FROM (
+    SELECT DISTINCT ordering_key FROM reliablepub_parked
+    WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0
+) AS held;
 
 -- name: ids_holding_key
 SELECT id FROM reliablepub_parked

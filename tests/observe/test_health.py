@@ -129,7 +129,7 @@ def test_a_client_that_ends_early_costs_nothing(server: HealthServer) -> None:
     assert ask(server, "/live")[0] == 200
 
 
-def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, looks: Looks) -> None:
+def test_clients_that_read_no_answer_keep_no_other_out(server: HealthServer, looks: Looks) -> None:
     looks.may_answer.clear()
     waiting = [connect(server) for _ in range(CONNECTIONS_MAX)]
     for connection in waiting:
@@ -137,12 +137,13 @@ def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, lo
     until(lambda: len(server._server._answering) == CONNECTIONS_MAX)
     with closing(connect(server)) as one_more:
         one_more.send(b"GET /ready HTTP/1.1\r\n\r\n")
-        assert ends(one_more) == b""
-    looks.may_answer.set()
-    answers = [ends(connection) for connection in waiting]
+        until(lambda: len(server._server._answering) == CONNECTIONS_MAX)
+        looks.may_answer.set()
+        answers = [ends(connection) for connection in (one_more, *waiting)]
     for connection in waiting:
         connection.close()
     until(lambda: not server._server._answering)
+    assert answers.pop(1) == b"", "the one that has waited longest makes room"
     assert all(b" 200 " in found.splitlines()[0] for found in answers)
     assert ask(server, "/live")[0] == 200
 

@@ -3,9 +3,10 @@
 --
 -- Whoever may create functions in a schema of the user's `search_path`, such as `public`, must not get
 -- the user's rights. A function or operator there is preferred to a built-in one only if it fits the
--- types of the arguments better. So functions of any type (`unnest`, `array_agg`) are written with
--- `pg_catalog`, and constants beside a column of another type than integer in quotes. `unnest` of
--- several arrays is a form of its own, and always the built-in one.
+-- types of the arguments better. So functions of any type (`unnest`, `array_agg`) and those that convert
+-- an argument are written with `pg_catalog`, the type of a constant is named unless it is text, and
+-- constants beside a column of another type than integer are in quotes. `unnest` of several arrays is a
+-- form of its own, and always the built-in one.
 
 -- An enqueuer's message, in one statement, because the connection may be the application's.
 -- name: enqueue
@@ -19,7 +20,7 @@ SELECT reliablepub_store(
 -- name: enqueue_once
 WITH fresh AS (
     INSERT INTO reliablepub_keys AS k (key, id, message_id, kept_until)
-    VALUES (:key, coalesce(:id, nextval('reliablepub_message_ids')), :message_id, :kept_until)
+    VALUES (:key, coalesce(:id, nextval('reliablepub_message_ids'::regclass)), :message_id, :kept_until)
     ON CONFLICT (key) DO UPDATE
     SET id = excluded.id, message_id = excluded.message_id, kept_until = excluded.kept_until
     WHERE k.kept_until < :stored_at
@@ -265,7 +266,7 @@ AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id);
 SELECT set_config('lock_timeout', '20', true);
 
 -- name: draw_ids
-SELECT nextval('reliablepub_message_ids') FROM pg_catalog.generate_series(1, :count);
+SELECT nextval('reliablepub_message_ids'::regclass) FROM pg_catalog.generate_series(1, :count);
 
 -- name: insert_plain_messages
 WITH new AS (
@@ -720,7 +721,7 @@ LEFT JOIN reliablepub_status AS u ON u.shard = s.shard AND u.run = coalesce(r.id
 ORDER BY s.shard;
 
 -- name: bytes_on_disk
-SELECT sum(pg_total_relation_size(c.oid))::bigint
+SELECT sum(pg_catalog.pg_total_relation_size(c.oid))::bigint
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relkind = 'r';
 
@@ -735,7 +736,7 @@ WHERE shard = :shard AND turn = :turn;
 SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS last_id FROM reliablepub_message_ids;
 
 -- name: next_id
-SELECT nextval('reliablepub_message_ids') AS next_id;
+SELECT nextval('reliablepub_message_ids'::regclass) AS next_id;
 
 -- name: park_as_it_is
 INSERT INTO reliablepub_parked

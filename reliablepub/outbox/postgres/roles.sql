@@ -8,7 +8,7 @@ DECLARE
 BEGIN
     FOREACH name IN ARRAY ARRAY['role_enqueuer', 'role_relay', 'role_reader'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
-            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+            EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', name);
         END IF;
     END LOOP;
 END

@@ -295,7 +295,7 @@ BEGIN
         id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body, due_at,
         expires_at, ordering_key, shard
     ) VALUES (
-        coalesce(id, nextval('reliablepub_message_ids')), message_id, exchange, routing_key, properties,
+        coalesce(id, nextval('reliablepub_message_ids'::regclass)), message_id, exchange, routing_key, properties,
         stored_at, size, checksum, body, due_at, expires_at, ordering_key,
         reliablepub_shard_of(ordering_key, exchange, routing_key)
     );
