@@ -135,12 +135,13 @@ class Bridge(Observer):
     def _admit(self) -> None:
         """Admit further tasks, in the next iteration of the loop."""
         admitted = min(BURST, len(self._queued))
-        for _ in range(admitted):
-            wake(self._queued.popleft())
+        if admitted:  # first: a Ctrl-C below must not be the end of admissions
+            self.loop.call_soon(self._admit)
         # The woken tasks run in the next iteration; until then, others queue behind them.
         self._admitted = BURST if admitted else 0
-        if admitted:
-            self.loop.call_soon(self._admit)
+        for _ in range(admitted):
+            wake(self._queued[0])
+            self._queued.popleft()
 
     def _wake(self, wake: Callable[[], None]) -> None:
         self._is_wake_due = False
@@ -171,16 +172,16 @@ class Bridge(Observer):
 
     def _serve(self) -> None:
         self._is_scheduled = False  # first: what is rung from here on schedules again
-        bells = [self.rung.popleft() for _ in range(min(SLICE, len(self.rung)))]
-        for bell in bells:
-            for future in bell.futures:
+        for _ in range(min(SLICE, len(self.rung))):
+            for future in self.rung[0].futures:
                 wake(future)
+            self.rung.popleft()  # last: after a Ctrl-C, the bell is served by the next call
         if self.is_ended or self.held_up is not None:
             for future in self.waiting:
                 wake(future)
         if self.rung:
-            self._is_scheduled = True
             self.loop.call_soon(self._serve)
+            self._is_scheduled = True
 
 
 class Bell:

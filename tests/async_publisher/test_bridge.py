@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from reliablepub.front.bridge import BURST, Bell, Bridge, Signal
+from reliablepub.front.bridge import BURST, Bell, Bridge, Signal, wake
 
 TIMES = 2_000
 
@@ -143,3 +143,43 @@ def test_a_publisher_that_is_opened_again_and_again_starts_one_timer() -> None:
 
     asyncio.run(open_often())
     assert looks == 1
+
+
+@pytest.mark.parametrize("wait", ["signal", "admission"])
+def test_a_ctrl_c_in_the_loop_ends_no_other_wait(
+    wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_interrupted = False
+
+    def interrupted(future: asyncio.Future[None]) -> None:
+        nonlocal is_interrupted
+        if not is_interrupted:
+            is_interrupted = True
+            raise KeyboardInterrupt
+        wake(future)
+
+    monkeypatch.setattr("reliablepub.front.bridge.wake", interrupted)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> tuple[Bridge, list[Signal], list[asyncio.Task[object]]]:
+        relay = bridge()
+        signals = [Signal(relay) for _ in range(2 * BURST)]
+        if wait == "signal":
+            return relay, signals, [asyncio.create_task(signal.wait()) for signal in signals]
+        return relay, signals, [asyncio.create_task(relay.admission()) for _ in signals]
+
+    relay, signals, tasks = loop.run_until_complete(begin())
+
+    def go_on() -> None:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=0.1))
+        for signal in signals:
+            signal.set()
+        relay.turned()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    relay.turned()
+    _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+    loop.close()
+    assert not pending
