@@ -87,8 +87,8 @@ class SessionOutbox:
             The ``message_id``, or that of the first message with this key.
 
         Raises:
-            ConfigurationError: the session is connected to another database, or its savepoint would
-                not be rolled back with its transaction (`immediate_transactions`).
+            ConfigurationError: the session is connected to another SQLite file, or its savepoint
+                would not be rolled back with its transaction (`immediate_transactions`).
             OutboxError: the message was not stored (`Outbox.enqueue`).
         """
         return self._through_or_alone(within, partial(self.outbox.enqueue, message, key=key))
@@ -202,7 +202,7 @@ class SessionOutbox:
             connection: the connection, such as ``op.get_bind()`` of Alembic.
 
         Raises:
-            ConfigurationError: the connection is to another database.
+            ConfigurationError: the connection is to another SQLite file.
             OutboxError: the outbox was not added (`Outbox.create`).
         """
         _through(connection, self.outbox.create)

@@ -238,8 +238,8 @@ class Database(Protocol):
         No relay commits until that transaction ends.
 
         Raises:
-            ConfigurationError: the connection is to another database, or its transaction cannot be
-                joined.
+            ConfigurationError: the connection is to another SQLite file, or its transaction cannot
+                be joined.
             NotAnOutbox: there is no outbox.
             OutboxError: nothing was changed.
         """

@@ -137,7 +137,7 @@ class Outbox:
             OutboxMoved: the path no longer leads to the open files; the message was not stored.
             OutboxForked: the file was open when this process was forked; the message was not
                 stored.
-            ConfigurationError: the connection is to another database.
+            ConfigurationError: the connection is to another SQLite file.
             NotAnOutbox: there is no outbox, and the first message cannot make one; or it is of
                 another version.
             OutboxError: the message was not stored.
@@ -178,7 +178,7 @@ class Outbox:
 
         Raises:
             InvalidMessage: the key is not a text, or cannot be encoded as UTF-8.
-            ConfigurationError: the connection is to another database, or in a transaction that
+            ConfigurationError: the connection is to another SQLite file, or in a transaction that
                 cannot be joined.
             NotAnOutbox: there is no outbox.
             OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
@@ -217,7 +217,7 @@ class Outbox:
         Raises:
             InvalidMessage: the time is not a datetime with a time zone, or is before 1970; or the
                 key is not a text, or cannot be encoded as UTF-8.
-            ConfigurationError: the connection is to another database, or in a transaction that
+            ConfigurationError: the connection is to another SQLite file, or in a transaction that
                 cannot be joined.
             NotAnOutbox: there is no outbox.
             OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
@@ -252,7 +252,7 @@ class Outbox:
                 application commits.
 
         Raises:
-            ConfigurationError: the connection is to another database.
+            ConfigurationError: the connection is to another SQLite file.
             NotAnOutbox: the file is not a SQLite database, or the outbox is of another version.
             OutboxUnsure: the disk failed during the commit; the outbox may have been added.
             OutboxError: the outbox was not added.

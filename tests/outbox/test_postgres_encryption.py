@@ -3,7 +3,7 @@
 What encryption covers, and what becomes of a changed row, is in `test_encryption`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -76,6 +76,24 @@ def test_what_is_stored_is_read_and_not_shown(url: str, old: OutboxKeys) -> None
     for secret in ("card", "Secret", "hush"):
         assert secret not in stored
     assert stored.count("'orders'") == 5
+
+
+def test_the_id_is_one_of_the_database_that_stores_it(
+    new_postgres_outbox: Callable[[], str], old: OutboxKeys, fake_broker: FakeBroker
+) -> None:
+    """The application's connection may be to another database than the outbox's URL."""
+    mine, other = new_postgres_outbox(), new_postgres_outbox()
+    fake_broker.declare_queue("orders")
+    with Outbox(mine, keys=old) as outbox, psycopg.connect(other) as connection:
+        for number in range(3):
+            outbox.enqueue(message(number))
+        outbox.enqueue(message(3), connection=connection)
+    with psycopg.connect(other) as connection:
+        assert connection.execute("SELECT id FROM reliablepub.messages").fetchall() == [(1,)]
+    with Publisher(fake_broker.url, outbox=other, outbox_keys=old) as publisher:
+        for number in range(5):  # none gets the id of another
+            publisher.publish(message(number)).result(20)
+        assert publisher.flush(20).is_flushed
 
 
 def test_a_relay_publishes_it(url: str, old: OutboxKeys) -> None:

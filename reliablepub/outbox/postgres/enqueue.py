@@ -86,18 +86,23 @@ class Enqueuing:
         """
         with self._pool.link() as link:
             self._check_limits(link, entry, limits)
-            name, values = _statement(link, entry, key, keys)
             if connection is None:
+                name, values = _statement(entry, key, keys, lambda step: link.rows(*step)[0])
                 return _stored_or_first(
                     entry,
                     lambda: bool(self._store(link, entry, (name, values))),
                     lambda: next(iter(link.rows("first_with_key", values)), ()),
                 )
         texts = named(self._server.schema)
+
+        # On the application's connection even the id is drawn: it may be to another database.
+        def run(step: Step) -> Row:
+            name, values = step
+            return execute(connection, texts[name], values)
+
+        statement = _statement(entry, key, keys, run)
         return _stored_or_first(
-            entry,
-            lambda: bool(execute(connection, texts[name], values)),
-            lambda: execute(connection, texts["first_with_key"], {"key": key}),
+            entry, lambda: bool(run(statement)), lambda: run(("first_with_key", {"key": key}))
         )
 
     def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
@@ -137,15 +142,23 @@ class Enqueuing:
         self._counted = replace(self._counted, stored=stored, open_bytes=size)
 
 
-def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | None) -> Step:
+def _statement(
+    entry: Entry, key: str | None, keys: OutboxKeys | None, run: Callable[[Step], Row]
+) -> Step:
     """Return the statement that stores a message, and its values.
+
+    Args:
+        entry: the message.
+        key: its deduplication key.
+        keys: keys to encrypt it.
+        run: runs a statement, and returns its first row.
 
     Raises:
         InvalidMessage: a text has a character that PostgreSQL cannot store.
     """
     check_texts(texts_of(entry.message) | {"key": key})
     if keys is not None:  # the encryption binds the id
-        [(entry.id,)] = link.rows("draw_ids", {"count": 1})
+        (entry.id,) = run(("draw_ids", {"count": 1}))
     _, *columns = plain_row_of(entry, keys)
     values = dict(zip(_COLUMNS, columns, strict=True)) | {
         "id": entry.id or None,
