@@ -120,11 +120,11 @@ class Channel(ChannelBase):
         if class_id != BASIC_CLASS:
             explanation = "expected content header for class 60, got one for class"
             raise AmqpError(505, f"{explanation} {class_id} instead")
-        size_max = self.connection.node.options.max_message_size
-        if size > size_max and self.is_open:
-            raise AmqpError(406, oversize(size, size_max))
         self._header = payload
         self._missing = size
+        size_max = self.connection.node.options.max_message_size
+        if size > size_max and self.is_open:  # its body still has to arrive, and is dropped
+            raise AmqpError(406, oversize(size, size_max))
         if not size:
             self._complete()
 

@@ -47,6 +47,10 @@ def test_a_body_above_the_limit(client: RawClient, queue: str) -> None:
     size = f"{MAX_MESSAGE_SIZE + 1} is larger than configured max size {MAX_MESSAGE_SIZE}"
     text = f"PRECONDITION_FAILED - message size {size}"
     assert client.told() == [f"channel.close 406 {text} {PUBLISH}"]
+    client.send(commands.Channel.CloseOk())
+    client.open_channel()
+    client.publish(queue)
+    assert client.told() == ["basic.ack 1"]
 
 
 PROPERTIES: list[tuple[dict[str, Any], str]] = [
