@@ -151,6 +151,7 @@ def requeue(deliveries: Iterable[Delivery], now: float, *, is_lost: bool) -> Non
         queue.requeue(returned, is_lost=is_lost)
         if not queue.is_quorum:
             queue.trim()
+        queue.expire(now)  # the timer of a message that expired meanwhile has gone off
         deliver(queue, now)
         queue.trim()
 

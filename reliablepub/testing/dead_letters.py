@@ -45,6 +45,7 @@ def died(buried: Buried, time_s: int) -> Publish:
         header=header,
         waiting=0,
         faults=(),
+        blind_keys=publish.blind_keys if key is None else (),
     )
 
 
@@ -72,13 +73,16 @@ def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any
         counted = WireInt(count + 1 if isinstance(count, int) else 1, "long")
         return [dict(sorted({**same[0], "count": counted}.items())), *others]
     copies = (publish.properties.headers or {}).get("CC")
+    copied = (
+        [one for one in copies if isinstance(one, str | bytes)] if isinstance(copies, list) else []
+    )
     death: dict[str, Any] = {
         "count": WireInt(1, "long"),
         "reason": buried.reason,
         "queue": buried.queue.name,
         "time": datetime.fromtimestamp(time_s, UTC),
         "exchange": publish.exchange,
-        "routing-keys": [publish.routing_key, *(copies if isinstance(copies, list) else ())],
+        "routing-keys": [publish.routing_key, *copied],
     }
     if publish.properties.expiration is not None:
         death["original-expiration"] = publish.properties.expiration

@@ -62,6 +62,8 @@ class Publish:
     """Number of queues that must write the message before it may be confirmed."""
     rejected: bool = False
     faults: tuple[Fault, ...] = ()
+    blind_keys: tuple[str, ...] = ()
+    """The keys of its BCC header, which is dropped; its dead letters go there too."""
 
     @property
     def properties(self) -> Basic.Properties:

@@ -20,7 +20,7 @@ from reliablepub.testing.fields import field_type
 from reliablepub.testing.history import Fate
 from reliablepub.testing.queue_arguments import TTL_MAX_MS
 from reliablepub.testing.replies import AmqpError, reply_text
-from reliablepub.testing.routing import routing_keys
+from reliablepub.testing.routing import copied_keys, routing_keys
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel_base import ChannelBase
@@ -132,6 +132,7 @@ class Publishing:
         queues = [] if faults.Return in kinds else vhost.route(publish)
         keys = [] if kinds & {faults.Return, faults.Nack} else routing_keys(publish)
         if "BCC" in (publish.properties.headers or {}):  # blind: consumers must not see it
+            publish.blind_keys = tuple(copied_keys(publish, "BCC"))
             _rewrite(publish, drop=("BCC",))
         has_replied = self._node.reply(publish, keys)
         if faults.Nack in kinds:

@@ -83,13 +83,15 @@ class Exchange:
 def routing_keys(publish: Publish) -> list[str]:
     """Return the routing key of a publish, and those in its CC and BCC headers."""
     keys = [publish.routing_key]
-    headers = publish.properties.headers
-    if headers:
-        for name in ("CC", "BCC"):
-            copies = headers.get(name)
-            if isinstance(copies, list):
-                keys += [key for key in copies if isinstance(key, str)]
-    return keys
+    if publish.properties.headers:
+        keys += copied_keys(publish, "CC") + copied_keys(publish, "BCC")
+    return [*keys, *publish.blind_keys] if publish.blind_keys else keys
+
+
+def copied_keys(publish: Publish, name: str) -> list[str]:
+    """Return the routing keys in the header `CC` or `BCC`; RabbitMQ ignores what is no string."""
+    copies = (publish.properties.headers or {}).get(name)
+    return [key for key in copies if isinstance(key, str)] if isinstance(copies, list) else []
 
 
 def _words(key: str) -> list[str]:

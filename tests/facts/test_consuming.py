@@ -1,5 +1,6 @@
 """Consumers: who gets what, when they are cancelled, and their mistakes."""
 
+import time
 from typing import Any
 
 import pytest
@@ -208,6 +209,48 @@ def test_dead_letters(client: RawClient, queue: str, reason: str) -> None:
     assert headers["x-first-death-reason"] == reason
     assert headers["x-first-death-queue"] == name
     assert headers["x-first-death-exchange"] == ""
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_expires_while_it_is_delivered_is_dead_when_it_comes_back(
+    client: RawClient, queue: str, kind: str, *, is_lost: bool
+) -> None:
+    arguments = {"x-queue-type": kind, "x-message-ttl": 50, "x-dead-letter-exchange": ""}
+    arguments["x-dead-letter-routing-key"] = queue
+    name = client.declare(unique("source"), arguments=arguments)
+    client.publish(name)
+    client.verdicts(1)
+    consume(client, queue, no_ack=True)
+    client.open_channel(2)
+    client.send(commands.Basic.Get(queue=name), 2)
+    client.told(3)
+    time.sleep(0.2)
+    if is_lost:
+        client.send(commands.Channel.Close(200, "", 0, 0), 2)
+    else:
+        client.send(commands.Basic.Nack(1, requeue=True), 2)
+    assert f"basic.deliver me 1 False  {queue}" in client.told_until("basic.deliver")
+
+
+@pytest.mark.usefixtures("of_3_10")
+def test_dead_letters_go_to_their_copies_too(client: RawClient, queue: str) -> None:
+    """A key that is no string is ignored; a blind one is not among the keys of the death."""
+    blind = client.declare(unique("blind"))
+    name = client.declare(unique("source"), arguments={"x-dead-letter-exchange": ""})
+    headers: dict[str, Any] = {"CC": [queue, 7], "BCC": [blind]}
+    client.publish(name, properties=Properties(headers=headers))
+    client.verdicts(1)
+    assert [client.drained(one) for one in (queue, blind)] == [[b"x"], [b"x"]]
+    client.send(commands.Basic.Get(queue=name))
+    client.told(3)
+    client.send(commands.Basic.Reject(3, requeue=False))
+    for one in (queue, blind):
+        consume(client, one, one)
+        client.hear_only(commands.Basic.Deliver)
+        (death,) = client.hear()[1].properties.headers["x-death"]
+        client.told()
+        assert death["routing-keys"] == [name, queue]
 
 
 def test_a_delivery_that_is_not_acked_in_time(site: Site, connect: Connect, queue: str) -> None:
