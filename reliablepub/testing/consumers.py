@@ -131,6 +131,15 @@ def _deliver_stream(stream: Stream) -> None:
             consumer.receiver.send(consumer, entry)
 
 
+def join(queue: Queue, consumer: Consumer) -> None:
+    """Add a consumer; behind a single active one of a classic queue they wait by priority."""
+    place = len(queue.consumers)
+    if is_single(queue) and not queue.is_quorum:
+        waiting = enumerate(queue.consumers[1:], 1)
+        place = next((at for at, one in waiting if one.priority < consumer.priority), place)
+    queue.consumers.insert(place, consumer)
+
+
 def is_single(queue: Queue) -> bool:
     """Whether one consumer gets all messages of the queue."""
     return queue.arguments.get("x-single-active-consumer") is True

@@ -22,6 +22,7 @@ from reliablepub.testing.consumers import (
     deliver,
     generated_reply_name,
     is_single,
+    join,
 )
 from reliablepub.testing.consumers import requeue as put_back
 from reliablepub.testing.content_header import rewritten
@@ -122,7 +123,7 @@ class Consuming:
             is_limited=queue.kind == "classic",
         )
         self.consumers[tag] = consumer
-        queue.consumers.append(consumer)
+        join(queue, consumer)
         self._channel.reply(Basic.ConsumeOk(tag), nowait=method.nowait)
         deliver(queue, self._node.now)
 

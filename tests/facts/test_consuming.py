@@ -120,6 +120,19 @@ def test_an_exclusive_one_where_one_at_a_time_is_active(client: RawClient) -> No
     assert client.told() == [f"channel.close 403 {text} (60, 20)"]
 
 
+@pytest.mark.usefixtures("of_3_10")
+@pytest.mark.parametrize(("kind", "next_one"), [("classic", "high"), ("quorum", "low")])
+def test_who_becomes_the_active_one(client: RawClient, kind: str, next_one: str) -> None:
+    """The priority does not count among the consumers of a quorum queue, but their order."""
+    arguments = {"x-queue-type": kind, "x-single-active-consumer": True}
+    queue = client.declare(unique("queue"), arguments=arguments)
+    for tag, priority in {"active": 0, "low": 1, "high": 5, "second": 5}.items():
+        consume(client, queue, tag, arguments={"x-priority": priority})
+    client.call(commands.Basic.Cancel("active"), commands.Basic.CancelOk)
+    client.publish(queue)
+    assert f"basic.deliver {next_one} 1 False  {queue}" in client.told(4)
+
+
 def test_a_priority_that_is_no_number(client: RawClient, queue: str) -> None:
     client.send(commands.Basic.Consume(queue=queue, arguments={"x-priority": "high"}))
     reason = '"expected integer, got longstr"'
