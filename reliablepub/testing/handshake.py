@@ -193,7 +193,7 @@ def _negotiated(asked: int | None, offered: int) -> int:
 def _credentials(mechanism: str, response: bytes) -> tuple[str, str]:
     if mechanism == "PLAIN":
         parts = response.split(b"\x00")
-        if len(parts) == 3:  # noqa: PLR2004 - authorization id, user, password
+        if len(parts) == 3 and not parts[0]:  # noqa: PLR2004 - no authorization id, user, password
             return parts[1].decode(errors="replace"), parts[2].decode(errors="replace")
     elif mechanism == "AMQPLAIN":
         try:

@@ -108,6 +108,7 @@ def open_channel_at_once(client: RawClient) -> None:
 REFUSED: list[Callable[[RawClient], None]] = [
     partial(started, response="\0guest\0wrong", capabilities=()),  # it could not be told why
     partial(started, response="guest"),
+    partial(started, response="guest\0guest\0guest"),  # RabbitMQ takes no authorization id
     partial(started, mechanism="AMQPLAIN", response="\x05LOG"),
     partial(started, mechanism="NONE", response=""),
     partial(tuned, channel_max=2048),
