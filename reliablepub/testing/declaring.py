@@ -178,10 +178,10 @@ def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
 
 def _check_deletable(channel: ChannelBase, queue: Queue, method: QueueMethods.Delete) -> None:
     where = channel.place("queue", queue.name)
-    if method.if_unused and queue.consumers:
-        raise AmqpError(406, f"{where} in use")
     if method.if_empty and queue.ready:
         raise AmqpError(406, f"{where} not empty")
+    if method.if_unused and queue.consumers:
+        raise AmqpError(406, f"{where} in use")
 
 
 def purge_queue(channel: ChannelBase, method: QueueMethods.Purge) -> None:

@@ -239,6 +239,18 @@ def test_if_empty_and_if_unused(client: RawClient, queue: str) -> None:
     assert client.told() == [f"channel.close 406 {text} (50, 40)"]
 
 
+@pytest.mark.usefixtures("of_3_10")
+def test_if_empty_comes_before_if_unused(client: RawClient, queue: str) -> None:
+    client.call(commands.Basic.Qos(prefetch_count=1), commands.Basic.QosOk)
+    client.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
+    for _ in range(2):
+        client.publish(queue)
+    client.told(5)
+    client.send(commands.Queue.Delete(queue=queue, if_unused=True, if_empty=True))
+    text = f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' not empty"
+    assert client.told() == [f"channel.close 406 {text} (50, 40)"]
+
+
 def test_an_exchange_in_use(client: RawClient, queue: str) -> None:
     exchange = client.declare_exchange(unique("exchange"))
     client.bind(queue, exchange)
