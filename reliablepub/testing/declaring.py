@@ -331,4 +331,6 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _erlang(value: object) -> str:
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="surrogateescape")
     return value if isinstance(value, str) else erlang_term(value)

@@ -76,8 +76,8 @@ def field_type(value: object) -> str:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value has one of the integer types; a `bool` does not."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether a value has one of the integer types; a `bool` and a timestamp do not."""
+    return isinstance(value, int) and field_type(value) not in ("bool", "timestamp")
 
 
 def is_same(one: object, other: object) -> bool:
@@ -98,6 +98,8 @@ def erlang_term(value: object) -> str:  # noqa: PLR0911 - of any type
             return erlang_binary(bytes(value))
         case datetime():
             return str(int(value.timestamp()))
+        case Decimal():
+            return "{{{},{}}}".format(*_scaled(value))
         case list():
             items = (f"{{{field_type(one)},{erlang_term(one)}}}" for one in value)
             return f"[{','.join(items)}]"
@@ -130,8 +132,7 @@ def _value(value: Any) -> bytes:  # noqa: ANN401, PLR0911 - of any type
     if isinstance(value, list):
         return b"A" + _sized(b"".join(_value(item) for item in value))
     if isinstance(value, Decimal):
-        scale = -int(value.as_tuple().exponent)
-        return struct.pack(">cBi", b"D", scale, int(value.scaleb(scale)))
+        return struct.pack(">cBi", b"D", *_scaled(value))
     if isinstance(value, str):
         return b"S" + _sized(value.encode(errors="surrogateescape"))
     if isinstance(value, bytes | bytearray):
@@ -139,6 +140,12 @@ def _value(value: Any) -> bytes:  # noqa: ANN401, PLR0911 - of any type
     letter, form = _NUMBERS[field_type(value)]
     number = int(value.timestamp()) if isinstance(value, datetime) else value
     return letter + struct.pack(form, number)
+
+
+def _scaled(value: Decimal) -> tuple[int, int]:
+    """The number of decimals, and the value without its point."""
+    scale = -int(value.as_tuple().exponent)
+    return scale, int(value.scaleb(scale))
 
 
 def _table(table: Mapping[str, object]) -> bytes:

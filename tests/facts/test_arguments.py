@@ -1,5 +1,6 @@
 """Arguments of declarations, bindings and consumers: which are wrong, and which is named first."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -49,6 +50,31 @@ def test_an_argument_without_a_value_in_a_second_declaration(client: RawClient, 
     text = f"inequivalent arg 'x-queue-type' for queue '{queue}' in vhost '/': {reason}"
     line = answer(client, declare(queue, {"x-queue-type": None}))
     assert line == f"channel.close 406 PRECONDITION_FAILED - {text} (50, 10)"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Decimal("1.5"), "'{1,15}' of type 'decimal'"),
+        ([Decimal("1.5")], "'[{decimal,{1,15}}]' of type 'array'"),
+        (bytearray(b"ab"), "'ab' of type 'binary'"),
+    ],
+)
+def test_how_a_value_is_shown(client: RawClient, queue: str, value: object, shown: str) -> None:
+    reason = f"received the value {shown} but current is none"
+    text = f"inequivalent arg 'x-expires' for queue '{queue}' in vhost '/': {reason}"
+    line = answer(client, declare(queue, {"x-expires": value}))
+    assert line == f"channel.close 406 PRECONDITION_FAILED - {text} (50, 10)"
+
+
+def test_a_timestamp_is_no_number_however_late(client: RawClient, queue: str) -> None:
+    method = commands.Basic.Consume(queue=queue, consumer_tag="me")
+    arguments = b"\x0ax-priorityT\xff" + bytes(7)
+    payload = method.index.to_bytes(4, "big") + method.marshal()[:-4]
+    client.write_frame(1, 1, payload + len(arguments).to_bytes(4, "big") + arguments)
+    reason = '"expected integer, got timestamp"'
+    text = f"invalid arg 'x-priority' for queue '{queue}' in vhost '/': {reason}"
+    assert client.told() == [f"channel.close 406 PRECONDITION_FAILED - {text} (60, 20)"]
 
 
 @pytest.mark.parametrize(("value", "kind"), [(None, "void"), (5, "byte"), (True, "bool")])
