@@ -201,7 +201,8 @@ class Consuming:
 
     def _send_got(self, delivery: Delivery, *, no_ack: bool) -> None:
         queue, entry = delivery.queue, delivery.entry
-        queue.expire(self._node.now)  # message_count must not include expired messages
+        if not queue.is_quorum:  # whose message_count includes what expires now
+            queue.expire(self._node.now)
         tag = self._open(delivery, no_ack=no_ack)
         publish = entry.publish
         payload = wire.encode_get_ok(

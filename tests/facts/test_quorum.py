@@ -8,7 +8,7 @@ from pamqp import commands
 
 from tests.amqp_probe import unique
 from tests.facts.conftest import Connect
-from tests.facts.raw_client import TRANSIENT, RawClient
+from tests.facts.raw_client import TRANSIENT, Properties, RawClient
 from tests.facts.site import Site
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -149,6 +149,17 @@ def test_a_delivery_count_of_get(client: RawClient) -> None:
             client.call(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
             client.open_channel()
             wait_for_messages(client, queue, 1)
+
+
+@pytest.mark.usefixtures("of_3_10")
+def test_get_counts_what_expires_behind_its_message(client: RawClient) -> None:
+    queue = quorum_queue(client, b"a")
+    client.publish(queue, properties=Properties(expiration="0"))
+    client.verdicts(1)
+    client.send(commands.Basic.Get(queue=queue))
+    assert client.told(3)[0] == f"basic.getok 1 False  {queue} 1"
+    client.send(commands.Basic.Get(queue=queue))
+    assert client.told() == ["basic.getempty"]
 
 
 def wait_for_messages(client: RawClient, queue: str, count: int) -> None:
