@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pamqp import header
 from pamqp.commands import Basic
 
-from reliablepub.testing.decoding import PROPERTY_READERS, Reader
+from reliablepub.testing.decoding import ARGUMENT_READERS, Reader
 from reliablepub.testing.fields import encode_entry, short_string
 from reliablepub.testing.replies import frame_error
 from reliablepub.testing.wire import HEADER
@@ -34,7 +34,7 @@ _HEADERS_FLAG = Basic.Properties.flags["headers"]
 _EXPIRATION_FLAG = Basic.Properties.flags["expiration"]
 _REPLY_TO_FLAG = Basic.Properties.flags["reply_to"]
 _PROPERTIES = tuple(
-    (flag, name, PROPERTY_READERS[Basic.Properties.amqp_type(name)])
+    (flag, name, ARGUMENT_READERS[Basic.Properties.amqp_type(name)])
     for name, flag in Basic.Properties.flags.items()
 )
 """The properties in their order on the wire: flag, name, reader."""

@@ -43,6 +43,10 @@ class MalformedError(Exception):
     """Bytes that cannot be decoded; the caller chooses the reply code."""
 
 
+class NestedTooDeeplyError(MalformedError):
+    """More levels of tables than `TABLE_DEPTH_MAX`, which RabbitMQ does not limit."""
+
+
 class UndecodableError(AmqpError):
     """501: the arguments of a method cannot be decoded."""
 
@@ -75,17 +79,6 @@ class Reader:
     def shortstr(self) -> str:
         """Read a short string; bytes that are not UTF-8 become lone surrogates."""
         return self.take(self.take(1)[0]).decode(errors="surrogateescape")
-
-    def name(self) -> str:
-        """Read a short string of a method, which must be UTF-8 (assert_utf8).
-
-        Raises:
-            AmqpError: 501 if it is not.
-        """
-        text = self.shortstr()
-        if not is_utf8(text):
-            raise AmqpError(501, "Malformed UTF-8 in shortstr", (0, 0))
-        return text
 
     def longstr(self) -> str | bytes:
         """Read a long string; return bytes if it is not UTF-8."""
@@ -152,7 +145,7 @@ class Reader:
 
     def _nested_end(self, depth: int) -> int:
         if depth > TABLE_DEPTH_MAX:
-            raise MalformedError("a table is nested too deeply")
+            raise NestedTooDeeplyError
         end = self.number(4) + self.at
         if end > self.end:
             raise MalformedError("a table runs past the end of its frame")
@@ -188,15 +181,12 @@ ARGUMENT_READERS: dict[str, Callable[[Reader], Any]] = {
     "short": lambda r: r.number(2),
     "long": lambda r: r.number(4),
     "longlong": lambda r: r.number(8),
-    "shortstr": Reader.name,
+    "shortstr": Reader.shortstr,
     "longstr": Reader.longstr,
     "table": Reader.table,
     "timestamp": Reader.timestamp,
 }
-"""Readers of the arguments of methods, by their types in AMQP."""
-
-PROPERTY_READERS = ARGUMENT_READERS | {"shortstr": Reader.shortstr}
-"""Readers of properties: RabbitMQ takes any bytes for a short string."""
+"""Readers of the arguments of methods and of properties, by their types in AMQP."""
 
 
 def ids_of(payload: bytes) -> tuple[int, int]:
@@ -229,6 +219,8 @@ def _read_method(kind: type[Frame], reader: Reader) -> Frame:
     # Not `__init__`, which warns of deprecated methods: a client may send them.
     method: Frame = kind.__new__(kind)
     bits, bit = 0, 8
+    names: list[str] = []
+    tables: dict[str, bytes] = {}
     for name in kind.attributes():
         argument = kind.amqp_type(name)
         if argument == "bit":
@@ -236,11 +228,31 @@ def _read_method(kind: type[Frame], reader: Reader) -> Frame:
                 bits, bit = reader.number(1), 0
             setattr(method, name, bool(bits >> bit & 1))
             bit += 1
-        else:
-            setattr(method, name, ARGUMENT_READERS[argument](reader))
-            bit = 8
+            continue
+        bit = 8
+        if argument == "table":
+            tables[name] = reader.take(reader.number(4))
+            continue
+        value = ARGUMENT_READERS[argument](reader)
+        setattr(method, name, value)
+        if argument == "shortstr":
+            names.append(value)
     reader.expect_end()
+    # RabbitMQ looks into the arguments when it has told all of them apart.
+    if not all(map(is_utf8, names)):
+        raise AmqpError(501, "Malformed UTF-8 in shortstr", (0, 0))
+    for name, data in tables.items():
+        setattr(method, name, _read_table(data))
     return method
+
+
+def _read_table(data: bytes) -> dict[str, Any]:
+    try:
+        return decode_table(data)
+    except NestedTooDeeplyError:
+        raise
+    except MalformedError:
+        raise SilentlyRefused from None  # rabbit_reader crashes
 
 
 def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:

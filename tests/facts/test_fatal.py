@@ -128,6 +128,21 @@ def test_arguments_that_are_cut_off(client: RawClient) -> None:
     assert client.told_to_the_end() == [f"connection.close 501 {text} (60, 40)", END]
 
 
+@pytest.mark.parametrize("entry", [b"az", b"aI\x00", b"af\x7f\xc0\x00\x00", b"aS\x00\x00\x00\x09"])
+def test_arguments_that_are_no_table(client: RawClient, entry: bytes) -> None:
+    """The bytes of the table are there, but they are none: no word."""
+    method = commands.Queue.Declare(queue="q")
+    payload = method.index.to_bytes(4, "big") + method.marshal()[:-4]
+    client.write_frame(METHOD, 1, payload + struct.pack(">IB", len(entry) + 1, 1) + entry)
+    assert client.told() == [END]
+
+
+def test_a_name_that_is_not_utf_8_in_arguments_that_are_cut_off(client: RawClient) -> None:
+    client.write_frame(METHOD, 1, struct.pack(">HHH", 50, 10, 0) + b"\x01\xff")
+    text = "FRAME_ERROR - cannot decode <<0,0,1,255>>"
+    assert client.told_to_the_end() == [f"connection.close 501 {text} (50, 10)", END]
+
+
 def test_a_method_where_content_is_due(client: RawClient, queue: str) -> None:
     client.send(commands.Basic.Publish(routing_key=queue))
     client.send(commands.Basic.Qos())
