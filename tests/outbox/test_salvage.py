@@ -92,6 +92,16 @@ def test_of_a_file_that_is_not_damaged_everything_is_copied(path: Path) -> None:
         assert len(store.read_ready(1, 999, limit=999, bytes_max=10**9)[0]) == 180
 
 
+def test_a_file_may_have_more_bytes_than_an_int_of_c_counts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path)
+    monkeypatch.setattr(salvage_module.Pages, "total_bytes", 3 << 30)
+    new = path.with_name("new.db")
+    assert Outbox(new).salvage(path).has_sources
+    assert Outbox(new).position("file") == 7
+
+
 def test_a_new_message_gets_no_id_of_a_parked_one(path: Path) -> None:
     with Outbox(path) as outbox:
         for _ in range(3):

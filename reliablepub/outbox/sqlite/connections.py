@@ -153,6 +153,7 @@ BUSY_TIMEOUT_S: Final = 5.0
 _CLAIMS_MAX: Final = 9
 _STEPS: Final = 1_000
 """Steps of SQLite's virtual machine between two looks at their number."""
+_C_INT_MAX: Final = 2**31 - 1
 _ADDED: Final = (
     "`reliablepub outbox create`, Outbox.create(), its first message or its relay creates it"
 )
@@ -352,7 +353,7 @@ def _limit(connection: sqlite3.Connection, steps_max: int) -> None:
     No value is longer than that number of bytes either.
     """
     asks = count(1)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, steps_max)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(steps_max, _C_INT_MAX))
     connection.set_progress_handler(lambda: next(asks) * _STEPS > steps_max, _STEPS)
 
 
