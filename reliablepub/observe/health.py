@@ -43,7 +43,7 @@ READY_WITHIN_S: Final = 10.0
 """Seconds without a turn after which a relay is not ready."""
 CONNECTIONS_MAX: Final = 16
 """Maximum number of connections. A new one replaces the one whose request has been incomplete for
-longest."""
+longest, or whose answer has been unread for longest; it is refused if there is neither."""
 REQUEST_WITHIN_S: Final = 5.0
 """Seconds for a complete request to arrive, and again for the client to read the answer."""
 REQUEST_BYTES_MAX: Final = 8_192
@@ -156,6 +156,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.RLock()
         self._reading: dict[socket.socket, None] = {}  # oldest first
         self._answering: dict[socket.socket, None] = {}
+        self._writing: dict[socket.socket, None] = {}
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -171,9 +172,12 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's
         """Answer a connection on a new thread, within `CONNECTIONS_MAX`."""
         with self._lock:
-            if len(self._reading) + len(self._answering) >= CONNECTIONS_MAX:
-                # First who sends no request, then who does not read the answer.
-                oldest = next(itertools.chain(self._reading, self._answering))
+            if len(self._reading) + len(self._answering) + len(self._writing) >= CONNECTIONS_MAX:
+                # A thread that is making an answer cannot be ended, so it counts until it is done.
+                oldest = next(itertools.chain(self._reading, self._writing), None)
+                if oldest is None:
+                    self.shutdown_request(request)
+                    return
                 self._forget(oldest)
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up and ends
@@ -187,6 +191,13 @@ class _Server(ThreadingHTTPServer):
                 del self._reading[request]
                 self._answering[request] = None
 
+    def has_answer(self, request: socket.socket) -> None:
+        """Note that the answer to a request is made, and only has to be sent."""
+        with self._lock:
+            if request in self._answering:
+                del self._answering[request]
+                self._writing[request] = None
+
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base's
         """End a connection."""
         super().shutdown_request(request)
@@ -194,8 +205,8 @@ class _Server(ThreadingHTTPServer):
             self._forget(request)
 
     def _forget(self, connection: socket.socket) -> None:
-        self._reading.pop(connection, None)
-        self._answering.pop(connection, None)
+        for connections in (self._reading, self._answering, self._writing):
+            connections.pop(connection, None)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -270,6 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
+        self.server.has_answer(self.connection)
         with suppress(OSError):  # the client does not read the answer
             self.end_headers()
             if self.command != "HEAD":
