@@ -88,7 +88,9 @@ def test_a_connection_whose_commits_a_power_cut_can_take_is_warned_of_once(
     path: Path, app: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(enqueue.LOGGER, "warning", lambda text, *words: said.append(text % words))
+    monkeypatch.setattr(
+        enqueue.LOGGER, "warning", lambda text, *words, **_: said.append(text % words)
+    )
     app.execute(f"PRAGMA synchronous = {mode}")
     outbox = Outbox(path)
     for _ in range(3):
@@ -670,7 +672,9 @@ def test_a_connection_whose_journal_is_lost_with_its_process_is_warned_of(
     path: Path, app: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(enqueue.LOGGER, "warning", lambda text, *words: said.append(text % words))
+    monkeypatch.setattr(
+        enqueue.LOGGER, "warning", lambda text, *words, **_: said.append(text % words)
+    )
     app.execute(f"PRAGMA journal_mode = {mode}")
     with app:
         Outbox(path).enqueue(Message(b"body"), connection=app)
