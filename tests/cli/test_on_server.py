@@ -152,6 +152,8 @@ ANY_TYPE = (
     "numeric_integer(numeric, integer) RETURNS boolean",
     "integer_numeric(integer, numeric) RETURNS boolean",
     "bigint_numeric(bigint, numeric) RETURNS boolean",
+    "numeric_float(numeric, double precision) RETURNS double precision",
+    "text_integer(text, integer) RETURNS text",
     "nextval(text) RETURNS bigint",
     "pg_total_relation_size(oid) RETURNS bigint",
     "format(text, text) RETURNS text",
@@ -180,6 +182,14 @@ def shadows() -> Iterator[str]:
                 f"CREATE OPERATOR public.{operator} (LEFTARG = {left}, RIGHTARG = {right}, "
                 f"FUNCTION = public.{name})"
             )
+    for operator, left, right, name in (
+        ("-", "numeric", "double precision", "numeric_float"),
+        ("||", "text", "integer", "text_integer"),
+    ):
+        yield (
+            f"CREATE OPERATOR public.{operator} (LEFTARG = {left}, RIGHTARG = {right}, "
+            f"FUNCTION = public.{name})"
+        )
 
 
 def test_a_function_in_public_gets_no_one_s_rights(
@@ -199,10 +209,12 @@ def test_a_function_in_public_gets_no_one_s_rights(
             outbox.enqueue(Message(b"lost", routing_key="nowhere"))
         execute(app, enqueue)
         until(lambda: fake.published_count >= 4 and publisher.status.counters.parked == 1)
-        for command in ("list", "list --state waiting", "status", "stats", "keys", "in-flight"):
+        looks = ("list", "list --state waiting", "list --reason x", "status", "stats", "keys")
+        for command in (*looks, "in-flight"):
             run("outbox", *command.split(), "--outbox", relay)
         run("outbox", "retry", "--all", "--yes", "--outbox", relay)
         until(lambda: publisher.status.counters.confirmed >= 3)
+    run("outbox", "prune", "--confirmed", "0s", "--yes", "--outbox", relay)
     run("outbox", "audit", "--outbox", relay)
     assert [message.body for message in fake.messages("q")].count(b"theirs") == 1
 

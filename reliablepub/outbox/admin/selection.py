@@ -63,7 +63,7 @@ _OF_STATE: Final = {
     "parked": "state = 'parked'",
     "expired": "state = 'expired'",
 }
-_SAID: Final = "{of}outcome || ' ' || {of}reply_code || ' ' || {of}reply_text"
+_SAID: Final = "{of}outcome || ' ' || CAST({of}reply_code AS TEXT) || ' ' || {of}reply_text"
 _CONTAINS: Final = "replace(lower({text}), lower(:reason), '') <> lower({text})"
 _CONDITIONS: Final = {
     "reliablepub_parked": {

@@ -35,7 +35,7 @@ from reliablepub.outbox.postgres.server import (
     outbox_error,
     reported,
 )
-from reliablepub.outbox.postgres.sql import creation, for_dbapi, named, with_values, within
+from reliablepub.outbox.postgres.sql import Double, creation, for_dbapi, named, with_values, within
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 
@@ -199,7 +199,7 @@ class PostgresSession:
         assert isinstance(shard, int)
         bound = {**values, "shard": shard, "turn": self._turns.get(shard)}
         check_texts(bound)
-        return bound
+        return {name: Double(v) if isinstance(v, float) else v for name, v in bound.items()}
 
     def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
         for shard in self._turns:

@@ -5,8 +5,9 @@
 -- the user's rights. A function or operator there is preferred to a built-in one only if it fits the
 -- types of the arguments better. So functions of any type (`unnest`, `array_agg`) and those that convert
 -- an argument are written with `pg_catalog`, the type of a constant is named unless it is text, and
--- constants beside a column of another type than integer are in quotes. `unnest` of several arrays is a
--- form of its own, and always the built-in one.
+-- constants beside a column of another type than integer are in quotes. Values that are written as
+-- literals name their type too (`Double` in sql.py). `unnest` of several arrays is a form of its own, and
+-- always the built-in one.
 
 -- An enqueuer's message, in one statement, because the connection may be the application's.
 -- name: enqueue

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
+import psycopg
 from psycopg.sql import Literal
+from psycopg.types.numeric import FloatDumper
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.queries import named as queries_of
@@ -96,6 +98,22 @@ def queries(schema: str) -> dict[str, str]:
 def for_dbapi(text: str) -> str:
     """Return a statement in the form of psycopg, psycopg2 and Django: with ``%(name)s``."""
     return _VALUE.sub(r"%(\1)s", _escaped(text))
+
+
+class Double(float):
+    """A number whose literal names its type, because a bare one is a ``numeric``.
+
+    An operator in `public` for the types of both sides would then be preferred to the built-in one
+    (see the top of ``queries.sql``).
+    """
+
+
+class _DoubleDumper(FloatDumper):
+    def quote(self, obj: float) -> bytes:
+        return b"'%r'::float8" % float(obj)
+
+
+psycopg.adapters.register_dumper(Double, _DoubleDumper)
 
 
 def with_values(text: str, values: Mapping[str, object]) -> str:
