@@ -348,7 +348,7 @@ def test_a_publisher_sends_slow_and_rolled_back_rows_once_and_never(url: str) ->
 
 def test_an_owner_that_lives_keeps_its_shard(url: str, own: PostgresStore) -> None:
     def open_second() -> None:
-        with pytest.raises(OutboxInUse, match="only one relay may own a shard"):
+        with pytest.raises(OutboxInUse, match="may own a shard: stop it, only enqueue here, or"):
             PostgresStore(Server.of(url))
 
     second = threading.Thread(target=open_second)

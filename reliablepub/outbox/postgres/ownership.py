@@ -153,4 +153,7 @@ def _in_use(link: Link, newest: list[Row]) -> OutboxInUse:
         who = "another publisher of this process"
     if len(newest) > 1:
         who = f"a relay in each of its {len(newest)} shards, {who} in the first"
-    return OutboxInUse(f"outbox {link.server} is relayed by {who}; only one relay may own a shard")
+    return OutboxInUse(
+        f"outbox {link.server} is relayed by {who}; only one relay may own a shard: stop it, "
+        "only enqueue here, or wait for its end with `reliablepub relay --standby`"
+    )
