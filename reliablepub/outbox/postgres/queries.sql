@@ -24,7 +24,7 @@ WITH fresh AS (
     VALUES (:key, coalesce(:id, nextval('reliablepub_message_ids'::regclass)), :message_id, :kept_until)
     ON CONFLICT (key) DO UPDATE
     SET id = excluded.id, message_id = excluded.message_id, kept_until = excluded.kept_until
-    WHERE k.kept_until < :stored_at
+    WHERE k.kept_until < CAST(:stored_at AS double precision)
     AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
     AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
     RETURNING id

@@ -385,12 +385,12 @@ FROM newest AS n CROSS JOIN LATERAL pg_snapshot_xip(n.seen) AS x (xid) CROSS JOI
 -- a long transaction keeps old turns.
 CREATE VIEW reliablepub_ledger AS
 SELECT
-    (stored + n)::bigint AS stored, confirmed::bigint, parked::bigint, expired::bigint, discarded::bigint,
-    (open_bytes + size)::bigint AS open_bytes
+    stored + n AS stored, confirmed, parked, expired, discarded, open_bytes + size AS open_bytes
 FROM (
     SELECT
-        sum(stored) AS stored, sum(confirmed) AS confirmed, sum(parked) AS parked,
-        sum(expired) AS expired, sum(discarded) AS discarded, sum(open_bytes) AS open_bytes
+        sum(stored)::bigint AS stored, sum(confirmed)::bigint AS confirmed, sum(parked)::bigint AS parked,
+        sum(expired)::bigint AS expired, sum(discarded)::bigint AS discarded,
+        sum(open_bytes)::bigint AS open_bytes
     FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
     CROSS JOIN LATERAL (
         SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
@@ -425,7 +425,7 @@ WHERE NOT EXISTS (
 CREATE VIEW reliablepub_open AS
 SELECT
     id, message_id, exchange, routing_key, ordering_key, reliablepub_utc(stored_at) AS stored_at,
-    reliablepub_utc(nullif(due_at, 0)) AS due_at, reliablepub_utc(expires_at) AS expires_at,
+    reliablepub_utc(nullif(due_at, '0')) AS due_at, reliablepub_utc(expires_at) AS expires_at,
     nacked, returned, refused, uncertain, size
 FROM reliablepub_messages;
 
