@@ -1,8 +1,8 @@
 -- Statements on an outbox in PostgreSQL, by name (see sql.py); those that every database runs are in
 -- `../queries.sql`. The statements of a relay's turn come first.
 --
--- Whoever may create functions in a schema of the user's `search_path`, such as `public`, must not get
--- the user's rights. A function or operator there is preferred to a built-in one only if it fits the
+-- An application that may create functions in a schema of the user's `search_path`, such as `public`, must
+-- not get the user's rights. A function or operator there is preferred to a built-in one only if it fits the
 -- types of the arguments better. So functions of any type (`unnest`, `array_agg`) and those that convert
 -- an argument are written with `pg_catalog`, the type of a constant is named unless it is text, and
 -- constants beside a column of another type than integer are in quotes. Values that are written as
