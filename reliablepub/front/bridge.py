@@ -35,7 +35,8 @@ own; with 100 the loop lags more, and nothing is faster."""
 
 
 _LOOK_S: Final = 1.0
-"""Interval at which the loop checks whether a callback holds the relay up."""
+"""Interval at which the loop checks whether a callback holds the relay up, or a Ctrl-C has left
+tasks waiting."""
 BURST: Final = 50
 """Tasks that may hand messages over in one iteration of the loop; each takes 10 to 20 µs there."""
 
@@ -148,7 +149,17 @@ class Bridge(Observer):
         wake()
 
     def _look(self) -> None:
-        """End the waits of tasks if the relay waits for a callback that does not return."""
+        """End the waits of tasks if the relay waits for a callback that does not return.
+
+        Also do the work of the other callbacks, which a Ctrl-C may have ended before their first
+        line.
+        """
+        if not self.is_ended:
+            self.loop.call_later(_LOOK_S, self._look)
+        self._is_wake_due = False
+        self._serve()
+        if self._queued:
+            self._admit()
         try:
             self._check_held_up()
         except RelayHeldUp as error:
@@ -156,8 +167,6 @@ class Bridge(Observer):
             self._schedule()
         else:
             self.held_up = None
-        if not self.is_ended:
-            self.loop.call_later(_LOOK_S, self._look)
 
     async def until_started(self) -> None:
         """Wait until the relay has started, or could not start."""

@@ -183,3 +183,63 @@ def test_a_ctrl_c_in_the_loop_ends_no_other_wait(
     _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=5))
     loop.close()
     assert not pending
+
+
+@pytest.mark.parametrize("name", ["_serve", "_admit", "_wake"])
+def test_a_ctrl_c_as_a_callback_begins_ends_no_wait(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python looks for signals there, before the first line of a function."""
+    real, is_interrupted, wakes = getattr(Bridge, name), False, 0
+
+    def interrupted(relay: Bridge, *arguments: Any) -> None:
+        nonlocal is_interrupted
+        if is_started and not is_interrupted:
+            is_interrupted = True
+            raise KeyboardInterrupt
+        real(relay, *arguments)
+
+    def woken() -> None:
+        nonlocal wakes
+        wakes += 1
+
+    is_started = False
+    monkeypatch.setattr(Bridge, name, interrupted)
+    monkeypatch.setattr("reliablepub.front.bridge._LOOK_S", 0.05)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> tuple[Bridge, Signal, list[asyncio.Task[object]]]:
+        relay = Bridge(loop, lambda: None, lambda: cast("Any", None))
+        relay.started()
+        await relay.until_started()
+        signal = Signal(relay)
+
+        async def publish() -> None:
+            await relay.admission()
+            relay.handed_over(woken)
+            await signal.wait()
+
+        return relay, signal, [asyncio.create_task(publish()) for _ in range(2 * BURST + 1)]
+
+    relay, signal, tasks = loop.run_until_complete(begin())
+    is_started = True
+
+    def go_on() -> None:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=0.2))
+        signal.set()
+        relay.turned()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=0.2))
+    signal.set()
+    relay.turned()
+    _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+    wakes = 0
+    relay.handed_over(woken)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    relay.ended(None)
+    loop.close()
+    assert not pending
+    assert wakes == 1
