@@ -69,6 +69,8 @@ class Bridge(Observer):
         self._is_scheduled = False
         self._is_wake_due = False
         self._is_looking = False
+        self._has_served = False
+        self._series = 0
         self._admitted = 0
         self._queued: deque[asyncio.Future[None]] = deque()
 
@@ -126,18 +128,23 @@ class Bridge(Observer):
         A thousand tasks that start together would otherwise block the loop until all are done.
         """
         if self._admitted == 0:
-            self.loop.call_soon(self._admit)
+            self.loop.call_soon(self._admit, self._series)
         self._admitted += 1
         if self._admitted > BURST or self._queued:
             future = self.loop.create_future()
             self._queued.append(future)
             await future
 
-    def _admit(self) -> None:
-        """Admit further tasks, in the next iteration of the loop."""
+    def _admit(self, series: int) -> None:
+        """Admit further tasks, in the next iteration of the loop, and again until none is queued.
+
+        Does nothing if a later series of calls has begun.
+        """
+        if series != self._series:
+            return
         admitted = min(BURST, len(self._queued))
         if admitted:  # first: a Ctrl-C below must not be the end of admissions
-            self.loop.call_soon(self._admit)
+            self.loop.call_soon(self._admit, series)
         # The woken tasks run in the next iteration; until then, others queue behind them.
         self._admitted = BURST if admitted else 0
         for _ in range(admitted):
@@ -151,15 +158,18 @@ class Bridge(Observer):
     def _look(self) -> None:
         """End the waits of tasks if the relay waits for a callback that does not return.
 
-        Also do the work of the other callbacks, which a Ctrl-C may have ended before their first
+        Also do the work of the other callbacks: a Ctrl-C may have ended them before their first
         line.
         """
         if not self.is_ended:
             self.loop.call_later(_LOOK_S, self._look)
         self._is_wake_due = False
-        self._serve()
+        if not self._has_served:
+            self._serve()
+        self._has_served = False
         if self._queued:
-            self._admit()
+            self._series += 1
+            self._admit(self._series)
         try:
             self._check_held_up()
         except RelayHeldUp as error:
@@ -181,6 +191,7 @@ class Bridge(Observer):
 
     def _serve(self) -> None:
         self._is_scheduled = False  # first: what is rung from here on schedules again
+        self._has_served = True
         for _ in range(min(SLICE, len(self.rung))):
             for future in self.rung[0].futures:
                 wake(future)

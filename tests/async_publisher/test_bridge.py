@@ -243,3 +243,30 @@ def test_a_ctrl_c_as_a_callback_begins_ends_no_wait(
     loop.close()
     assert not pending
     assert wakes == 1
+
+
+def test_however_long_tasks_queue_no_more_are_admitted_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reliablepub.front.bridge._LOOK_S", 0.001)
+    admitted, most = 0, 0
+
+    async def publish(relay: Bridge) -> None:
+        nonlocal admitted
+        for _ in range(40):
+            await relay.admission()
+            admitted += 1
+
+    async def admit() -> None:
+        nonlocal admitted, most
+        relay = Bridge(asyncio.get_running_loop(), lambda: None, lambda: cast("Any", None))
+        relay.started()
+        await relay.until_started()
+        tasks = [asyncio.create_task(publish(relay)) for _ in range(10 * BURST)]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            most, admitted = max(most, admitted), 0
+        relay.ended(None)
+
+    asyncio.run(admit())
+    assert most <= 2 * BURST  # a look admits once more
