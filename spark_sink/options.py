@@ -23,7 +23,8 @@ SPARKS_OWN: Final = ("checkpointlocation", "queryname")
 """Options of a streaming query that Spark passes on to its sink."""
 _PROPERTIES: Final = {field.name for field in fields(Message)} & {option.name for option in TABLE}
 """Options that give every message a property."""
-_FILE_NAME: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._:=@+-]{0,99})?")
+_FILE_NAME: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._=@+-]{0,99})?")
+"""No colon: Spark cannot read a file with one in its name, nor then the rest of the report."""
 _NO_PATH: Final = (
     "save() takes no path here: for a queue write .option('routing_key', its name).save(), for an "
     "exchange .option('exchange', its name).save()"
@@ -104,7 +105,7 @@ def _contradictions(settings: Settings) -> list[str]:
         )
     if settings.report is not None and not _FILE_NAME.fullmatch(settings.write_id or ""):
         problems.append(
-            "option 'writeId' names files of 'report': at most 100 letters, digits and . _ - : = @ "
+            "option 'writeId' names files of 'report': at most 100 letters, digits and . _ - = @ "
             "+, and the first one a letter or a digit"
         )
     return [*problems, *_no_message(settings)]

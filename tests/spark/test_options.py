@@ -49,6 +49,7 @@ def test_case_and_underscores_make_no_difference(name: str) -> None:
         ({"replyto": "amq.rabbitmq.reply-to"}, "option 'reply_to'"),
         ({"path": "q1"}, "save() takes no path here: for a queue write .option('routing_key'"),
         ({"report": "/r", "writeid": "a/b"}, "option 'writeId' names files of 'report'"),
+        ({"report": "/r", "writeid": "a:b"}, "option 'writeId' names files of 'report'"),
         ({"report": "/r", "writeid": "_a"}, "option 'writeId' names files of 'report'"),
         ({"heartbeat": "70000"}, "option 'heartbeat' must be a whole number from 1 to 65535"),
         ({"idcolumns": "a,,b"}, "option 'idColumns' must be names of columns"),
