@@ -98,7 +98,7 @@ def _contradictions(settings: Settings) -> list[str]:
     report = settings.report or "/"
     if not report.startswith("/") and "://" not in report:
         problems.append("option 'report' must be an absolute path or a URI: hosts share it")
-    elif _has_password(report):
+    elif has_password(report):
         problems.append(
             "option 'report' has a password in its URI, which Spark shows in plans: leave it out, "
             "and give it to the hosts as the file system's own libraries find it"
@@ -134,11 +134,12 @@ def _all_amqp(urls: str) -> bool:
         return False
 
 
-def _has_password(uri: str) -> bool:
+def has_password(uris: str) -> bool:
+    """Whether a URI, or one of a comma-separated list of URLs, holds a password."""
     try:
-        return bool(urlsplit(uri).password)
+        return any(urlsplit(uri).password for uri in split_urls(uris))
     except ValueError:
-        return False  # no file system opens it
+        return False  # neither a file system nor a broker opens it
 
 
 def _key(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from reliablepub import ConfigurationError
 from spark_sink.cluster import check_connections, rate_of_task, slots
 from spark_sink.contact import ask, check
-from spark_sink.options import check_stream, parse
+from spark_sink.options import check_stream, has_password, parse
 from spark_sink.schema import match
 from spark_sink.settings import Settings
 from spark_sink.trigger import check_named
@@ -71,6 +71,7 @@ def validate(
         master=conf("spark.master") or "",
         is_speculating=is_speculating,
         needs_ids=df.isStreaming and not columns.have_ids,
+        shows_url=_is_remote(session) and not conf("spark.redaction.string.regex"),
     )
     for doubt in found:
         warnings.warn(doubt, SparkSinkWarning, stacklevel=2)
@@ -83,8 +84,18 @@ def _check_mode(output_mode: str) -> None:
         )
 
 
+def _is_remote(session: object) -> bool:
+    """Whether a session is one of Spark Connect."""
+    return type(session).__module__.startswith("pyspark.sql.connect.")
+
+
 def doubts(
-    settings: Settings, *, master: str, is_speculating: bool, needs_ids: bool = False
+    settings: Settings,
+    *,
+    master: str,
+    is_speculating: bool,
+    needs_ids: bool = False,
+    shows_url: bool = False,
 ) -> list[str]:
     """Texts of the warnings: allowed settings that make failures or duplicates more likely.
 
@@ -93,8 +104,15 @@ def doubts(
         master: master URL of the session.
         is_speculating: whether the session lets two attempts of a task race.
         needs_ids: whether the write is a stream whose rows have no ids or keys.
+        shows_url: whether Spark shows the option ``url`` as it is.
     """
     doubts = []
+    if shows_url and settings.url is not None and has_password(settings.url):
+        doubts.append(
+            "Spark Connect shows the password in 'url' in its event log and its page of requests: "
+            "use passwordFile, passwordEnv, urlFile or urlEnv, or set spark.redaction.string.regex "
+            "on the server"
+        )
     if needs_ids and settings.identity == "content":
         doubts.append(
             "a row's message_id depends on its partition: rows replayed by a restart with another "

@@ -54,3 +54,23 @@ def test_others_are_not(master: str) -> None:
 def test_speculation_is_warned_of() -> None:
     [doubt] = doubts(parse({}), master="yarn", is_speculating=True)
     assert "spark.speculation is on" in doubt
+
+
+@pytest.mark.parametrize(
+    ("options", "is_doubtful"),
+    [
+        ({"url": "amqp://user:canary@host/"}, True),
+        ({"url": "amqp://host/,amqp://user:canary@host/"}, True),
+        ({"url": "amqp://user@host/", "passwordfile": "broker.password"}, False),
+        ({}, False),
+    ],
+)
+def test_a_password_that_spark_connect_shows_is_warned_of(
+    options: dict[str, str], *, is_doubtful: bool
+) -> None:
+    settings = parse(options)
+    assert doubts(settings, master="yarn", is_speculating=False) == []
+    found = doubts(settings, master="yarn", is_speculating=False, shows_url=True)
+    assert ["canary" not in doubt and "passwordFile" in doubt for doubt in found] == (
+        [True] * is_doubtful
+    )
