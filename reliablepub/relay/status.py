@@ -386,6 +386,7 @@ def _contents(
         "at": wall,
         "link": status.link.value,
         "reason": status.reason[:_REASON_MAX],
+        "server": status.server,
         "since": since,
         "in_flight": status.in_flight,
         "window": status.window,

@@ -502,9 +502,10 @@ def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> N
             of_shard: dict[int, int] = dict(found.fetchall())
         until(lambda: '"link": "connected"' in shown("outbox", "status", "--json"))
         relays = json.loads(shown("outbox", "status", "--json", "--over", "0"))["relays"]
-        assert [(row["shard"], row["pid"], row["link"]) for row in relays] == [
-            (0, os.getpid(), "connected"),
-            (1, None, None),
+        server = broker.url.rpartition("@")[2].partition("/")[0]
+        assert [(row["shard"], row["pid"], row["link"], row["server"]) for row in relays] == [
+            (0, os.getpid(), "connected", server),
+            (1, None, None, None),
         ]
         words = shown("outbox", "status", "--over", "0")
         assert f"shard 0: process {os.getpid()} on {socket.gethostname()}; shard 1: none" in words

@@ -87,7 +87,7 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         "relay_pid": found.relay,
         "relays": [
             {"shard": one.shard, "pid": one.pid, "host": one.host}
-            | {name: one.status.get(name) for name in ("link", "reason", "since")}
+            | {name: one.status.get(name) for name in ("link", "reason", "server", "since")}
             | {"silent_s": _silent_s(database, one, oldest, now)}
             for one in relays
         ],
