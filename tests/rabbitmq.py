@@ -30,6 +30,8 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 from tenacity import retry, retry_if_result, stop_after_attempt, wait_fixed
 
+from tests.waiting import until
+
 # Not /usr/sbin/rabbitmq-server: that wrapper changes the user and keeps a shell in between.
 _BIN = Path("/usr/lib/rabbitmq/bin")
 _HERE = Path("/")
@@ -270,8 +272,12 @@ class RabbitMQNode:
     # ------------------------------------------------------------------ misbehaving
 
     def pause(self) -> None:
-        """SIGSTOP: the peer is there, and silent."""
+        """SIGSTOP: the peer is there, and silent.
+
+        On a busy machine, its other threads run until the one that gets the signal does.
+        """
         os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: _states(self.pid) <= {"T"}, what="the stop of RabbitMQ")
 
     def resume(self) -> None:
         """SIGCONT."""
@@ -515,6 +521,15 @@ def can_handshake(url: str) -> bool:
     except (OSError, AMQPError, AMQPConnectorException):
         return False
     return True
+
+
+def _states(pid: int) -> set[str]:
+    """The states of a process's threads, as in proc(5)."""
+    states = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # that thread has ended
+            states.add(file.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def _binary(text: str) -> str:
