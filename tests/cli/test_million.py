@@ -66,7 +66,9 @@ def test_what_is_asked_often_is_answered_from_an_index(
 ) -> None:
     lines = plan(small, QUERIES[name], values)
     assert any(line.startswith("SEARCH") for line in lines)
-    assert not any(line.startswith("SCAN") for line in lines), lines
+    found = {line.replace("CO-ROUTINE", "SCAN") for line in lines if line.startswith("CO-ROUTINE")}
+    scans = {line for line in lines if line.startswith("SCAN")}
+    assert scans <= found, lines  # of what was found by an index
 
 
 @pytest.mark.parametrize("name", ["newest_failures", "top_reasons"])
