@@ -85,7 +85,8 @@ def routing_keys(publish: Publish) -> list[str]:
     keys = [publish.routing_key]
     if publish.properties.headers:
         keys += copied_keys(publish, "CC") + copied_keys(publish, "BCC")
-    return [*keys, *publish.blind_keys] if publish.blind_keys else keys
+    keys += publish.blind_keys
+    return keys
 
 
 def copied_keys(publish: Publish, name: str) -> list[str]:

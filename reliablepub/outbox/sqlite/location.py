@@ -379,13 +379,13 @@ class Place:
                 "nothing can be stored; stop every process that has the outbox open, and start "
                 "them again"
             )
-        self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
+        own = files.get(self.file or (0, 0), ())
+        self._locked_fd = next(filter(_has_lock, own), -1)
         self._index_fd = files[index][0] if index is not None else -1
         self._changes = _changes(self._locked_fd)
+        is_suspect = self.file in GATE.open_before and self._locked_fd < 0
         # Once the process that was forked has closed its connection, the index has no name.
-        has_log = index is not None or any(map(_is_logged, files.get(self.file or (0, 0), ())))
-        is_suspect = has_log and self.file in GATE.open_before
-        if is_suspect and self._locked_fd < 0 and _locks_are_listed():
+        if is_suspect and (index or any(map(_is_logged, own))) and _locks_are_listed():
             raise forked(self._path, "was open when this process was forked")
 
     def _moved(self) -> OutboxMoved:
