@@ -69,8 +69,8 @@ class Bridge(Observer):
         self._is_scheduled = False
         self._is_wake_due = False
         self._is_looking = False
-        self._has_served = False
-        self._series = 0
+        self._serving: asyncio.Handle | None = None
+        self._admitting: asyncio.Handle | None = None
         self._admitted = 0
         self._queued: deque[asyncio.Future[None]] = deque()
 
@@ -107,7 +107,7 @@ class Bridge(Observer):
             return
         self._is_scheduled = True
         try:
-            self.loop.call_soon_threadsafe(self._serve)
+            self._serving = self.loop.call_soon_threadsafe(self._serve)
         except RuntimeError:  # the loop is closed: no task waits any more
             self.rung.clear()
 
@@ -128,23 +128,18 @@ class Bridge(Observer):
         A thousand tasks that start together would otherwise block the loop until all are done.
         """
         if self._admitted == 0:
-            self.loop.call_soon(self._admit, self._series)
+            self._admitting = self.loop.call_soon(self._admit)
         self._admitted += 1
         if self._admitted > BURST or self._queued:
             future = self.loop.create_future()
             self._queued.append(future)
             await future
 
-    def _admit(self, series: int) -> None:
-        """Admit further tasks, in the next iteration of the loop, and again until none is queued.
-
-        Does nothing if a later series of calls has begun.
-        """
-        if series != self._series:
-            return
+    def _admit(self) -> None:
+        """Admit further tasks, in the next iteration of the loop, until none is queued."""
         admitted = min(BURST, len(self._queued))
         if admitted:  # first: a Ctrl-C below must not be the end of admissions
-            self.loop.call_soon(self._admit, series)
+            self._admitting = self.loop.call_soon(self._admit)
         # The woken tasks run in the next iteration; until then, others queue behind them.
         self._admitted = BURST if admitted else 0
         for _ in range(admitted):
@@ -158,18 +153,16 @@ class Bridge(Observer):
     def _look(self) -> None:
         """End the waits of tasks if the relay waits for a callback that does not return.
 
-        Also do the work of the other callbacks: a Ctrl-C may have ended them before their first
+        Also schedule the other callbacks anew: a Ctrl-C may have ended one, even before its first
         line.
         """
         if not self.is_ended:
             self.loop.call_later(_LOOK_S, self._look)
         self._is_wake_due = False
-        if not self._has_served:
-            self._serve()
-        self._has_served = False
+        self._is_scheduled = True
+        self._serving = self._again(self._serving, self._serve)
         if self._queued:
-            self._series += 1
-            self._admit(self._series)
+            self._admitting = self._again(self._admitting, self._admit)
         try:
             self._check_held_up()
         except RelayHeldUp as error:
@@ -177,6 +170,12 @@ class Bridge(Observer):
             self._schedule()
         else:
             self.held_up = None
+
+    def _again(self, handle: asyncio.Handle | None, callback: Callable[[], None]) -> asyncio.Handle:
+        """Schedule a callback that was scheduled before, in place of that call."""
+        if handle is not None:
+            handle.cancel()
+        return self.loop.call_soon(callback)
 
     async def until_started(self) -> None:
         """Wait until the relay has started, or could not start."""
@@ -191,7 +190,6 @@ class Bridge(Observer):
 
     def _serve(self) -> None:
         self._is_scheduled = False  # first: what is rung from here on schedules again
-        self._has_served = True
         for _ in range(min(SLICE, len(self.rung))):
             for future in self.rung[0].futures:
                 wake(future)
@@ -200,7 +198,7 @@ class Bridge(Observer):
             for future in self.waiting:
                 wake(future)
         if self.rung:
-            self.loop.call_soon(self._serve)
+            self._serving = self.loop.call_soon(self._serve)
             self._is_scheduled = True
 
 

@@ -269,4 +269,4 @@ def test_however_long_tasks_queue_no_more_are_admitted_at_once(
         relay.ended(None)
 
     asyncio.run(admit())
-    assert most <= 2 * BURST  # a look admits once more
+    assert most <= BURST
