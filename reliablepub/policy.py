@@ -165,7 +165,8 @@ class Breaker:
     A destination is an exchange and a routing key. It is a whole exchange if the exchange does not
     exist (404) or the user may not write to it (403); the first such refusal pauses the exchange.
     Only a refusal that is to be retried pauses a destination. Where the policy gives messages up
-    at once, every message is tried.
+    at once, every message is tried. An exchange is also paused when it refuses a message for the
+    last time, so that others whose time is over are given up without costing a channel each.
 
     Attributes:
         refusals_max: number of refusals in a row (nacked, returned) that pause a destination.

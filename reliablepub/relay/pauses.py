@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import inf
 from typing import Final, TypeAlias
 
 from reliablepub._core.breaker import Breakers, Pause
@@ -34,6 +35,9 @@ PAGE: Final = 2_000
 SHOWN_MAX: Final = 100
 UNHEARD_MAX: Final = 3
 """After so many unanswered probes of an exchange its pause ends."""
+UNHEARD_S: Final = 2.0
+"""A probe is unanswered after so many seconds: a refused one before it has closed the channel, so
+that a broker far away first has to open another one."""
 MISSING: Final = Outcome(OutcomeKind.REFUSED, 404, "")
 UNKNOWN: Final = Outcome(OutcomeKind.REFUSED, 0, "refused in an earlier run; not probed yet")
 
@@ -74,7 +78,7 @@ class Pauses:
         self.new: dict[Destination, None] = {}
         self._sweeping: dict[Destination, None] = {}
         self._releasing: dict[Destination | None, tuple[bytes, bytes, int] | None] = {}
-        self._unheard: dict[str, int] = {}
+        self._unheard: dict[str, tuple[int, float]] = {}
         self._rooms: list[Release] = []
         self._sweeps: Sequence[Release] = ()
         self._pages: Mapping[Destination | None, Release] = {}
@@ -167,10 +171,10 @@ class Pauses:
             return
         destination = exchange_of(entry) if is_of_exchange else address_of(entry)
         was_paused = self._breakers.is_paused(destination)
-        if is_given_up:
-            if not was_paused:
-                return  # a pause would only delay entries that are given up at once, too
-            self._sweeping[destination] = None
+        if is_given_up and not was_paused and not (is_of_exchange and entry.refused_at != wall):
+            # Given up at once, as others will be, which a pause would only delay. But where a
+            # budget of time is spent, each of the others would cost a channel.
+            return
         refusals_max = 1 if is_of_exchange else self._breaker.refusals_max
         self._unheard.pop(entry.message.exchange, None)
         if self._breakers.refused(destination, now, why=outcome, refusals_max=refusals_max):
@@ -179,6 +183,8 @@ class Pauses:
             if not was_paused:
                 self._since[destination] = wall
                 self._tell("paused", destination)
+        if is_given_up and self._breakers.is_paused(destination):
+            self._sweeping[destination] = None
 
     def confirmed(self, entries: Iterable[Entry], now: float) -> None:
         """Note confirmed entries: their destinations accept messages."""
@@ -219,7 +225,7 @@ class Pauses:
             return
         self._rooms = []
         for destination, count in self._breakers.poll_room(now):
-            if self._is_unheard(destination):
+            if self._is_unheard(destination, now):
                 self._is_well(destination)
                 continue
             is_counted = count == 1  # probes are few
@@ -291,17 +297,20 @@ class Pauses:
             self._releasing[exchange] = None
             self._end(exchange)
 
-    def _is_unheard(self, destination: Destination) -> bool:
+    def _is_unheard(self, destination: Destination, now: float) -> bool:
         """Whether probes of an exchange stay unanswered.
 
         An exchange refuses at once. So a probe without an answer has passed the exchange, and waits
         for its queue, which is no reason to pause the exchange.
         """
         exchange, routing_key = destination
-        if routing_key is None:
-            self._unheard[exchange] = self._unheard.get(exchange, 0) + 1
-            return self._unheard[exchange] > UNHEARD_MAX
-        return False
+        if routing_key is not None:
+            return False
+        probes, since = self._unheard.get(exchange, (0, -inf))
+        if now - since >= UNHEARD_S:
+            probes += 1
+            self._unheard[exchange] = probes, now
+        return probes > UNHEARD_MAX
 
     def _no_more_wait(self, destination: Destination) -> None:
         pause = self._breakers.pause(destination)

@@ -163,8 +163,11 @@ def test_a_message_that_a_queue_has_is_never_called_not_written(
 
 def kill_at_random(story: Story, kills: int, seed: int) -> None:
     rng = random.Random(seed)
+    begun = time.monotonic()
+    assert story.live(is_async=False) == 0
+    life_s = max(LIFE_S, time.monotonic() - begun)  # on a busy machine it takes longer
     while story.kills < kills:
-        story.live(is_async=rng.random() < 0.5, kill_after_s=rng.uniform(0.0, LIFE_S))
+        story.live(is_async=rng.random() < 0.5, kill_after_s=rng.uniform(0.0, life_s))
 
 
 def test_killed_at_random(nursery: Nursery, broker: FakeBroker, tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_killed_at_random(nursery: Nursery, broker: FakeBroker, tmp_path: Path) 
     kill_at_random(story, kills=20, seed=1)
     account = story.close()
     assert account.wrong == []
-    assert account.promised > 0
+    assert account.promised > COUNT  # by others than the one that was not killed
 
 
 @pytest.mark.soak

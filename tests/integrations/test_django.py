@@ -38,6 +38,7 @@ def broker(server: str, request: pytest.FixtureRequest) -> AmqpProbe:
     return AmqpProbe(fake.url)
 
 
+@pytest.mark.timeout(600)
 def test_the_django_application(broker: AmqpProbe, server: str, tmp_path: Path) -> None:
     """In a process of its own: Django is configured once and for all.
 

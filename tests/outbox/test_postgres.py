@@ -476,7 +476,7 @@ def test_an_owner_that_seems_silent_is_dismissed_only_if_what_is_changed_is_in_f
     else:
         ids = [1 if is_in_flight else 2]
         assert intervene(outbox_at(url), ids, Intervention(Action.DISCARD)).changed == 1
-    with pytest.raises(OutboxInUse) if is_in_flight else nullcontext():
+    with pytest.raises(OutboxInUse, match="silent") if is_in_flight else nullcontext():
         own.changed_elsewhere()
         own.touched()
         own.commit(Changes(new=[entry()]))

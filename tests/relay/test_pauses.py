@@ -491,6 +491,43 @@ def test_probes_of_an_exchange_without_an_answer_let_the_others_go(store: Store)
     assert "b" in w.sent, "and c, as soon as b is answered"
 
 
+def test_pauses_that_are_shorter_than_the_way_to_the_broker_go_on(store: Store) -> None:
+    breaker = Breaker(refusals_max=2, pause=wait_fixed(0.2))
+    w, _ = missing(store, replace(PATIENT, breaker=breaker))
+    to_exchange(w, *(f"d{n}" for n in range(100)))
+    w.turn(after_s=0.2)
+    open_quarantine(w)
+    for _ in range(20):
+        w.turn(after_s=0.2)
+    assert w.relay.status.paused, "the answer may be under way"
+    for _ in range(20):
+        w.turn(after_s=0.2)
+    assert w.relay.status.paused == ()
+
+
+def test_after_its_time_a_refused_message_takes_the_others_along_although_there_is_no_pause(
+    store: Store,
+) -> None:
+    """Otherwise each of them would be sent, and cost the channel."""
+    w, more = missing(store, replace(PATIENT, unavailable=HOUR))
+    w.turn(after_s=10)
+    open_quarantine(w)
+    for _ in range(4):
+        w.turn(after_s=10)
+    assert w.relay.status.paused == ()
+    w.time.now += 3_600
+    w.relay.handle([ChannelOpened(w.asked_epochs[-1])])
+    w.turn()
+    alone = w.transport.sendings[-1].epoch
+    w.relay.handle([ChannelClosed(alone, 404, NOT_FOUND, by_publish=True)])
+    sent = len(w.sent)
+    for _ in range(6):
+        w.turn()
+    assert set(more.kinds) == {"b", "c"}
+    assert "for which it has waited" in more.outcomes["c"].reply_text
+    assert w.sent[sent:] == []
+
+
 @pytest.mark.parametrize("then", list(GiveUp))
 def test_after_its_time_everything_that_waits_is_given_up_with_the_brokers_words(
     store: Store, then: GiveUp

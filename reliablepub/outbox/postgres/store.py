@@ -59,6 +59,7 @@ from reliablepub.outbox.entry import (
 from reliablepub.outbox.postgres import rows
 from reliablepub.outbox.postgres.ownership import (
     BEAT_S,
+    EXPIRY_S,
     KEPT_TURNS,
     is_lost_turn,
     take_over,
@@ -352,6 +353,11 @@ class PostgresStore:
             OutboxInUse: another relay has taken over.
             OutboxError: the database has lost committed turns.
         """
+        if not run:
+            raise OutboxInUse(
+                f"outbox {self._server}: this relay was silent for more than {EXPIRY_S:g} s, and "
+                "an operator has changed a message that it had in flight; it stops"
+            )
         if run != self._run:
             [(_, pid, host)] = self._link.rows("owner", {"run": run}) or [(0, "?", b"?")]
             raise OutboxInUse(
