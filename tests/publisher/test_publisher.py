@@ -397,7 +397,7 @@ def test_an_interpreter_that_ends_without_close_loses_nothing(path: Path) -> Non
         "p = reliablepub.Publisher(sys.argv[1], outbox=sys.argv[2], close_timeout_s=0.1)\n"
         "for _ in range(50): p.publish(b'x')\n"
     )
-    subprocess.run([sys.executable, "-c", code, AWAY, str(path)], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code, AWAY, str(path)], check=True, timeout=100)
     assert Outbox(path).status().open == 50
 
 
@@ -411,14 +411,14 @@ def test_nothing_of_a_closed_publisher_waits_for_the_end_of_the_interpreter() ->
 # -------------------------------------------------------------------- a full outbox
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("full_timeout_s", [0, 0.1])
 def test_a_full_outbox_raises_when_asked_to_and_not_at_the_next_look(
     path: Path, full_timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = Publisher(AWAY, outbox=path, open_messages_max=1, full_timeout_s=full_timeout_s)
     publisher.publish(b"x")
-    monkeypatch.setattr("reliablepub.front.publisher.LOOK_S", 60.0)
+    until(lambda: publisher.status.open == 1)  # the relay shows that a moment after the commit
+    monkeypatch.setattr("reliablepub.front.publisher.LOOK_S", 600.0)
     with pytest.raises(OutboxFull):
         publisher.publish(b"x")
     assert publisher.close(0).open == 1
@@ -429,8 +429,8 @@ def test_a_full_outbox_blocks_until_there_is_room(broker: FakeBroker, path: Path
     publisher = Publisher(broker.url, outbox=path, open_messages_max=1)
     publisher.publish(b"x", routing_key="q")
     timer = threading.Timer(0.3, broker.release_confirms)
-    timer.start()
     since = time.monotonic()
+    timer.start()
     publisher.publish(b"x", routing_key="q").result(60)
     assert time.monotonic() - since >= 0.2
     timer.join()
@@ -597,11 +597,11 @@ def test_twenty_publishers_leave_no_thread_and_no_descriptor(
         return len(list(Path("/proc/self/fd").iterdir()))
 
     cycle()
-    before, threads = descriptors(), threading.active_count()
+    before, threads = descriptors(), set(threading.enumerate())
     for _ in range(20):
         cycle()
     until(lambda: descriptors() <= before)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 NO_LIMITS = [0, -1, float("inf"), float("nan")]
