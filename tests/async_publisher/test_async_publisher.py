@@ -681,7 +681,7 @@ def test_tasks_that_publish_in_one_turn_of_the_loop_wake_the_relay_once(
 def test_what_is_refused_while_the_publisher_closes_is_not_sent(
     run: Run[None], broker: FakeBroker, path: Path
 ) -> None:
-    broker.inject(faults.DelayConfirm(nth=1, for_s=0.3))
+    broker.inject(faults.HoldConfirms())
 
     async def main() -> None:
         async with AsyncPublisher(
@@ -695,6 +695,7 @@ def test_what_is_refused_while_the_publisher_closes_is_not_sent(
             closing = asyncio.create_task(publisher.aclose())
             with pytest.raises(OutboxFull):
                 await waits
+            broker.release_confirms()  # which makes room while it closes
             await closing
 
     run(main())
