@@ -450,7 +450,7 @@ def test_without_a_free_number_it_waits_for_one(run: Run[None]) -> None:
         async with host(url) as connection:
             theirs = [await connection.channel() for _ in range(3)]
             async with AsyncPublisher(
-                connection=connection, outbox=None, confirm_timeout_s=0.1
+                connection=connection, outbox=None, confirm_timeout_s=0.5
             ) as publisher:
                 receipt = await publisher.publish(b"x", routing_key="q")
                 await until_async(lambda: publisher.status.connects > 1)
@@ -469,14 +469,14 @@ def test_while_the_broker_blocks_the_application_goes_on(
     async def main() -> None:
         async with (
             host(broker.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path, confirm_timeout_s=0.2) as publisher,
+            AsyncPublisher(connection=connection, outbox=path, confirm_timeout_s=1.0) as publisher,
         ):
             await (await publisher.publish(b"0", routing_key="q"))
             broker.block("low on memory")
             held = await publisher.publish(b"1", routing_key="q")
             await until_async(lambda: publisher.status.link is Link.BLOCKED)
             batch = await publisher.publish_many(Message(b"x", routing_key="q") for _ in range(500))
-            await asyncio.sleep(0.5)  # longer than a confirm may take
+            await asyncio.sleep(1.5)  # longer than a confirm may take
             status = publisher.status
             assert (status.connects, status.in_flight, status.open) == (1, 1, 501)
             broker.unblock()
