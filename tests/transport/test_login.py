@@ -377,7 +377,7 @@ def test_a_secret_that_stays_the_same_is_not_sent_again(
 
     own = wire(provider)
     own.connect()
-    own.until(lambda: len(calls) == 3)
+    own.until(lambda: len(calls) >= 3)
     assert fake_broker.connections == 1
     assert not any(isinstance(one, ConnectionLost) for one in own.events)
 

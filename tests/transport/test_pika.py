@@ -375,8 +375,8 @@ def test_an_attempt_that_fails_before_there_is_a_socket_leaves_waking_as_it_was(
     assert time.monotonic() - since > 0.2, "it does not sleep any more"
     w.transport.wake()
     since = time.monotonic()
-    w.transport.listen(10.0)
-    assert time.monotonic() - since < 5.0
+    w.transport.listen(60.0)
+    assert time.monotonic() - since < 30.0
 
 
 @pytest.mark.parametrize("provider", [None, lambda: Credentials("guest", "guest")])
@@ -389,7 +389,7 @@ def test_what_fails_before_connecting_is_a_failed_attempt(
     with closing(transport):
         for _ in range(2):
             transport.connect()
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + 60.0
             while not (events := transport.listen(0.05)):
                 assert time.monotonic() < deadline, "the attempt never ends"
             (lost,) = events
@@ -533,7 +533,7 @@ def test_a_step_of_the_topology_without_an_answer_ends_the_attempt(
     transport = PikaTransport(addresses, run=1, heartbeat_s=10, topology=TOPOLOGY)
     with closing(transport):
         transport.connect()
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while not (events := transport.listen(0.05)):
             assert time.monotonic() < deadline, "the attempt never ends"
     (lost,) = events
@@ -558,7 +558,7 @@ def test_blocked_during_the_topology_is_blocked_after_it(
     events: list[Event] = []
     with closing(transport):
         transport.connect()
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while Connected() not in events:
             assert time.monotonic() < deadline
             events += transport.listen(0.05)
@@ -682,10 +682,10 @@ def open_fds() -> set[str]:
     return names
 
 
-def check_nothing_left(before: set[str], threads: int) -> None:
+def check_nothing_left(before: set[str], threads: set[threading.Thread]) -> None:
     left = {fd for fd in open_fds() - before if not fd.startswith("/")}
     assert left == set()
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
     gc.collect()  # a socket that was only forgotten would warn here
 
 
@@ -693,7 +693,8 @@ def check_nothing_left(before: set[str], threads: int) -> None:
 def test_close_leaves_no_socket_and_no_thread(fake_broker: FakeBroker, state: str) -> None:
     keep = Wire(fake_broker.url)  # the broker's side of a connection has sockets too
     keep.close()
-    before, threads = open_fds(), threading.active_count()
+    # Those of another test may still end: pika's, for instance, that resolves a name.
+    before, threads = open_fds(), set(threading.enumerate())
     w = Wire(fake_broker.url, heartbeat_s=60)
     if state == "connecting":
         w.transport.connect()
@@ -710,5 +711,5 @@ def test_close_leaves_no_socket_and_no_thread(fake_broker: FakeBroker, state: st
     if state in ("frozen", "unanswered"):
         fake_broker.thaw()
     until(lambda: all(fd.startswith("/") for fd in open_fds() - before))
-    until(lambda: threading.active_count() == threads)
+    until(lambda: set(threading.enumerate()) <= threads)
     check_nothing_left(before, threads)
