@@ -22,7 +22,7 @@ PERSISTENT = Properties(delivery_mode=2)
 TRANSIENT = Properties(delivery_mode=1)
 ALL_CAPABILITIES = ("authentication_failure_close", "connection.blocked", "consumer_cancel_notify")
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 _FRAME = struct.Struct(">BHI")
 _FRAME_OVERHEAD = 8
 

@@ -229,16 +229,16 @@ def test_dead_letters(client: RawClient, queue: str, reason: str) -> None:
 def test_what_expires_while_it_is_delivered_is_dead_when_it_comes_back(
     client: RawClient, queue: str, kind: str, *, is_lost: bool
 ) -> None:
-    arguments = {"x-queue-type": kind, "x-message-ttl": 50, "x-dead-letter-exchange": ""}
+    arguments = {"x-queue-type": kind, "x-message-ttl": 1_000, "x-dead-letter-exchange": ""}
     arguments["x-dead-letter-routing-key"] = queue
     name = client.declare(unique("source"), arguments=arguments)
-    client.publish(name)
-    client.verdicts(1)
     consume(client, queue, no_ack=True)
     client.open_channel(2)
+    client.publish(name)
+    client.verdicts(1)
     client.send(commands.Basic.Get(queue=name), 2)
-    client.told(3)
-    time.sleep(0.2)
+    assert client.told(3)[0].startswith("2: basic.getok")
+    time.sleep(1.2)
     if is_lost:
         client.send(commands.Channel.Close(200, "", 0, 0), 2)
     else:

@@ -258,9 +258,9 @@ def test_a_silent_peer_is_given_up(connect: Connect) -> None:
 
 
 def test_anything_said_counts_as_a_heartbeat(connect: Connect, queue: str) -> None:
-    client = connect().opened(heartbeat_s=1)
+    client = connect().opened(heartbeat_s=2)
     for _ in range(6):
-        time.sleep(0.4)
+        time.sleep(0.8)
         client.publish(queue)
     lines = client.told_now()
     assert [line for line in lines if line != "heartbeat"][-1].startswith("basic.ack")
