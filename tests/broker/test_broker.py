@@ -380,7 +380,7 @@ def test_freeze_answers_nothing_until_thawed(fake_broker: FakeBroker) -> None:
             with pytest.raises(TimeoutError):
                 sock.recv(1)
             fake_broker.thaw()
-            sock.settimeout(2)
+            sock.settimeout(60)
             assert sock.recv(1) == b"\x01"
         send(channel, b"one")
 
@@ -458,7 +458,7 @@ def test_misbehaving_needs_a_running_broker() -> None:
 
 
 def received(sock: socket.socket) -> bytes:
-    sock.settimeout(2)
+    sock.settimeout(60)
     data = b""
     while chunk := sock.recv(65536):
         data += chunk
