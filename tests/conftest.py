@@ -41,10 +41,15 @@ settings.register_profile(
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
-    """What a script starts with `&` ignores Ctrl-C; what the tests start would inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """What a script starts with `&` ignores Ctrl-C, and what `nohup` starts ignores a hangup.
+
+    What the tests start would inherit that.
+    """
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hangup)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.fixture(autouse=True)
