@@ -79,7 +79,7 @@ class Cli:
 
     @staticmethod
     def ended(process: subprocess.Popen[str], input: str | None = None) -> Ended:  # noqa: A002
-        out, err = process.communicate(input, timeout=30)
+        out, err = process.communicate(input, timeout=100)
         assert "Traceback" not in err, err
         assert "hush" not in out + err
         assert isinstance(process.args, list)

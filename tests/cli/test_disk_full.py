@@ -40,7 +40,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def cli(*arguments: str, lines: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "reliablepub", *arguments]
     return subprocess.run(
-        command, input=lines, capture_output=True, text=True, timeout=60, check=False
+        command, input=lines, capture_output=True, text=True, timeout=100, check=False
     )
 
 

@@ -574,7 +574,7 @@ def test_each_attempt_is_traced_on_request(cli: Cli, flights: Flights, fake: Fak
         env=cli.environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=True,
     )
     count, job, *links = ended.stdout.splitlines()[-1].split()

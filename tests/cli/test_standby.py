@@ -19,7 +19,7 @@ from tests.cli.conftest import Cli
 from tests.stores import Where
 from tests.waiting import until as wait_until
 
-TAKEN_OVER_S = 5.0
+TAKEN_OVER_S = 20.0
 FULL = """
     CREATE FUNCTION public.full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN

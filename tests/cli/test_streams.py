@@ -38,7 +38,7 @@ def shell(
         env=_PLAIN | {"RELIABLEPUB_OUTBOX": path.name} | variables,
         input=input,
         capture_output=True,
-        timeout=20,
+        timeout=100,
         check=False,
     )
 

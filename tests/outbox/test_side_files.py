@@ -216,7 +216,7 @@ def test_nor_does_the_command_line(path: Path, entry: Make) -> None:
     lock.unlink()
     os.mkfifo(lock)
     command = [sys.executable, "-m", "reliablepub", "outbox", "status", "--outbox", str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 4
     assert "outbox.db.lock is not a regular file" in ended.stderr
 
