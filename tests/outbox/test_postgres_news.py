@@ -126,7 +126,7 @@ def test_a_publisher_sends_what_came_while_an_operator_s_transaction_was_open(ur
             outbox.enqueue(Message(b"new", routing_key="orders"))
             until(lambda: publisher.status.trouble != "", timeout_s=20)
             application.rollback()
-        until(lambda: len(broker.messages("orders")) == 1, timeout_s=10)
+        until(lambda: len(broker.messages("orders")) == 1)
 
 
 def test_an_operator_s_change_is_told_though_the_turn_that_reads_it_fails(

@@ -257,7 +257,7 @@ def test_old_rows_wait_for_whoever_writes(
         app.execute("INSERT INTO orders VALUES (1)")
         begun = time.monotonic()
         assert store.relieve() == ""
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 5, "less than the timeout of other locks"
         assert (count(path, "confirmed"), count(path, "attempts")) == (1, 1)
         app.commit()
         assert store.relieve() == ""
