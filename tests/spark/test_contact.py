@@ -62,7 +62,7 @@ def test_a_login_that_ends_without_a_word_is_an_outage(fake: FakeBroker, impatie
     """As with eight hundred tasks at a broker that cannot serve all of them in time."""
     fake.inject(RefuseHandshake(code=None, keep=True))
     with pytest.raises(PartitionStalled, match="the login without a reply"):
-        publish(parse({"url": fake.url, "deliverytimeout": "1.5"}))
+        publish(parse({"url": fake.url, "deliverytimeout": "3"}))
 
 
 @pytest.mark.rabbit
@@ -70,7 +70,7 @@ def test_a_limit_on_connections_is_an_outage(
     rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode, impatient: None
 ) -> None:
     queue = rabbitmq.declare_queue("q")
-    settings = parse({"url": rabbitmq.url, "routing_key": queue, "deliverytimeout": "1.5"})
+    settings = parse({"url": rabbitmq.url, "routing_key": queue, "deliverytimeout": "5"})
     rabbitmq_node.ctl("set_vhost_limits", "-p", "/", '{"max-connections": 0}')
     try:
         with pytest.raises(PartitionStalled, match=r"connection limit \(0\) is reached"):

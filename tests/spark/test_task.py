@@ -151,11 +151,11 @@ def test_without_confirms_the_task_fails_and_says_so(fake: FakeBroker) -> None:
 
 def test_confirms_that_trickle_in_are_progress(fake: FakeBroker) -> None:
     """The patience is for standstills: here all of it would be over three times."""
-    fake.inject(*(DelayConfirm(nth=n, for_s=0.3 * n) for n in range(1, 9)))
+    fake.inject(*(DelayConfirm(nth=n, for_s=0.5 * n) for n in range(1, 13)))
     since = time.monotonic()
-    sending, _ = send(settings_for(fake, deliveryTimeout="0.8"), rows(8))
-    assert sending.counts.confirmed == 8
-    assert 2.4 <= sending.counts.waited_s <= time.monotonic() - since
+    sending, _ = send(settings_for(fake, deliveryTimeout="2"), rows(12))
+    assert sending.counts.confirmed == 12
+    assert 6.0 <= sending.counts.waited_s <= time.monotonic() - since
 
 
 @pytest.mark.rabbit
@@ -192,7 +192,7 @@ def test_a_broker_that_answers_in_jerks_is_no_standstill(
 def test_the_counts_of_a_standstill_are_true(fake: FakeBroker) -> None:
     fake.inject(HoldConfirms(nth=4))
     with pytest.raises(PartitionStalled) as caught:
-        send(settings_for(fake, deliveryTimeout="0.3"), rows(10))
+        send(settings_for(fake, deliveryTimeout="2"), rows(10))
     assert (caught.value.confirmed, caught.value.open) == (3, 7)
     assert "3 rows were confirmed, 7 more may have been sent" in str(caught.value)
 
@@ -205,15 +205,15 @@ def test_a_row_that_is_larger_than_what_may_be_under_way_goes_alone(fake: FakeBr
 
 def test_rows_that_are_sent_again_are_counted(fake: FakeBroker) -> None:
     fake.inject(DropConfirm(nth=2))
-    sending, _ = send(settings_for(fake, confirmTimeout="0.3"), rows(3))
+    sending, _ = send(settings_for(fake, confirmTimeout="2"), rows(3))
     assert sending.counts.confirmed == 3
     assert sending.counts.duplicates_risked >= 1
-    assert send(settings_for(fake, confirmTimeout="0.3"), rows(3))[0].counts.duplicates_risked == 0
+    assert send(settings_for(fake, confirmTimeout="2"), rows(3))[0].counts.duplicates_risked == 0
 
 
 def test_a_row_that_is_sent_three_times_is_counted_once(fake: FakeBroker) -> None:
     fake.inject(DropConfirm(times=2))
-    sending, _ = send(settings_for(fake, confirmTimeout="0.3"), rows(1))
+    sending, _ = send(settings_for(fake, confirmTimeout="1.5"), rows(1))
     assert (sending.counts.confirmed, fake.published_count) == (1, 3)
     assert sending.counts.duplicates_risked == 1
 
