@@ -207,13 +207,14 @@ def test_a_missing_exchange_costs_few_channels_however_many_wait(
     with front_door(
         broker.url, outbox=outbox, retry=POLICY, close_timeout_s=0.2, hooks=[hook]
     ) as publisher:
+        since = time.monotonic()
         waiting = publisher.publish_many(
             Message(b"x", exchange=exchange, routing_key=f"k-{n}", message_id=f"a-{n}")
             for n in range(2_000)
         )
         until(lambda: bool(publisher.status.paused))
         until(lambda: publisher.status.paused[0].waiting >= 1_999)
-        assert hook.refused <= 50
+        assert hook.refused <= 50 + 10 * (time.monotonic() - since), "and ten probes a second"
         broker.declare_exchange(exchange, kind="fanout")
         broker.bind(queue, exchange)
         assert waiting.wait(60).confirmed == 2_000

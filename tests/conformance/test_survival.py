@@ -133,12 +133,13 @@ def test_a_blocked_broker_stops_sending_but_not_accepting(
         rig.block()
         first = publisher.publish(b"1", routing_key=queue)
         until(lambda: publisher.status.link is Link.BLOCKED)
+        before = uncertain(outbox)  # a busy machine may take longer to block than a confirm may
         receipt = publisher.publish_many(numbered(1_000, queue, first=2))
         assert receipt.stored == 1_000
         with pytest.raises(StillOpen):
             receipt.wait(1.0)  # longer than a confirm may take: the deadline stands still
         assert publisher.status.connects == 1
-        assert uncertain(outbox) == 0
+        assert uncertain(outbox) == before
         rig.unblock()
         receipt.wait(60)
         first.result(60)
@@ -228,7 +229,7 @@ def test_what_a_confirm_never_comes_for_is_sent_again_on_a_new_channel(
 ) -> None:
     fake.declare_queue("q")
     fake.inject(HoldConfirms(times=10))
-    with front_door(fake.url, outbox=outbox, confirm_timeout_s=0.3) as publisher:
+    with front_door(fake.url, outbox=outbox, confirm_timeout_s=1.5) as publisher:
         receipt = publisher.publish_many(numbered(10, "q"))
         until(lambda: publisher.status.in_flight == 10)
         receipt.wait(60)
