@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Message, Outbox, Publisher
+from reliablepub._core.events import Batch
+from reliablepub.outbox.entry import Changes, Entry, new_id
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.amqp_probe import AmqpProbe
 from tests.speed.measuring import Goal, check, print_table, spaced, without_old_garbage
 from tests.speed.peers import BODY
@@ -38,6 +41,7 @@ WRITERS = 5
 ENQUEUES = 1_000
 SYNC = "`fdatasync` of 4 KiB"
 COMMIT = "`sqlite3` alone, one row a commit"
+TURN = "the relay's commit of one message, and nothing else"
 AWAY = "`publish()`, the broker is away"
 THERE = "`publish()`"
 NOWHERE = "amqp://guest:guest@127.0.0.1:9/%2F"  # the port of "discard", where nobody listens
@@ -75,6 +79,28 @@ def taken_s(act: Callable[[], object]) -> float:
     return time.perf_counter() - since
 
 
+class Turns:
+    """Commits as the relay makes them for a message that comes alone, in the thread that waits.
+
+    Each stores a message and its tag, and removes the message before it. No way to commit on
+    behalf of a caller could take less.
+    """
+
+    def __init__(self, store: SqliteStore, routing_keys: Iterator[str]) -> None:
+        self._store, self._routing_keys = store, routing_keys
+        self._before: list[Batch[Entry]] = []
+        self._tags = itertools.count(1)
+
+    def __call__(self) -> None:
+        message = Message(BODY, routing_key=next(self._routing_keys), message_id=new_id())
+        sent = Batch(1, next(self._tags), [Entry.accepted(message, time.time())])
+        gone = [entry for batch in self._before for entry in batch.keys]
+        self._store.commit(
+            Changes(new=list(sent.keys), sent=[sent], confirmed=gone, finished=self._before)
+        )
+        self._before = [sent]
+
+
 def test_one_thread_that_waits_for_the_disk_each_time(
     publisher: Publisher, queues: list[str], tmp_path: Path
 ) -> None:
@@ -82,6 +108,7 @@ def test_one_thread_that_waits_for_the_disk_each_time(
     with (
         (tmp_path / "log").open("wb", buffering=0) as log,
         closing(_bare(tmp_path / "bare.db")) as db,
+        closing(SqliteStore(tmp_path / "turns.db")) as store,
         Publisher(NOWHERE, outbox=tmp_path / "away.db", close_timeout_s=0.0) as away,
     ):
 
@@ -96,6 +123,7 @@ def test_one_thread_that_waits_for_the_disk_each_time(
         ways: dict[str, Callable[[], object]] = {
             SYNC: synced,
             COMMIT: committed,
+            TURN: Turns(store, names),
             AWAY: lambda: away.publish(BODY, routing_key=next(names)),
             THERE: lambda: publisher.publish(BODY, routing_key=next(names)),
         }
