@@ -17,6 +17,12 @@ from reliablepub import ConfigurationError, ReliablePubError
 
 _IN_A_WORKER: Final = "SPARK_AUTH_SOCKET_TIMEOUT"
 """A variable that Spark sets for the Python processes it starts."""
+SAME_IDS: Final = (
+    "a replay sends them again, under the same ids if these come from the data (idColumns, or a "
+    "column 'message_id'), or if options and partitions are the same, in a batch write with a "
+    "writeId too"
+)
+"""What an operator must know who corrects an option and starts again."""
 
 
 @contextmanager
@@ -79,7 +85,7 @@ class RowsNotConfirmed(ReliablePubError):
         super().__init__(
             f"row {row} of partition {partition}{name} was not confirmed but {outcome}: "
             f"{reply_text}; {self.remedy[outcome]}.{more}{where} Other rows may have been sent; "
-            "a replay sends them under the same ids"
+            f"{SAME_IDS}"
         )
         self.partition = partition
         self.row = row

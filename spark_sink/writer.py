@@ -29,7 +29,7 @@ from reliablepub import ConfigurationError
 from spark_sink import report
 from spark_sink.cluster import check_connections, rate_of_task, slots, spread_s
 from spark_sink.connection import publisher
-from spark_sink.failures import RowsNotConfirmed, TasksNotHeard, in_one_line
+from spark_sink.failures import SAME_IDS, RowsNotConfirmed, TasksNotHeard, in_one_line
 from spark_sink.identity import ByColumns, ByContent, ByPosition, Identity
 from spark_sink.pieces import Pieces
 from spark_sink.report import Counts, Written
@@ -145,12 +145,13 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             total = Counts.total(message.counts for message in written)
             LOGGER.error(
                 "write %s aborted: %d of %d partitions are finished, %d of their rows confirmed; "
-                "rows of the others may have been sent, and some tasks may still be sending. "
-                "A replay sends them under the same ids",
+                "rows of the others may have been sent, and some tasks may still be sending; "
+                "%s",
                 self._write_id or f"of batch {batchId}",
                 len(written),
                 len(messages),
                 total.confirmed,
+                SAME_IDS,
             )
             if self._settings.report is not None:
                 report.abort(self._settings.report, written)

@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
 from reliablepub import ConfigurationError
-from spark_sink import TasksNotHeard
+from spark_sink import RowsNotConfirmed, TasksNotHeard
+from spark_sink.failures import SAME_IDS
 from spark_sink.options import parse
 from spark_sink.report import Counts, Written
 from spark_sink.schema import Columns
@@ -44,6 +45,16 @@ def test_a_commit_without_the_word_of_every_task_is_none(batch: int | None, word
     with pytest.raises(TasksNotHeard, match=words):
         writer.commit(MESSAGES, batch)
     writer.commit([FINISHED, FINISHED], batch)
+
+
+def test_errors_promise_no_ids_that_a_corrected_option_changes() -> None:
+    """Who corrects the routing key as the error asks, and starts again, gets other ids."""
+    error = RowsNotConfirmed(
+        partition=0, row=0, message_id="m", outcome="unroutable", reply_code=312, reply_text="-"
+    )
+    assert str(error).endswith(SAME_IDS)
+    for condition in ("idColumns", "options and partitions are the same", "writeId"):
+        assert condition in SAME_IDS
 
 
 def test_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
