@@ -163,9 +163,7 @@ def test_a_broker_that_answers_in_jerks_is_no_standstill(
     rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode
 ) -> None:
     queue = rabbitmq.declare_queue()
-    settings = parse(
-        {"url": rabbitmq.url, "deliverytimeout": "2", "windowmin": "1", "window": "1"}
-    )
+    settings = parse({"url": rabbitmq.url, "deliverytimeout": "2", "windowmin": "1", "window": "1"})
     done = threading.Event()
 
     def jerk() -> None:

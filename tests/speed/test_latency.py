@@ -21,7 +21,7 @@ import pytest
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub._core.events import Batch
-from reliablepub.outbox.entry import Changes, Entry, new_id
+from reliablepub.outbox.entry import Changes, Entry, Sent, new_id
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.amqp_probe import AmqpProbe
 from tests.speed.measuring import Goal, check, print_table, spaced, without_old_garbage
@@ -88,7 +88,7 @@ class Turns:
 
     def __init__(self, store: SqliteStore, routing_keys: Iterator[str]) -> None:
         self._store, self._routing_keys = store, routing_keys
-        self._before: list[Batch[Entry]] = []
+        self._before: list[Sent] = []
         self._tags = itertools.count(1)
 
     def __call__(self) -> None:
