@@ -18,9 +18,9 @@ from reliablepub import ConfigurationError, ReliablePubError
 _IN_A_WORKER: Final = "SPARK_AUTH_SOCKET_TIMEOUT"
 """A variable that Spark sets for the Python processes it starts."""
 SAME_IDS: Final = (
-    "a replay sends them again, under the same ids if these come from the data (idColumns, or a "
-    "column 'message_id'), or if options and partitions are the same, in a batch write with a "
-    "writeId too"
+    "a replay sends them again: under the same ids if these come from the data (idColumns, or a "
+    "column 'message_id'), or if options and partitions stay the same, and for a batch write the "
+    "writeId"
 )
 """What an operator must know who corrects an option and starts again."""
 

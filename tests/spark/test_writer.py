@@ -53,7 +53,7 @@ def test_errors_promise_no_ids_that_a_corrected_option_changes() -> None:
         partition=0, row=0, message_id="m", outcome="unroutable", reply_code=312, reply_text="-"
     )
     assert str(error).endswith(SAME_IDS)
-    for condition in ("idColumns", "options and partitions are the same", "writeId"):
+    for condition in ("idColumns", "options and partitions stay the same", "writeId"):
         assert condition in SAME_IDS
 
 
