@@ -165,8 +165,9 @@ class Breaker:
     A destination is an exchange and a routing key. It is a whole exchange if the exchange does not
     exist (404) or the user may not write to it (403); the first such refusal pauses the exchange.
     Only a refusal that is to be retried pauses a destination. Where the policy gives messages up
-    at once, every message is tried. An exchange is also paused when it refuses a message for the
-    last time, so that others whose time is over are given up without costing a channel each.
+    at once, every message is tried. There is one exception: if an exchange refuses a message whose
+    time is over, it is paused, too, and others whose time is over are given up without being sent,
+    because each would cost a channel.
 
     Attributes:
         refusals_max: number of refusals in a row (nacked, returned) that pause a destination.

@@ -25,7 +25,7 @@ from reliablepub._core.breaker import Breakers, Pause
 from reliablepub._core.session import Session
 from reliablepub.outbox.entry import Changes, Entry, HeldExchange, Release
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
-from reliablepub.policy import Breaker, RetryPolicy, wait_s
+from reliablepub.policy import Breaker, GiveUp, RetryIn, RetryPolicy, wait_s
 from reliablepub.relay.callbacks import Guard, Notices
 from reliablepub.relay.status import Paused
 
@@ -36,8 +36,8 @@ SHOWN_MAX: Final = 100
 UNHEARD_MAX: Final = 3
 """After so many unanswered probes of an exchange its pause ends."""
 UNHEARD_S: Final = 2.0
-"""A probe is unanswered after so many seconds: a refused one before it has closed the channel, so
-that a broker far away first has to open another one."""
+"""Probes within so many seconds count as one. The refusal of the probe before has closed its channel,
+so that a broker far away answers only after another channel is open."""
 MISSING: Final = Outcome(OutcomeKind.REFUSED, 404, "")
 UNKNOWN: Final = Outcome(OutcomeKind.REFUSED, 0, "refused in an earlier run; not probed yet")
 
@@ -171,7 +171,9 @@ class Pauses:
             return
         destination = exchange_of(entry) if is_of_exchange else address_of(entry)
         was_paused = self._breakers.is_paused(destination)
-        if is_given_up and not was_paused and not (is_of_exchange and entry.refused_at != wall):
+        if is_given_up and not (
+            was_paused or (is_of_exchange and self._is_time_over(entry, outcome, wall))
+        ):
             # Given up at once, as others will be, which a pause would only delay. But where a
             # budget of time is spent, each of the others would cost a channel.
             return
@@ -185,6 +187,19 @@ class Pauses:
                 self._tell("paused", destination)
         if is_given_up and self._breakers.is_paused(destination):
             self._sweeping[destination] = None
+
+    def _is_time_over(self, entry: Entry, outcome: Outcome, wall: float) -> bool:
+        """Whether an entry that had only waited for as long would be given up, and a new one not.
+
+        Not so where the policy gives up at once, for example a 404 by its ``decide``: a pause would
+        only delay the others, which keep waiting.
+        """
+        age_s = 0.0 if entry.refused_at is None else max(0.0, wall - entry.refused_at)
+        with self._guard.calling("a strategy of RetryPolicy"):
+            retries = self._policy.retries(outcome)
+            is_new_kept = isinstance(retries.verdict(1, 0.0), RetryIn)
+            return is_new_kept and isinstance(retries.verdict(0, age_s), GiveUp)
+        return False  # the strategy has raised
 
     def confirmed(self, entries: Iterable[Entry], now: float) -> None:
         """Note confirmed entries: their destinations accept messages."""

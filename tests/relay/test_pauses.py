@@ -20,7 +20,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
 from reliablepub.relay.status import Paused
-from tests.relay.scripted import Told, World
+from tests.relay.scripted import ONCE, Told, World
 from tests.sqlite import sql
 
 FEW = Retries(stop_after_attempt(3), wait_fixed(1))
@@ -526,6 +526,35 @@ def test_after_its_time_a_refused_message_takes_the_others_along_although_there_
     assert set(more.kinds) == {"b", "c"}
     assert "for which it has waited" in more.outcomes["c"].reply_text
     assert w.sent[sent:] == []
+
+
+@pytest.mark.parametrize("by", ["budget", "decide"])
+def test_what_is_given_up_at_once_pauses_no_exchange_although_it_was_nacked_before(
+    store: Store, by: str
+) -> None:
+    """Others, which would be given up at once too, would wait for one probe after the other."""
+
+    def decide(refusal: Refusal) -> GiveUp | None:
+        return GiveUp.PARK if refusal.outcome.reply_code == 404 else None
+
+    given_up_at_once = (
+        replace(PATIENT, unavailable=ONCE) if by == "budget" else replace(PATIENT, decide=decide)
+    )
+    w = World(store, policy=given_up_at_once)
+    w.connect()
+    told = to_exchange(w, "a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    w.turn(after_s=10)
+    assert w.sent == ["a", "a"]
+    w.relay.handle([ChannelClosed(w.epoch, 404, NOT_FOUND, by_publish=True)])
+    w.open_channel()
+    assert told.kinds == {"a": OutcomeKind.REFUSED}
+    assert w.relay.status.paused == ()
+    to_exchange(w, "b")
+    w.turn()
+    assert w.sent == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize("then", list(GiveUp))
