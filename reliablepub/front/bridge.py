@@ -69,6 +69,7 @@ class Bridge(Observer):
         self._is_scheduled = False
         self._is_wake_due = False
         self._is_looking = False
+        self._looks: list[asyncio.TimerHandle] = []
         self._serving: asyncio.Handle | None = None
         self._admitting: asyncio.Handle | None = None
         self._admitted = 0
@@ -127,9 +128,9 @@ class Bridge(Observer):
 
         A thousand tasks that start together would otherwise block the loop until all are done.
         """
-        if self._admitted == 0:
+        self._admitted += 1  # first: a Ctrl-C below must not have two callbacks admit
+        if self._admitted == 1:
             self._admitting = self.loop.call_soon(self._admit)
-        self._admitted += 1
         if self._admitted > BURST or self._queued:
             future = self.loop.create_future()
             self._queued.append(future)
@@ -156,8 +157,12 @@ class Bridge(Observer):
         Also schedule the other callbacks anew: a Ctrl-C may have ended one, even before its first
         line.
         """
-        if not self.is_ended:
-            self.loop.call_later(_LOOK_S, self._look)
+        if self.waiting or self._queued or not self.is_ended:
+            # Two, and before the old one is cancelled: a Ctrl-C may end one before its first line.
+            before, later = self._looks, self.loop.call_later
+            self._looks = [later(_LOOK_S, self._look), later(2 * _LOOK_S, self._look)]
+            for timer in before:
+                timer.cancel()
         self._is_wake_due = False
         self._is_scheduled = True
         self._serving = self._again(self._serving, self._serve)
@@ -173,9 +178,10 @@ class Bridge(Observer):
 
     def _again(self, handle: asyncio.Handle | None, callback: Callable[[], None]) -> asyncio.Handle:
         """Schedule a callback that was scheduled before, in place of that call."""
+        new = self.loop.call_soon(callback)  # first: after a Ctrl-C below, both are called
         if handle is not None:
             handle.cancel()
-        return self.loop.call_soon(callback)
+        return new
 
     async def until_started(self) -> None:
         """Wait until the relay has started, or could not start."""

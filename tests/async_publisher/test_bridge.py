@@ -245,6 +245,73 @@ def test_a_ctrl_c_as_a_callback_begins_ends_no_wait(
     assert wakes == 1
 
 
+def test_a_ctrl_c_as_a_look_begins_is_not_the_end_of_looking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, looks = Bridge._look, 0
+
+    def interrupted(relay: Bridge) -> None:
+        nonlocal looks
+        looks += 1
+        if looks in {2, 4}:
+            raise KeyboardInterrupt
+        real(relay)
+
+    monkeypatch.setattr(Bridge, "_look", interrupted)
+    monkeypatch.setattr("reliablepub.front.bridge._LOOK_S", 0.02)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> Bridge:
+        relay = bridge()
+        relay.started()
+        await relay.until_started()
+        return relay
+
+    relay = loop.run_until_complete(begin())
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(asyncio.sleep(10))
+    loop.run_until_complete(asyncio.sleep(0.5))
+    relay.ended(None)
+    loop.run_until_complete(asyncio.sleep(0.1))
+    loop.close()
+    assert looks > 5
+
+
+def test_who_waits_for_the_end_is_looked_after_until_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last look comes just before the relay's thread schedules, and a Ctrl-C follows."""
+    real, is_interrupted = Bridge._serve, False
+
+    def interrupted(relay: Bridge) -> None:
+        nonlocal is_interrupted
+        if relay.is_ended and not is_interrupted:
+            is_interrupted = True
+            raise KeyboardInterrupt
+        real(relay)
+
+    monkeypatch.setattr(Bridge, "_serve", interrupted)
+    monkeypatch.setattr("reliablepub.front.bridge._LOOK_S", 0.02)
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> tuple[Bridge, asyncio.Task[None]]:
+        relay = bridge()
+        relay.started()
+        await relay.until_started()
+        return relay, asyncio.create_task(relay.until_ended())
+
+    relay, task = loop.run_until_complete(begin())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    relay.is_ended = True  # as `ended` does first; then its thread stands still
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(asyncio.wait([task], timeout=10))
+    relay._schedule()
+    loop.run_until_complete(asyncio.wait([task], timeout=10))
+    loop.close()
+    assert task.done()
+
+
 def test_however_long_tasks_queue_no_more_are_admitted_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
