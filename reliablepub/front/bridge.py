@@ -73,6 +73,7 @@ class Bridge(Observer):
         self._serving: asyncio.Handle | None = None
         self._admitting: asyncio.Handle | None = None
         self._admitted = 0
+        self._woken = 0
         self._queued: deque[asyncio.Future[None]] = deque()
 
     def check(self) -> None:
@@ -139,10 +140,12 @@ class Bridge(Observer):
     def _admit(self) -> None:
         """Admit further tasks, in the next iteration of the loop, until none is queued."""
         admitted = min(BURST, len(self._queued))
-        if admitted:  # first: a Ctrl-C below must not be the end of admissions
+        if admitted or self._woken:  # first: a Ctrl-C below must not be the end of admissions
             self._admitting = self.loop.call_soon(self._admit)
-        # The woken tasks run in the next iteration; until then, others queue behind them.
-        self._admitted = BURST if admitted else 0
+        # The woken tasks run in the next iteration; until then, others queue behind them. Those
+        # that the last call has woken run in this one, and count in it.
+        self._admitted = BURST if admitted else self._woken
+        self._woken = admitted
         for _ in range(admitted):
             wake(self._queued[0])
             self._queued.popleft()

@@ -36,8 +36,8 @@ SHOWN_MAX: Final = 100
 UNHEARD_MAX: Final = 3
 """After so many unanswered probes of an exchange its pause ends."""
 UNHEARD_S: Final = 2.0
-"""Probes within so many seconds count as one. The refusal of the probe before has closed its channel,
-so that a broker far away answers only after another channel is open."""
+"""Probes within so many seconds count as one: after a refusal, the next probe first has to wait for
+another channel to open, which takes time if the broker is far away."""
 MISSING: Final = Outcome(OutcomeKind.REFUSED, 404, "")
 UNKNOWN: Final = Outcome(OutcomeKind.REFUSED, 0, "refused in an earlier run; not probed yet")
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -125,6 +125,31 @@ def test_a_task_that_comes_later_is_admitted_later() -> None:
         return admitted
 
     assert asyncio.run(admit()) == [*range(BURST + 31)]
+
+
+def test_tasks_that_come_as_the_last_that_queued_are_woken_count_with_them() -> None:
+    async def admit() -> int:
+        relay, loop = bridge(), asyncio.get_running_loop()
+        iteration, admitted = 0, Counter[int]()
+
+        def count() -> None:
+            nonlocal iteration
+            iteration += 1
+            loop.call_soon(count)
+
+        async def publish() -> None:
+            await relay.admission()
+            admitted[iteration] += 1
+
+        count()
+        tasks = [asyncio.create_task(publish()) for _ in range(2 * BURST - 1)]
+        for _ in range(2):  # the first run, then the others are woken
+            await asyncio.sleep(0)
+        tasks += [asyncio.create_task(publish()) for _ in range(BURST)]
+        await asyncio.gather(*tasks)
+        return max(admitted.values())
+
+    assert asyncio.run(admit()) <= BURST
 
 
 def test_a_publisher_that_is_opened_again_and_again_starts_one_timer() -> None:
