@@ -189,6 +189,10 @@ class Entry:
         """
         self.refused_at = wall if self.refused_at is None else min(self.refused_at, wall)
 
+    def refused_for_s(self, wall: float) -> float:
+        """Seconds since it was first refused, or first had to wait; 0 if it never was or had to."""
+        return 0.0 if self.refused_at is None else max(0.0, wall - self.refused_at)
+
     def step(self, by: float) -> None:
         """Shift its times by as many seconds as the wall clock was set, so that waits stay as long.
 

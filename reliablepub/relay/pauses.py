@@ -194,7 +194,7 @@ class Pauses:
         Not so where the policy gives up at once, for example a 404 by its ``decide``: a pause would
         only delay the others, which keep waiting.
         """
-        age_s = 0.0 if entry.refused_at is None else max(0.0, wall - entry.refused_at)
+        age_s = entry.refused_for_s(wall)
         with self._guard.calling("a strategy of RetryPolicy"):
             retries = self._policy.retries(outcome)
             is_new_kept = isinstance(retries.verdict(1, 0.0), RetryIn)

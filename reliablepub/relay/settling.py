@@ -106,8 +106,7 @@ class GuardedPolicy:
 
 def _spent(entry: Entry, outcome: Outcome, wall: float) -> tuple[int, float]:
     """Refusals of this kind, and seconds since the first refusal of any kind."""
-    age_s = 0.0 if entry.refused_at is None else max(0.0, wall - entry.refused_at)
-    return getattr(entry, outcome.kind.value), age_s
+    return getattr(entry, outcome.kind.value), entry.refused_for_s(wall)
 
 
 WAIT_S: Final = 0.2
