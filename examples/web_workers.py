@@ -34,8 +34,8 @@ ORDERS_EACH = 50
 
 def work(path: Path, queue: str, worker: int) -> None:
     """Run one worker: every request stores an order and its event in one transaction."""
-    outbox = Outbox(path)  # opened in this process: an open file must not be shared through a fork
-    with closing(sqlite3.connect(path, timeout=30)) as db:
+    outbox = Outbox(path)
+    with closing(sqlite3.connect(path, timeout=30)) as db:  # SQLite's do not survive a fork
         for request in range(ORDERS_EACH):
             order = f"{worker}-{request}"
             event = Message(json.dumps({"order": order}).encode(), routing_key=queue)

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.docs.documents import ROOT
 
 PAGE = ROOT / "docs" / "licenses.md"
-EXTRAS = ("", "aio", "encryption", "observe", "postgres", "spark")
+EXTRAS = ("", *sorted(distribution("reliablepub").metadata.get_all("Provides-Extra") or ()))
 HEADER = """\
 # Licenses
 
@@ -64,7 +64,9 @@ def license_of(package: Distribution) -> str:
     if classifiers:
         return ", ".join(classifiers)
     (stated,) = metadata.get_all("License") or ("",)
-    return stated if len(stated.split()) <= LICENSE_WORDS_MAX else "see its text"
+    if not stated or len(stated.split()) > LICENSE_WORDS_MAX:
+        return "see its text"
+    return stated
 
 
 def rows() -> Iterator[str]:
