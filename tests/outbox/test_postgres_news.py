@@ -262,6 +262,19 @@ def test_a_commit_that_ends_after_another_one_was_cut_off_is_told(
     assert message_ids(own.read_ready(1, 1, **ALL)[0]) == ["unsure"]
 
 
+def test_a_commit_that_was_cut_off_before_the_highest_id_is_found_as_new(
+    own: PostgresStore, entry: Make, limbo: Callable[[], Limbo]
+) -> None:
+    """It is told once: a relay that was told of it as late, too, would read it twice."""
+    server = limbo()
+    server.commit(own, Changes(new=[entry(message_id="unsure")]), runs=True)
+    server.end(commits=True)
+    own.commit(Changes(new=[next_one := entry(message_id="next")]))
+    assert next_one.id == 2
+    snapshot = own.snapshot()
+    assert (snapshot.late, snapshot.last_id, snapshot.counters.stored) == ((), 2, 2)
+
+
 def test_lost_commits_are_noticed_after_a_turn_that_was_cut_off(
     own: PostgresStore, admin: psycopg.Connection, entry: Make, limbo: Callable[[], Limbo]
 ) -> None:
@@ -304,16 +317,20 @@ STARTED_AT = "extract(epoch FROM pg_postmaster_start_time())"
 
 
 @pytest.fixture
-def fail_over(
-    url: str, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], None]:
-    """Stands for a fail-over to a replica that lacks the last message, whose id a new one gets."""
+def restart(admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Stands for a restart of the server, which the test shares with others."""
     admin.execute(f"CREATE TABLE public.server AS SELECT {STARTED_AT} AS started_at")
     statements = queries("reliablepub")
     for name in ("take_turn", "look", "started_at"):
         assert STARTED_AT in statements[name], name
         patched = statements[name].replace(STARTED_AT, "(SELECT started_at FROM public.server)")
         monkeypatch.setitem(statements, name, patched)
+    return lambda: admin.execute("UPDATE public.server SET started_at = started_at + 1")
+
+
+@pytest.fixture
+def fail_over(url: str, restart: Callable[[], object]) -> Callable[[str], None]:
+    """Stands for a fail-over to a replica that lacks the last message, whose id a new one gets."""
 
     def fail_over(message_id: str) -> None:
         with closing(psycopg.connect(url)) as connection, connection:
@@ -322,7 +339,7 @@ def fail_over(
                 " WHERE id = (SELECT max(id) FROM reliablepub.messages) RETURNING id"
             )
             connection.execute("SELECT setval('reliablepub.message_ids', %s, false)", [last])
-            connection.execute("UPDATE public.server SET started_at = started_at + 1")
+            restart()
             message = Message(b"", routing_key="q", message_id=message_id)
             Outbox(url).enqueue(message, connection=connection)
 
@@ -347,9 +364,8 @@ def test_a_message_that_a_fail_over_has_lost_takes_no_other_with_it(
             own.commit(Changes(sent=[Batch(1, 2, [lost])]))
     assert own.changed_elsewhere()
     assert [(one.id, one.is_open) for one in own.touched()] == [(lost.id, True)]
-    [(first, last)] = own.snapshot().late
-    assert (first, last) == (lost.id, lost.id)
-    assert message_ids(own.read_ready(first, last, **ALL)[0]) == ["other"]
+    assert {*own.snapshot().late} == {(lost.id, lost.id)}
+    assert message_ids(own.read_ready(lost.id, lost.id, **ALL)[0]) == ["other"]
     counters = own.commit(Changes(confirmed=[before])).counters
     assert (counters.stored, counters.confirmed) == (2, 1)
     assert own.touched() == []
@@ -373,6 +389,46 @@ def test_a_relay_publishes_the_message_that_has_got_the_id_of_a_lost_one(
         told = [message.properties.message_id for message in broker.messages("q")]
     assert told == ["before", "other"]
     assert not Outbox(url).audit().differences
+
+
+@pytest.mark.parametrize("is_committing", [False, True])
+def test_a_backlog_that_was_read_before_a_restart_of_the_server_is_read_again(
+    url: str, *, is_committing: bool
+) -> None:
+    for _ in range(3):
+        Outbox(url).enqueue(Message(b""))
+    with closing(PostgresStore(Server.of(url))) as own:
+        entries, _ = own.read_ready(1, own.snapshot().last_id, **ALL)
+        own._started_at = b"0"
+        if is_committing:
+            with pytest.raises(Intervened):
+                own.commit(Changes(sent=[Batch(1, 1, entries)]))
+        assert own.changed_elsewhere()
+        assert own.snapshot().late == ((1, 3),)
+        assert {one.id for one in own.touched()} == {1, 2, 3}
+        own.commit(Changes(sent=[Batch(1, 1, entries)]))
+
+
+def test_a_publisher_sends_a_backlog_though_the_server_restarts_before_its_first_commit(
+    url: str, restart: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = PostgresStore.commit
+    restarts = iter([restart])
+
+    def restarting(store: PostgresStore, changes: Changes) -> Any:
+        if changes.sent:
+            next(restarts, lambda: None)()
+        return commit(store, changes)
+
+    monkeypatch.setattr(PostgresStore, "commit", restarting)
+    for _ in range(10):
+        Outbox(url).enqueue(Message(b"", routing_key="q"))
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        with Publisher(broker.url, outbox=url) as publisher:
+            assert publisher.flush(30).is_flushed
+        assert next(restarts, None) is None
+        assert len(broker.messages("q")) == 10
 
 
 def test_what_a_turn_has_counted_is_not_read_again_after_a_restart_of_the_server(

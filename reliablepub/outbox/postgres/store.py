@@ -133,7 +133,8 @@ class _Seen:
         text: the snapshot in PostgreSQL's form: ``xmin:xmax:xip``.
         of_turn: the snapshot of the last look before the newest turn.
         last_id: the highest id that was visible, or was stored by this relay.
-        late: ids up to an earlier `last_id` that have become visible since, as ranges.
+        late: ids up to an earlier `last_id` that have become visible since, or are to be read
+            again, as ranges.
         count: number of rows that no turn has counted yet.
         size: bytes of these rows.
         intervention: number of the newest intervention.
@@ -334,7 +335,7 @@ class PostgresStore:
         seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
         seen.count, seen.size = seen.count + count, seen.size + size
         seen.last_id = max(seen.last_id, last_id or 0)
-        seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
+        self._add_late(late or [])
         return is_changed
 
     def _flush(self) -> None:
@@ -389,7 +390,12 @@ class PostgresStore:
         if self._read_since or self._seen.count:
             self._seen = replace(self._seen, text=self._seen.of_turn, count=0, size=0)
             self._to_read_again |= self._read_since
+            self._add_late(sorted(self._read_since))  # a look finds only those after that turn
+            self._is_changed = True  # no look, but a commit, may have met the server
             self._read_since.clear()
+
+    def _add_late(self, ids: list[int]) -> None:
+        self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
 
     def _secured(self) -> None:
         """Note that a turn was committed: a server that has it has all that was seen before."""
@@ -636,7 +642,8 @@ class PostgresStore:
         ids = self._unsure.get(token, [])
         if token in self._unsure:
             self._secured()
-        self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
+        # Higher ids count as new, once the relay knows of one that is higher still.
+        self._add_late([id_ for id_ in ids if id_ <= self._seen.last_id])
         self._unsure.clear()
 
     def _turns_since(self, turn: int) -> list[_Turn]:
