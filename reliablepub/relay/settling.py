@@ -292,7 +292,8 @@ class Settling:
             entry.note_refusal(wall)
             verdict = self.policy.verdict(entry, outcome, wall)
             is_given_up = isinstance(verdict, GiveUp)
-            self.pauses.refused(entry, outcome, now, wall, is_given_up=is_given_up)
+            if settlement.batch is not None:  # otherwise it is no answer of the broker's
+                self.pauses.refused(entry, outcome, now, wall, is_given_up=is_given_up)
         decision = decide(
             outcome.kind,
             is_spent=isinstance(verdict, GiveUp),
@@ -332,7 +333,8 @@ class Settling:
         if taken:
             gone = set(taken)
             self.postponed = [entry for entry in self.postponed if entry not in gone]
-            changes.rescheduled = [e for e in changes.rescheduled if e not in gone]
+        # Others too: what an operator has written counts, perhaps the time at which it is due.
+        changes.rescheduled = [entry for entry in changes.rescheduled if entry.id not in ids]
         if given_up:
             changes.parked = [a for a in changes.parked if a not in given_up]
             changes.discarded = [a for a in changes.discarded if a not in given_up]

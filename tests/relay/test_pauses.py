@@ -423,6 +423,26 @@ def refuse_probe(w: World) -> None:
         w.turn()
 
 
+def test_a_probe_that_cannot_be_written_ends_no_pause(store: Store) -> None:
+    w, _ = missing(store)
+    w.transport.unencodable = {"a"}
+    w.turn(after_s=10)
+    open_quarantine(w)
+    for _ in range(4):
+        w.turn()
+    assert w.relay.status.counters.parked == 1
+    assert w.relay.status.paused[0].exchange == "x"
+    assert w.sent == ["a"]
+    w.turn(after_s=10)
+    epoch = open_quarantine(w)
+    assert w.sent == ["a", "b"], "the next probe"
+    w.relay.handle([Acked(epoch, 1, multiple=False)])
+    for _ in range(4):
+        w.turn()
+    assert w.relay.status.paused == ()
+    assert w.sent == ["a", "b", "c"]
+
+
 def test_one_refusal_of_an_exchange_pauses_it_for_every_routing_key(store: Store) -> None:
     w, _ = missing(store)
     [found] = w.relay.status.paused

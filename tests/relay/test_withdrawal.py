@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from reliablepub._core.events import ConnectionLost
+from reliablepub.errors import OutboxUnreachable
 from reliablepub.hooks import MessageGivenUp
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Effect, Intervention, intervene
@@ -354,6 +356,34 @@ def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
         w.turn(is_flushing=True)
         assert set(told.outcomes) == {"a", "c"}
         assert w.relay.status.counters.parked == 1
+
+
+def test_who_reroutes_a_message_is_not_overruled_by_a_commit_whose_answer_was_lost(
+    sqlite: SqliteStore, step_in: Callable[..., Effect]
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+
+    def cut_off(turn: Changes) -> OutboxUnreachable:
+        turn.sent = ()
+        sqlite.commit(turn)
+        return OutboxUnreachable("the connection is lost")
+
+    def reroute(_: Changes) -> None:
+        w.store.fails = lambda _: None
+        assert step_in(w, Action.REROUTE, 1, routing_key="new").changed == 1
+
+    w.relay.handle([ConnectionLost("reset")])
+    w.store.fails = cut_off
+    w.turn()
+    w.store.fails = reroute  # after the relay has looked for changes, before it commits again
+    w.turn(after_s=2.0)
+    w.connect()
+    w.turn(after_s=2.0)
+    w.turn()
+    assert w.transport.routing_keys == ["q", "new"]
 
 
 @pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD])
