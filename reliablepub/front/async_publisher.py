@@ -225,17 +225,20 @@ class AsyncPublisher:
                         )
                     )
                     if len(under_way) > CHUNKS_UNDER_WAY:
-                        await self._until_stored(under_way.popleft())
+                        await self._until_stored(under_way[0])
+                        under_way.popleft()
             while under_way:
-                await self._until_stored(under_way.popleft())
+                await self._until_stored(under_way[0])
+                under_way.popleft()
         except Exception as error:
+            left = [chunk for chunk in under_way if not chunk.is_withdrawn]
             try:
                 with suppress(RelayHeldUp):
-                    if under_way:
-                        await under_way[-1].done.wait(1.0)
+                    if left:
+                        await left[-1].done.wait(1.0)
             finally:
                 stream.error = stream.error or error
-            for chunk in under_way:  # wait, so that the note counts chunks that the relay has taken
+            for chunk in left:  # wait, so that the note counts chunks that the relay has taken
                 if not chunk.withdraw():
                     with suppress(RelayHeldUp):
                         await chunk.done.wait()

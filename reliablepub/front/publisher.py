@@ -185,14 +185,17 @@ class Publisher:
                     )
                 )
                 if len(under_way) > CHUNKS_UNDER_WAY:
-                    self._wait_stored(under_way.popleft())
+                    self._wait_stored(under_way[0])
+                    under_way.popleft()
             while under_way:
-                self._wait_stored(under_way.popleft())
+                self._wait_stored(under_way[0])
+                under_way.popleft()
         except BaseException as error:
-            if under_way:
-                under_way[-1].done.wait(1.0)
+            left = [chunk for chunk in under_way if not chunk.is_withdrawn]
+            if left:
+                left[-1].done.wait(1.0)
             stream.error = stream.error or error  # the relay stores no later chunk of the stream
-            for chunk in under_way:  # wait, so that the note counts chunks that the relay has taken
+            for chunk in left:  # wait, so that the note counts chunks that the relay has taken
                 if not chunk.withdraw():
                     while not (chunk.done.wait(LOOK_S) or client.relay.is_ended):
                         pass

@@ -176,10 +176,10 @@ class RelayClient:
                 chunk.refuse()
                 msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
                 raise OutboxFull(msg)
+            self.relay.inbox.put(chunk)
         except ReliablePubError as error:
             self.rejected(len(messages), error)
             raise
-        self.relay.inbox.put(chunk)
         return chunk
 
     def rejected(self, count: int, error: ReliablePubError) -> None:

@@ -251,6 +251,11 @@ class Chunk(Generic[FlagT]):
         return not self._claims
 
     @property
+    def is_withdrawn(self) -> bool:
+        """Whether the messages were dropped; then `done` is never set."""
+        return not self.messages
+
+    @property
     def void_because(self) -> BaseException | None:
         """Why the chunk must not be stored: an earlier one of its stream failed; else None."""
         return self.stream.error if self.stream is not None else None

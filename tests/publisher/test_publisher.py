@@ -514,6 +514,51 @@ def test_an_iterable_that_raises_in_the_middle_says_how_many_are_stored(path: Pa
     assert raised.value.__notes__ == [f"{stored} messages before it are stored"]
 
 
+def test_hooks_are_told_of_a_message_for_which_a_publisher_closes_too_early(path: Path) -> None:
+    class Hook:
+        def __init__(self) -> None:
+            self.told: list[object] = []
+
+        def rejected(self, event: object) -> None:
+            self.told.append(event)
+
+    hook = Hook()
+    with Publisher(AWAY, outbox=path, hooks=[hook], close_timeout_s=0) as publisher:
+        # Another thread closes it after the call has found it open.
+        publisher._client.relay.inbox.close(PublisherClosed("it is closing"))
+        with pytest.raises(PublisherClosed):
+            publisher.publish(b"x", routing_key="q")
+    assert len(hook.told) == 1
+
+
+@pytest.mark.parametrize("count", [100, 20_000])
+def test_a_call_that_is_interrupted_while_it_waits_says_how_many_are_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """By Ctrl-C, for instance, or by Celery's soft time limit, most likely in such a wait."""
+    commit = SqliteStore.commit
+
+    def slow(store: SqliteStore, turn: Changes) -> Any:
+        time.sleep(0.4)
+        return commit(store, turn)
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError("the time is up")
+
+    publisher = Publisher(AWAY, outbox=path)
+    monkeypatch.setattr(SqliteStore, "commit", slow)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError) as raised:
+            publisher.publish_many(messages(count))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    stored = publisher.close(0).open
+    assert raised.value.__notes__ == [f"{stored} messages before it are stored"]
+    assert stored > 0
+
+
 def test_two_callers_of_a_failed_turn_do_not_share_their_error(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
