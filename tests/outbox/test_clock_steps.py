@@ -10,7 +10,9 @@ import pytest
 
 from reliablepub.errors import OutboxDiskFull
 from reliablepub.message import Message
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import HELD, Changes, Entry, Step
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite import clock_steps
 from reliablepub.outbox.sqlite.store import SqliteStore, write_changes
 from tests.outbox.conftest import Clock
@@ -134,6 +136,19 @@ def test_closing_moves_what_is_left(store: SqliteStore, clock: Clock, tmp_path: 
     assert store.is_stepping
     store.close()
     assert {at for _, at, _ in times_in(store).values()} == {START + 60.0 - HOUR}
+
+
+def test_closing_ends_though_an_operator_has_changed_a_message(
+    store: SqliteStore, clock: Clock
+) -> None:
+    count = 2 * clock_steps.PART + 1
+    filled(store, clock, count)
+    store.commit(stepped(store, clock, -HOUR, count))
+    what = Intervention(Action.DISCARD, person="jo@host", note="")
+    assert intervene(outbox_at(store.path), [count], what, clock=clock).changed == 1
+    store.close()
+    with closing(SqliteStore(store.path, clock=clock)) as again:
+        assert again.snapshot().counters.open == count - 1
 
 
 @pytest.mark.parametrize("by", [HOUR, -HOUR])

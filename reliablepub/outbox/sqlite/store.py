@@ -684,7 +684,7 @@ class SqliteStore:
         try:
             if not self._has_moved:
                 # A relay that is killed does neither: nothing that was stored depends on it.
-                with suppress(OutboxError), self._writer as connection:
+                with suppress(OutboxError, Intervened), self._writer as connection:
                     while self.is_stepping:
                         self._commit(connection, Changes())
                     connection.execute(QUERIES["end_run"], {"now": self._clock(), "run": self._run})
