@@ -44,12 +44,16 @@ class GiveUp(StrEnum):
     """Delete the message, and count it as discarded."""
 
 
+_WAIT_S_MAX: Final = 1e9
+"""The outbox takes a later time for damage."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetryIn:
     """A verdict: retry the message after a wait.
 
     Attributes:
-        seconds: length of the wait; 0 or more, and finite.
+        seconds: length of the wait; 0 or more, and finite. More than 1e9 (31 years) counts as 1e9.
 
     Raises:
         ConfigurationError: the wait is negative or not finite.
@@ -62,7 +66,8 @@ class RetryIn:
         if not 0 <= self.seconds < inf:
             msg = f"RetryIn({self.seconds}): a wait is a number of seconds, 0 or more, and finite"
             raise ConfigurationError(msg)
-        object.__setattr__(self, "seconds", float(self.seconds))  # a Decimal adds to no time
+        seconds = min(float(self.seconds), _WAIT_S_MAX)  # float: a Decimal adds to no time
+        object.__setattr__(self, "seconds", seconds)
 
 
 Verdict: TypeAlias = RetryIn | GiveUp

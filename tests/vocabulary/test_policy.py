@@ -1,5 +1,7 @@
 """Budgets for refusals, with tenacity's stops and waits, and what comes after them."""
 
+import sys
+import time
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -20,6 +22,7 @@ from tenacity import (
 )
 
 from reliablepub.errors import ConfigurationError
+from reliablepub.outbox.rows import TIME_MAX
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Retries, RetryIn, RetryPolicy, wait_s
 
@@ -160,6 +163,14 @@ def test_numbers_are_no_strategies() -> None:
 def test_nothing_is_tried_again_in_the_past_or_never(seconds: float) -> None:
     with pytest.raises(ConfigurationError, match="0 or more, and finite"):
         RetryIn(seconds)
+
+
+@pytest.mark.parametrize("seconds", [1e12, sys.maxsize])
+def test_a_wait_for_ever_ends_before_the_outbox_takes_it_for_damage(seconds: float) -> None:
+    assert (
+        RetryIn(seconds) == Retries(stop_never, wait_fixed(seconds)).verdict(1, 0) == RetryIn(1e9)
+    )
+    assert time.time() + RetryIn(seconds).seconds < TIME_MAX
 
 
 @pytest.mark.parametrize("wait", [Decimal("1.5"), Fraction(3, 2)])
