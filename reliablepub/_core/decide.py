@@ -1,11 +1,10 @@
-"""The decision about a message after an attempt.
+"""The decision about a message after an attempt that has ended without a confirm.
 
 Knows: outcomes, and numbers that the caller computes. Must never know: policy, clock, randomness.
 
     =========  ====================================================================
     outcome    decision
     =========  ====================================================================
-    confirmed  remove
     uncertain  send again, without limit: outages never spend the budget
     returned   retry after the wait while the budget lasts, then park or discard
     nacked     retry after the wait while the budget lasts, then park or discard
@@ -23,11 +22,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from reliablepub.outcome import OutcomeKind
-
-
-@dataclass(slots=True)
-class Remove:
-    """Remove the message from the outbox: the broker has taken responsibility."""
 
 
 @dataclass(slots=True)
@@ -61,7 +55,7 @@ class Discard:
     """Give the message up, and delete it; only a count remains."""
 
 
-Decision: TypeAlias = Remove | SendAgain | RetryAt | Expire | Park | Discard
+Decision: TypeAlias = SendAgain | RetryAt | Expire | Park | Discard
 
 REFUSALS = frozenset({OutcomeKind.RETURNED, OutcomeKind.NACKED, OutcomeKind.REFUSED})
 
@@ -75,7 +69,7 @@ def decide(
     now: float,
     expires_at: float | None = None,
 ) -> Decision:
-    """Decide about a message whose attempt has just ended.
+    """Decide about a message whose attempt has just ended without a confirm.
 
     Args:
         kind: outcome of the attempt.
@@ -86,10 +80,8 @@ def decide(
         expires_at: the message's deadline, on the clock of ``now``; None if it has none.
 
     Raises:
-        ValueError: no attempt ends with this outcome (*expired*).
+        ValueError: the outcome is none of these (*confirmed*, *expired*).
     """
-    if kind is OutcomeKind.CONFIRMED:
-        return Remove()
     if kind in REFUSALS and is_spent:
         return Park() if is_kept else Discard()
     if expires_at is not None and expires_at <= now:
@@ -98,5 +90,5 @@ def decide(
         return RetryAt(now + wait_s)
     if kind is OutcomeKind.UNCERTAIN:
         return SendAgain()
-    msg = f"no attempt ends as {kind}"
+    msg = f"there is nothing to decide about a message that is {kind}"
     raise ValueError(msg)

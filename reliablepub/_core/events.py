@@ -226,7 +226,7 @@ class Batch(Generic[K]):
 
 
 class Settlement(NamedTuple, Generic[K]):
-    """One attempt has ended. Confirmed attempts are usually reported by `ConfirmedEach` instead.
+    """One attempt has ended. The session reports confirmed attempts by `ConfirmedEach` instead.
 
     The session itself sends an uncertain message again. For any other outcome the caller decides.
 

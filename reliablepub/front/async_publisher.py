@@ -359,7 +359,7 @@ class AsyncPublisher:
                 try:
                     is_stored = await done.until(done.is_set, wait_s)
                 except RelayHeldUp as error:
-                    client.relay.inbox.withdraw_because(chunk, error)
+                    chunk.withdraw_because(error)
                     continue
                 if not is_stored:
                     if client.relay.is_ended and not done.is_set():

@@ -193,7 +193,8 @@ class RelayClient:
             OutboxFull: the chunk was withdrawn; none of its messages is stored.
         """
         if self.limits.is_full(self.relay.status.counters, chunk):
-            self.relay.inbox.withdraw(chunk)
+            msg = "the outbox is full and no room was made in time; the message was not accepted"
+            chunk.withdraw_because(OutboxFull(msg))
 
     def withdraw_if_held_up(self, chunk: Chunk[FlagT]) -> None:
         """Withdraw a chunk if the relay waits for a callback that does not return.
@@ -204,7 +205,7 @@ class RelayClient:
         try:
             self.relay.check_held_up()
         except RelayHeldUp as error:
-            self.relay.inbox.withdraw_because(chunk, error)
+            chunk.withdraw_because(error)
 
     def check_stored(self, chunk: Chunk[FlagT]) -> None:
         """Check how the wait for a commit ended.
@@ -266,6 +267,7 @@ class RelayClient:
             timeout_s: seconds; None for the default.
 
         Raises:
+            ConfigurationError: ``timeout_s`` is not a number.
             PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread.
         """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from reliablepub.errors import InvalidMessage, OutboxFull, PublisherClosed, ReliablePubError
+from reliablepub.errors import InvalidMessage, PublisherClosed, ReliablePubError
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id, stamped
 
@@ -271,6 +271,17 @@ class Chunk(Generic[FlagT]):
         self.refuse()
         return True
 
+    def withdraw_because(self, error: ReliablePubError) -> None:
+        """Withdraw the chunk and raise the error; do nothing if the relay has taken the chunk."""
+        if self.is_claimed:
+            return
+        # Before the claim: once the chunk is claimed, the relay takes the next one of its stream.
+        # If the relay claims this chunk now, later ones fail all the same, which leaves no gap.
+        if self.stream is not None:
+            self.stream.error = error
+        if self.withdraw():
+            raise error
+
     def refuse(self) -> None:
         """Drop the messages. The thread that calls this raises an error afterwards."""
         self.messages = ()
@@ -362,30 +373,6 @@ class Inbox:
         """Whether `take` would take a chunk, or fail one."""
         head = self.head
         return head is not None and (head.void_because is not None or fits(head))
-
-    def withdraw(self, chunk: Chunk[Any]) -> None:
-        """Withdraw a chunk whose caller has waited long enough for room.
-
-        Does nothing if the relay has taken the chunk.
-
-        Raises:
-            OutboxFull: the chunk was withdrawn; none of its messages is stored.
-        """
-        msg = "the outbox is full and no room was made in time; the message was not accepted"
-        self.withdraw_because(chunk, OutboxFull(msg))
-
-    def withdraw_because(self, chunk: Chunk[Any], error: ReliablePubError) -> None:
-        """Withdraw a chunk and raise the error; do nothing if the relay has taken the chunk."""
-        if chunk.is_claimed:
-            return
-        # Before the claim: once the chunk is claimed, the relay takes the next one of its stream.
-        # If the relay claims this chunk now, later ones fail all the same, which leaves no gap.
-        if chunk.stream is not None:
-            chunk.stream.error = error
-        if not chunk.claim():
-            return
-        chunk.refuse()
-        raise error
 
     def close(self, error: BaseException) -> None:
         """Close the inbox. Chunks in it fail with the error: they were never stored."""

@@ -179,14 +179,14 @@ class Relay:
 
     # ------------------------------------------------------------------ called by the thread
 
-    def turn(self, *, is_flushing: bool = False) -> float | None:
+    def turn(self, *, is_flushing: bool = False) -> float:
         """Take in, commit, send.
 
         Args:
             is_flushing: a caller waits for the store to run empty, so commit confirms at once.
 
         Returns:
-            the most seconds to listen before the next turn; None for no limit.
+            the most seconds to listen before the next turn.
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
         self.turns += 1
@@ -258,11 +258,6 @@ class Relay:
             return False
         return not self._intake.is_ready(self._snapshot.counters, self._clock.monotonic())
 
-    @property
-    def last_id(self) -> int:
-        """The highest id that the store has assigned, as far as the relay has looked."""
-        return self._snapshot.last_id
-
     def look(self) -> int | None:
         """Look now for what other processes have stored.
 
@@ -271,7 +266,7 @@ class Relay:
         """
         self._look_at = self._clock.monotonic()
         is_read = self._look_elsewhere(self._look_at, self._clock.wall())
-        return self.last_id if is_read else None
+        return self._snapshot.last_id if is_read else None
 
     def latency(self) -> Percentiles | None:
         """Percentiles of recent confirm latencies; None if there were no confirms."""
@@ -630,7 +625,7 @@ class Relay:
             paused_destinations=paused,
         )
 
-    def _wait_s(self) -> float | None:
+    def _wait_s(self) -> float:
         """The most seconds that the thread may listen before the next turn."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         is_held_up = self._no_commit_until is not None

@@ -293,6 +293,11 @@ class RelayThread:
 
         Returns:
             False if the time was up, or the relay ended, first.
+
+        Raises:
+            ConfigurationError: ``timeout_s`` is not a number.
+            RelayHeldUp: a callback of the application does not return.
+            WrongThread: this is the relay's own thread.
         """
         self.check_thread()
         done = Latch()
@@ -442,14 +447,14 @@ class RelayThread:
         relay.drain()
         relay.turn(is_flushing=True)  # commits the last outcomes
 
-    def _listen(self, relay: Relay, transport: Transport, wait_s: float | None) -> None:
+    def _listen(self, relay: Relay, transport: Transport, wait_s: float) -> None:
         """Listen until a turn is due; and while no work waits for it, gather more confirms."""
         events = transport.listen(wait_s)
         while not (events or self._flushes or self._close_at):
-            wait_s = relay.idle_s()
-            if wait_s is None:
+            idle_s = relay.idle_s()
+            if idle_s is None:
                 return
-            events = transport.listen(wait_s)
+            events = transport.listen(idle_s)
         for _ in range(GATHERINGS):
             if not events:
                 return
@@ -471,14 +476,13 @@ class RelayThread:
         relay.drain()
         return relay.status.in_flight == 0 or late_s >= LAST_CONFIRMS_S
 
-    def _wait_s(self, wait_s: float | None) -> float | None:
+    def _wait_s(self, wait_s: float) -> float:
         if self._last_flush.is_searching or any(f.is_searching for f in list(self._flushes)):
             return 0.0
         if self._close_at is None:
             return wait_s
         # When the time is up, the last confirms are awaited, in steps of 50 ms.
-        left = max(0.05, self._close_at - time.monotonic())
-        return left if wait_s is None else min(wait_s, left)
+        return min(wait_s, max(0.05, self._close_at - time.monotonic()))
 
     def _answer_flushes(self, relay: Relay) -> None:
         for flush in list(self._flushes):  # a copy: callers add and remove flushes at any time

@@ -318,7 +318,7 @@ class AioPikaTransport:
         properties = encode_batch(messages, self._run, epoch, first_tag, encoder.frame_max)
         self._post(channel.publish, first_tag, encoder.encode(messages, properties))
 
-    def listen(self, timeout_s: float | None) -> list[Event]:
+    def listen(self, timeout_s: float) -> list[Event]:
         """Wait for events from the event loop."""
         with suppress(Empty):
             self._woken.get(block=not self._heard, timeout=timeout_s)

@@ -89,7 +89,7 @@ class Transport(Protocol):
             CannotEncode: a message exceeds a limit of the broker; nothing was written.
         """
 
-    def listen(self, timeout_s: float | None) -> list[Event]:
+    def listen(self, timeout_s: float) -> list[Event]:
         """Wait for events, for `wake`, or for the timeout; return all events so far."""
 
     def watch(self, fd: int) -> bool:

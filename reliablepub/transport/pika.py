@@ -378,14 +378,13 @@ class PikaTransport:
             )
             self._departs(self._connection, epoch, tag)
 
-    def listen(self, timeout_s: float | None) -> list[Event]:
+    def listen(self, timeout_s: float) -> list[Event]:
         """Run one iteration of pika's I/O loop; return the events."""
         if self._events:
             timeout_s = 0.0
-        timer = None if timeout_s is None else self._loop.call_later(timeout_s, _nothing)
+        timer = self._loop.call_later(timeout_s, _nothing)
         self._turn_loop()
-        if timer is not None:
-            self._loop.remove_timeout(timer)
+        self._loop.remove_timeout(timer)
         if self._departures.under_way and self._connection is not None:
             now = time.monotonic()
             if now >= self._look_at:

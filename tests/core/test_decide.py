@@ -9,7 +9,6 @@ from reliablepub._core.decide import (
     Discard,
     Expire,
     Park,
-    Remove,
     RetryAt,
     SendAgain,
     decide,
@@ -17,7 +16,7 @@ from reliablepub._core.decide import (
 from reliablepub.outcome import OutcomeKind
 
 AGAIN = RetryAt(107.5)
-CONFIRMED, UNCERTAIN, NACKED = OutcomeKind.CONFIRMED, OutcomeKind.UNCERTAIN, OutcomeKind.NACKED
+UNCERTAIN, NACKED = OutcomeKind.UNCERTAIN, OutcomeKind.NACKED
 RETURNED, REFUSED = OutcomeKind.RETURNED, OutcomeKind.REFUSED
 
 
@@ -25,8 +24,6 @@ RETURNED, REFUSED = OutcomeKind.RETURNED, OutcomeKind.REFUSED
 @pytest.mark.parametrize(
     ("kind", "is_spent", "in_time", "late"),
     [
-        (CONFIRMED, False, Remove(), Remove()),
-        (CONFIRMED, True, Remove(), Remove()),
         (UNCERTAIN, False, SendAgain(), Expire()),
         (UNCERTAIN, True, SendAgain(), Expire()),
         (RETURNED, False, AGAIN, Expire()),
@@ -58,15 +55,16 @@ def test_each_outcome_has_its_decision(
         assert found == (decision or given_up)
 
 
-@pytest.mark.parametrize("expires_at", [None, 1.0])
-def test_no_attempt_ends_as_expired(expires_at: float | None) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.CONFIRMED, OutcomeKind.EXPIRED])
+@pytest.mark.parametrize("expires_at", [None, 101.0])
+def test_nothing_is_decided_about_others(kind: OutcomeKind, expires_at: float | None) -> None:
     for is_spent in (True, False):
-        with pytest.raises(ValueError, match="no attempt ends as expired"):
+        with pytest.raises(ValueError, match="nothing to decide about a message that is"):
             decide(
-                OutcomeKind.EXPIRED,
+                kind,
                 is_spent=is_spent,
                 is_kept=True,
                 wait_s=1.0,
-                now=0.0,
+                now=100.0,
                 expires_at=expires_at,
             )

@@ -193,7 +193,7 @@ def test_a_chunk_that_is_not_taken_drops_its_messages(world: Build) -> None:
     w.turn()
     w.inbox.put(withdrawn)
     with pytest.raises(OutboxFull):
-        w.inbox.withdraw(withdrawn)
+        withdrawn.withdraw_because(OutboxFull("the outbox is full"))
     w.inbox.close(PublisherClosed("closed"))
     with pytest.raises(PublisherClosed):
         w.inbox.put(late)
@@ -216,7 +216,7 @@ def test_a_turn_while_a_chunk_is_withdrawn_leaves_no_gap_in_its_stream(world: Bu
     w.inbox.put(first)
     w.inbox.put(later)
     with pytest.raises(OutboxFull):
-        w.inbox.withdraw(first)
+        first.withdraw_because(OutboxFull("the outbox is full"))
     w.turn()
     assert isinstance(later.error, OutboxFull)
     assert w.relay.status.counters.stored == 0

@@ -572,13 +572,14 @@ def a_chunk_is_stored_behind_one_that_failed(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_a_caller_took_back_is_stored(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Inbox.withdraw
+    real: Any = Chunk.withdraw
 
-    def withdraw(self: Any, chunk: Any) -> None:
-        kept = Chunk(chunk.messages, _Deaf(), chunk.waiter, source=chunk.source)
-        try:
-            real(self, chunk)
-        finally:
-            self.chunks.append(kept)
+    def withdraw(self: Any) -> bool:
+        messages = self.messages
+        if not real(self):
+            return False
+        self.messages, self.done = messages, _Deaf()
+        self._claims.append(None)
+        return True
 
-    patch.setattr(Inbox, "withdraw", withdraw)
+    patch.setattr(Chunk, "withdraw", withdraw)

@@ -210,7 +210,7 @@ class Caller:
         if self.is_answered or not self._process.is_alive:
             return
         try:
-            self._process.inbox.withdraw(self.chunk)
+            self.chunk.withdraw_because(OutboxFull("the outbox is full"))
         except OutboxFull:
             self.is_answered = True
             self._process.note("withdrawn by the caller")
@@ -412,7 +412,7 @@ class Process:
         self._last_turn_at = self._agenda.now
         if self._busy_turns > BUSY_TURNS_MAX:
             raise Violation("the relay turns and turns, and no time passes")
-        events = self.transport.listen(None)
+        events = self.transport.listen(0.0)
         idle_s = None if events or is_flushing else self.relay.idle_s()
         if idle_s is not None:
             return idle_s

@@ -8,7 +8,8 @@ lost its shard, for instance while it was paused, changes nothing. The insert al
 before it has another token than the relay knows: the database has failed over to a replica that
 lagged, and another process has taken a turn of that number.
 
-The owner takes a turn at least every `BEAT_S` seconds. A shard is free in four cases:
+The owner takes a turn at each look by which its last one is older than `BEAT_S`; even a relay at
+rest looks each second. A shard is free in four cases:
 
 - Its last turn says so.
 - Its last turn is older than `EXPIRY_S` by the clock of the database, and so is the start of the
