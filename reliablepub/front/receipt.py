@@ -303,9 +303,9 @@ class SettledMany(Counts):
         self._failed(error)
 
     def _failed(self, error: PublishError) -> None:
-        self.failed += 1
         if len(self.failures) < FAILURES_KEPT:
             self.failures.append(error)
+        self.failed += 1  # last: a thread that finds the receipt settled reads the failures
         self._tell_if_settled()
 
     def _tell_if_settled(self) -> None:

@@ -128,7 +128,10 @@ class Session(Protocol):
 
     @property
     def glob(self) -> str:
-        """SQL condition that ``{column}`` matches the pattern that is bound under its name."""
+        """SQL condition that ``{column}`` matches a `pattern`, which is bound under its name."""
+
+    def pattern(self, glob: str) -> str:
+        """Return the pattern that stands for a GLOB pattern of SQLite in the condition `glob`."""
 
     def run(self, name: str, values: Values = NO_VALUES) -> Cursor:
         """Run the statement of this name."""
@@ -244,6 +247,13 @@ class Database(Protocol):
             OutboxError: nothing was changed.
         """
 
+    def check_texts(self, values: Values) -> None:
+        """Check that the database can store the texts among the values.
+
+        Raises:
+            InvalidMessage: it cannot store one; the error names the value.
+        """
+
     def exposure(self) -> str:
         """Say which other users can harm the outbox, and what to do; empty if none can."""
 
@@ -272,5 +282,5 @@ def forget_keys(run: Callable[[str, Values], Cursor], now: float, limit: int) ->
         if is_there:
             run("prolong_key", {"until": now + KEYS_KEPT_S, "key": old})
         else:
-            run("forget_key", {"key": old})
+            run("forget_overdue_key", {"key": old, "now": now})
     return len(overdue), sum(not is_there for _, is_there in overdue)

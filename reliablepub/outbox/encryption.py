@@ -74,6 +74,14 @@ class Forged(ValueError):
     """The row was changed, or was stored without the keys; the text says which one."""
 
 
+def _key_of(text: str) -> bytes:
+    """Return the key of a line; raise `ValueError` if it is none, but perhaps the name."""
+    key = bytes.fromhex(text)
+    if len(key) != _KEY_BYTES:
+        raise ValueError
+    return key
+
+
 class OutboxKeys:
     """Encryption keys of an outbox, by name. The first one encrypts; all of them decrypt.
 
@@ -144,7 +152,7 @@ class OutboxKeys:
                 if line.strip() and not line.startswith("#"):
                     name, text = line.split()
                     is_repeated = is_repeated or name in keys
-                    keys[name] = bytes.fromhex(text)
+                    keys[name] = _key_of(text)
         except OSError as error:
             raise ConfigurationError(f"key file {path} cannot be read: {error.strerror}") from None
         except ValueError:

@@ -343,17 +343,20 @@ class Outbox:
             The number; 0 if there is no outbox yet.
 
         Raises:
+            InvalidMessage: the name is not a str that can be encoded as UTF-8.
             NotAnOutbox: the file is not a SQLite database, or its outbox is of another version.
             OutboxError: the outbox cannot be read.
         """
         from reliablepub.outbox.admin.inspection import read_position
 
+        utf8("source", source)
         return read_position(self._database, source)
 
     def forget(self, source: str) -> None:
         """Set the position of a named source to 0. Its messages stay.
 
         Raises:
+            InvalidMessage: the name is not a str that can be encoded as UTF-8.
             NotAnOutbox: the file is not a SQLite database, or its outbox is of another version.
             OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
                 the position is 0.
@@ -418,6 +421,7 @@ class Outbox:
             How many messages were put back; 0 if nothing holds the key.
 
         Raises:
+            InvalidMessage: the key is not a str that can be encoded as UTF-8.
             NotAnOutbox: there is no outbox at this path.
             OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
                 the messages were put back.
@@ -434,6 +438,7 @@ class Outbox:
             How many messages no longer hold the key; 0 if none did.
 
         Raises:
+            InvalidMessage: the key is not a str that can be encoded as UTF-8.
             NotAnOutbox: there is no outbox at this path.
             OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
                 the key is still held.
@@ -446,6 +451,7 @@ class Outbox:
         return self._database.write(lambda own: change(own, ids, what, time.time()).changed)
 
     def _holding(self, ordering_key: str) -> list[int]:
+        utf8("ordering_key", ordering_key)
         with self._database.reading() as session:
             values = {"ordering_key": ordering_key}
             return [id_ for (id_,) in session.run("ids_holding_key", values)]

@@ -21,6 +21,10 @@ UPDATE reliablepub_keys SET kept_until = :until WHERE key = :key;
 -- name: forget_key
 DELETE FROM reliablepub_keys WHERE key = :key;
 
+-- An enqueuer may have used it again since it was found.
+-- name: forget_overdue_key
+DELETE FROM reliablepub_keys WHERE key = :key AND kept_until < :now;
+
 -- name: ledger
 SELECT stored, confirmed, parked, expired, discarded, open_bytes FROM reliablepub_ledger;
 

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from reliablepub.outbox.admin.selection import Selection
+from reliablepub.outbox.sqlite.database import SqliteSession
+from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES
 from tests.cli.million import make_million
 
@@ -94,7 +96,9 @@ def test_a_list_in_the_order_of_ids_stops_at_its_limit(
     small: sqlite3.Connection, state: str
 ) -> None:
     table = "reliablepub_messages" if state == "ready" else "reliablepub_parked"
-    query, values = Selection(states=(state,)).query(table, "", columns="id", order="id LIMIT 50")
+    session = SqliteSession(small, Path("o.db"), Ballast(Path("o.db")))
+    selection = Selection(states=(state,))
+    query, values = selection.query(table, session, columns="id", order="id LIMIT 50")
     lines = plan(small, query, values)
     assert not any("TEMP B-TREE" in line for line in lines)
 

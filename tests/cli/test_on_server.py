@@ -535,3 +535,18 @@ def test_the_status_of_an_earlier_run_with_the_same_process_id_does_not_count(
         with psycopg.connect(postgres_outbox) as connection:  # as if it were of another container
             connection.execute("UPDATE reliablepub.status SET run = run - 1")
         assert link() is None
+
+
+def test_an_import_names_the_line_with_a_text_that_a_server_cannot_store(
+    postgres_outbox: str, tmp_path: Path
+) -> None:
+    file, url = tmp_path / "o.db", postgres_outbox
+    with Outbox(file) as outbox:
+        for message_id in ("a", "b\0", "c"):
+            outbox.enqueue(Message(b"", message_id=message_id))
+    lines = CliRunner().invoke(main, ["outbox", "export", "--outbox", str(file)]).stdout
+    before = Outbox(url).status().open
+    told = CliRunner().invoke(main, ["outbox", "import", "-", "--outbox", url], input=lines)
+    assert told.exit_code == 2
+    assert "line 2: message_id: has the character U+0000" in told.stderr
+    assert Outbox(url).status().open == before + 1

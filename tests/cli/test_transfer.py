@@ -98,6 +98,22 @@ def test_a_key_that_was_skipped_is_not_held_again(tmp_path: Path) -> None:
     assert len(Outbox(before).held_keys()) == 2
 
 
+@pytest.mark.parametrize("names", [(), (3, 1, 2)])
+def test_a_parked_message_holds_its_key_after_an_import(
+    tmp_path: Path, names: tuple[int, ...]
+) -> None:
+    path, new = tmp_path / "o.db", tmp_path / "new.db"
+    with Outbox(path) as outbox:
+        for _ in range(3):
+            outbox.enqueue(Message(b"", ordering_key="k"))
+    run("park", 1, "--outbox", path)
+    text = run("export", *names, "--outbox", path).stdout
+    run("import", "-", "--outbox", new, input=text)
+    for each in (path, new):
+        (held,) = Outbox(each).held_keys()
+        assert (held.id, held.held_back) == (1, 2)
+
+
 def test_importing_again_does_nothing(path: Path, lines: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.db"
     run("import", lines, "--outbox", new)
@@ -266,7 +282,7 @@ def test_lines_are_written_for_people_too(tmp_path: Path) -> None:
 
 def test_what_is_exported_can_be_chosen(path: Path) -> None:
     chosen = run("export", "m-7", 3, "--outbox", path).stdout.splitlines()
-    assert [json.loads(line)["message_id"] for line in chosen] == ["m-7", "m-3"]
+    assert [json.loads(line)["message_id"] for line in chosen] == ["m-3", "m-7"]
     parked = run("export", "--state", "parked", "--outbox", path).stdout.splitlines()
     assert [json.loads(line)["message_id"] for line in parked] == ["m-3", "m-4"]
     assert run("export", 3, "--state", "parked", "--outbox", path).exit_code == 2

@@ -54,6 +54,29 @@ def test_the_log_stays_short_without_a_relay(path: Path) -> None:
     assert sum(a > b for a, b in pairwise(sizes)) > 2, "cut back, several times"
 
 
+def test_what_is_committed_counts_though_the_log_cannot_be_moved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has filled the disk since. A caller that gets an error stores it again."""
+    checkpoint = checkpoints._checkpoint
+    failed = 0
+
+    def failing(connection: sqlite3.Connection, mode: str) -> object:
+        nonlocal failed
+        if mode == "FULL":
+            failed += 1
+            raise sqlite3.OperationalError("disk I/O error")
+        return checkpoint(connection, mode)
+
+    monkeypatch.setattr(checkpoints, "_checkpoint", failing)
+    monkeypatch.setattr(checkpoints, "_log_bytes", lambda _: 3 * checkpoints.LOG_BYTES_LONG)
+    with closing(Outbox(path)) as outbox:
+        outbox.enqueue(Message(KIB))
+        outbox.enqueue(Message(KIB))
+        assert outbox.status().open == 2
+    assert failed == 2
+
+
 def test_it_stays_short_where_many_write_all_the_time(path: Path) -> None:
     """A checkpoint that lets others write never reaches the end of the log."""
     Outbox(path).create()

@@ -437,7 +437,8 @@ SHAPE = "each line of key file {} is a name, a space and 64 hexadecimal digits"
     [
         ("", "OutboxKeys needs at least one key"),
         ("new", SHAPE),
-        ("new 12", "key 'new' has 1 bytes; it must have 32, for AES-256"),
+        ("new 12", SHAPE),
+        (f"{NEW.hex()} 202611", SHAPE),
         (f"new x{NEW.hex()[1:]}", SHAPE),
         (f"a b {NEW.hex()}", SHAPE),
         (f"# é\nnew {NEW.hex()}", SHAPE),

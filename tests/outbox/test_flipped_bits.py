@@ -374,7 +374,7 @@ def test_an_operator_can_change_the_others_and_discard_such_a_row(
         assert intervene(where, ids, Intervention(Action.PARK)).changed == 3
     edit(path, f"{change} WHERE id = 2", table)
     to = Intervention(Action.REROUTE, exchange="x")
-    assert foresee(where, ids, to, are_selected=False).damaged == [2]
+    assert foresee(where, ids, to).damaged == [2]
     for what in (Intervention(Action.RETRY), to):
         effect = intervene(where, ids, what)
         assert (effect.changed, effect.damaged) == (2, [2])

@@ -79,13 +79,12 @@ def test_nor_is_it_pruned(parked: Where, monkeypatch: pytest.MonkeyPatch) -> Non
     assert states(parked) == {1: "ready", 2: "ready", 4: "ready"}
 
 
-@pytest.mark.parametrize("are_selected", [False, True])
 @pytest.mark.parametrize("action", ["park", "retry", "discard", "reroute"])
-def test_a_dry_run_tells_what_a_run_does(parked: Where, action: str, are_selected: Any) -> None:
+def test_a_dry_run_tells_what_a_run_does(parked: Where, action: str) -> None:
     database, what = outbox_at(parked), Intervention(Action(action), exchange="x" * 9)
-    ids = find_ids(database, Selection().within(what.states)) if are_selected else [1, 2, 3, 4, 99]
+    ids = [1, 2, 3, 4, 99]  # the last one may have been confirmed since it was found
     before = states(parked)
-    foreseen = foresee(database, ids, what, are_selected=are_selected)
+    foreseen = foresee(database, ids, what)
     assert states(parked) == before
     assert asdict(foreseen) == asdict(intervene(database, ids, what))
     assert foreseen != Effect()

@@ -131,6 +131,14 @@ def test_the_callers_text_factory_does_not_matter(path: Path, app: sqlite3.Conne
     assert Outbox(path).status().open == 1
 
 
+@pytest.mark.parametrize("verb", ["position", "forget", "resume_key", "skip_key"])
+def test_a_name_that_is_no_text_is_refused(path: Path, verb: str) -> None:
+    outbox = Outbox(path)
+    outbox.create()
+    with pytest.raises(InvalidMessage, match="cannot be encoded as UTF-8"):
+        getattr(outbox, verb)("\ud800")
+
+
 @pytest.mark.parametrize("key", ["\ud800", b"k"])
 def test_a_key_that_cannot_be_stored_is_refused(
     path: Path, app: sqlite3.Connection, key: Any

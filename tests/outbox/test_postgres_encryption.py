@@ -16,7 +16,7 @@ from reliablepub.outbox.admin.interventions import Action, Intervention, interve
 from reliablepub.outbox.admin.rekeying import missing_key
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.server import Server
+from reliablepub.outbox.postgres.server import Link, Server, Step
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
 from tests.outcomes import REFUSED
@@ -94,6 +94,25 @@ def test_the_id_is_one_of_the_database_that_stores_it(
         for number in range(5):  # none gets the id of another
             publisher.publish(message(number)).result(20)
         assert publisher.flush(20).is_flushed
+
+
+def test_a_message_whose_commit_was_not_answered_is_stored_once(
+    url: str, old: OutboxKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, lost = Link.store, iter([True])
+
+    def unanswered(link: Link, step: Step) -> object:
+        rows = store(link, step)
+        if next(lost, False):
+            link.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return rows
+
+    monkeypatch.setattr(Link, "store", unanswered)
+    with Outbox(url, keys=old) as outbox:
+        outbox.enqueue(message(1))
+        outbox.enqueue(message(2))
+        assert outbox.status().open == 2
 
 
 def test_a_relay_publishes_it(url: str, old: OutboxKeys) -> None:

@@ -280,6 +280,21 @@ def test_a_relay_forgets_the_overdue_keys_of_messages_that_are_gone(
 
 
 @pytest.mark.usefixtures("busy")
+def test_pruning_forgets_no_key_that_is_used_again_meanwhile(url: str) -> None:
+    outbox, now = Outbox(url), time.time() + 8 * DAY_S
+    outbox.enqueue(b"", message_id="first", key="k")
+    with closing(psycopg.connect(url, autocommit=True)) as admin:
+        admin.execute("DELETE FROM reliablepub.messages")
+        admin.execute("UPDATE reliablepub.keys SET kept_until = 0")
+    with outbox_at(url).reading() as session:
+        overdue = session.run("overdue_keys", {"now": now, "limit": 9}).fetchall()
+    assert overdue == [("k", False)]
+    outbox.enqueue(b"", message_id="second", key="k")
+    values = {"key": "k", "now": time.time()}
+    outbox_at(url).write(lambda own: own.run("forget_overdue_key", values))
+    assert outbox.enqueue(b"", message_id="third", key="k") == "second"
+
+
 def test_a_relay_writes_nothing_while_nothing_is_old(url: str, clock: Clock, entry: Make) -> None:
     with opened(url, clock, keep_confirmed_s=60) as store:
         confirm(store, [one := entry()])

@@ -1,10 +1,13 @@
 """Messages are found by every condition there is, in every order, up to the limit."""
 
 import math
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from reliablepub.outbox.admin.selection import (
     GIVEN_UP_STATES,
@@ -21,6 +24,7 @@ from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from tests.outbox.conftest import Make
 from tests.outcomes import RETURNED
 
+MATCHES = sqlite3.connect(":memory:", check_same_thread=False)
 LATE = Outcome(OutcomeKind.EXPIRED, 0, "its deadline passed")
 
 
@@ -127,3 +131,24 @@ def test_states_that_were_asked_for_stay(filled: Path) -> None:
     assert Selection().within(("parked",)).states == ("parked",)
     assert Selection(states=("ready",)).within(("parked",)).states == ("ready",)
     assert Selection(exchange="x").within(("parked",)).exchange == "x"
+
+
+GLOBS = st.text("ab^[]*?.\\é\n", max_size=8)
+"""Without ranges: PostgreSQL refuses one that is the wrong way round, which matches nothing in SQLite."""
+
+
+@pytest.mark.postgres
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(glob=GLOBS, texts=st.lists(st.text("ab-^[]*?.\\é\n", max_size=6), max_size=9))
+@example(glob="[^e]*", texts=["e", "ab", "^"])
+@example(glob="[]a-]*", texts=["]", "-", "ab"])
+@example(glob="[a-b]?", texts=["a-", "b", "-b"])
+@example(glob="a.b", texts=["axb", "a.b"])
+def test_a_pattern_means_the_same_in_both_databases(
+    postgres_outbox: str, glob: str, texts: list[str]
+) -> None:
+    with outbox_at(postgres_outbox).reading() as session:
+        for text in texts:
+            values = {"text": text, "pattern": session.pattern(glob)}
+            (there,) = session.select("SELECT :text ~ :pattern AS it", values)
+            assert there["it"] == MATCHES.execute("SELECT ? GLOB ?", (text, glob)).fetchone()[0]

@@ -198,7 +198,7 @@ def _step_in(
         ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
     if dry_run:
         with patiently("looking at the messages"):
-            effect = foresee(database, ids, what, are_selected=not names, keys=keys)
+            effect = foresee(database, ids, what, keys=keys)
         if not as_json:
             rows = _rows(database, ids) if names else find(database, chosen, limit=_PREVIEW)
             print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
@@ -368,7 +368,7 @@ def _change(
 ) -> int:
     """Change messages that were not sent, and report."""
     if dry_run:
-        effect = foresee(database, ids, what, are_selected=False)
+        effect = foresee(database, ids, what)
     else:
         with counting(len(ids)) as progress:
             effect = intervene(database, ids, what, progress=progress)

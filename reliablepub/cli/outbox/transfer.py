@@ -75,7 +75,8 @@ def export_messages(
     if names and chosen != Selection():
         raise click.UsageError("give IDs or a filter, not both")
     with patiently("looking through the outbox"):
-        ids = rows_named(database, names) if names else find_ids(database, chosen)
+        # In the order of storing, which `import` keeps: messages of an ordering key need it.
+        ids = sorted(rows_named(database, names) if names else find_ids(database, chosen))
     encrypted: list[int] = []
     gone: list[int] = []
     lines = export_lines(database, ids, encrypted, gone)

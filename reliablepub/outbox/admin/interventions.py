@@ -292,7 +292,6 @@ def foresee(
     ids: Iterable[int],
     intervention: Intervention,
     *,
-    are_selected: bool,
     keys: OutboxKeys | None = None,
 ) -> Effect:
     """Return what `intervene` would do at this moment. Nothing is changed.
@@ -301,8 +300,6 @@ def foresee(
         database: database of the outbox.
         ids: ids of the messages.
         intervention: the intervention.
-        are_selected: whether a selection has just found the messages, so that their states allow
-            the intervention.
         keys: keys of the outbox; without them no encrypted message can be rerouted.
 
     Raises:
@@ -312,7 +309,7 @@ def foresee(
     with database.reading() as session:
         is_relayed = _is_relayed(session)
         step = _Step(session, intervention, 0.0, keys, is_relayed=is_relayed)
-        return step.foresee(dict.fromkeys(ids), are_selected=are_selected)
+        return step.foresee(dict.fromkeys(ids))
 
 
 def change(
@@ -390,24 +387,24 @@ class _Step:
             self._session.run("change_ledger", ledger | {"shard": shard})
         return effect
 
-    def foresee(self, ids: Iterable[int], *, are_selected: bool) -> Effect:
+    def foresee(self, ids: Iterable[int]) -> Effect:
         """Return what `change` would do; see the function of this name."""
         effect, action = self._effect, self._intervention.action
         # `change` first records these as uncertain, because a queue may hold them.
         left = set() if self._is_relayed else {id_ for (id_,) in self._session.run("in_flight_ids")}
         is_unsent, is_discard = self._intervention.is_unsent, action is Action.DISCARD
         for id_ in ids:
-            if not are_selected:
-                message = next(self._session.rows("one_message", {"id": id_}), {})
-                if message.get("state") not in self._intervention.states:
-                    effect.unfit.append(id_)
-                    continue
+            found = self._session.run("state", {"id": id_}).fetchone()
+            # In PostgreSQL only the turn that `change` takes gives a new message its state.
+            message = {} if found else next(self._session.rows("one_message", {"id": id_}), {})
+            if (found[0] if found else message.get("state")) not in self._intervention.states:
+                effect.unfit.append(id_)
+                continue
             asks = is_unsent or is_discard
             is_possible = asks and (id_ in left or self._is_possible(id_))
             if id_ in self._in_flight or (is_unsent and is_possible):
                 effect.in_flight.append(id_)
                 continue
-            found = self._session.run("state", {"id": id_}).fetchone()
             try:
                 self._checked(id_, is_changeable=found is None or found[2])
             except _UNFIT:

@@ -121,13 +121,19 @@ class Selection:
         return replace(self, states=states) if self.states == STATES else self
 
     def query(
-        self, table: str, glob: str, *, columns: str, order: str, among: Sequence[int] | None = None
+        self,
+        table: str,
+        session: Session,
+        *,
+        columns: str,
+        order: str,
+        among: Sequence[int] | None = None,
     ) -> tuple[str, dict[str, object]]:
         """Return the query for the rows of a table that match, and its values.
 
         Args:
             table: name of the table, as in the files of statements.
-            glob: SQL condition of the database that a column matches a pattern.
+            session: says how the database matches patterns.
             columns: columns of the result.
             order: sort order, and limit.
             among: ids of the only rows that can match; None for all rows.
@@ -135,7 +141,11 @@ class Selection:
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "states"}
         values = {name: value for name, value in values.items() if value is not None}
         texts = _OF_BOTH | _CONDITIONS[table]
-        conditions = [texts.get(name) or glob.format(column=name) for name in values]
+        conditions = []
+        for name, value in values.items():
+            conditions.append(texts.get(name) or session.glob.format(column=name))
+            if name not in texts:
+                values[name] = session.pattern(value)
         asked = [_OF_STATE[state] for state in _TABLES[table][0] if state in self.states]
         if len(asked) < len(_TABLES[table][0]):
             conditions += asked
@@ -179,7 +189,7 @@ def found_by_due_time(
     # The column of the table, not of the result: an index has its order.
     order = f"{table}.due_at, {table}.id LIMIT :limit"
     with database.reading() as session:
-        query, values = selection.query(table, session.glob, columns=_TABLES[table][1], order=order)
+        query, values = selection.query(table, session, columns=_TABLES[table][1], order=order)
         return _with_last_attempt(session, list(session.select(query, values | {"limit": limit})))
 
 
@@ -200,9 +210,7 @@ def find_ids(database: Database, selection: Selection) -> list[int]:
         return [
             row["id"]
             for table in _asked(selection)
-            for row in session.select(
-                *selection.query(table, session.glob, columns="id", order="id")
-            )
+            for row in session.select(*selection.query(table, session, columns="id", order="id"))
         ]
 
 
@@ -210,7 +218,7 @@ def those_that_match(session: Session, selection: Selection, ids: Sequence[int])
     """Return which of these messages match a selection, in the transaction of the session."""
     found: set[int] = set()
     for table in _asked(selection) if ids else ():
-        query, values = selection.query(table, session.glob, columns="id", order="id", among=ids)
+        query, values = selection.query(table, session, columns="id", order="id", among=ids)
         found.update(row["id"] for row in session.select(query, values))
     return found
 
@@ -229,7 +237,7 @@ def _merged(
     parts = []
     for table in _asked(selection):
         query, values = selection.query(
-            table, session.glob, columns=_TABLES[table][1], order=f"{order} LIMIT :limit"
+            table, session, columns=_TABLES[table][1], order=f"{order} LIMIT :limit"
         )
         parts.append(session.select(query, values | {"limit": limit}))
     sign = -1 if direction == "DESC" else 1

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
-from reliablepub.errors import OutboxError, OutboxSealed
+from reliablepub.errors import InvalidMessage, OutboxError, OutboxSealed
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
 from reliablepub.outbox.database import NO_CHANGE, Database, Session
 from reliablepub.outbox.encryption import is_sealed
@@ -199,7 +199,12 @@ def import_lines(
                 if total.known < done:
                     total.known += 1
                     continue
-                chunk.append(_parsed(line, number))
+                row = _parsed(line, number)
+                try:
+                    database.check_texts(row)
+                except InvalidMessage as error:
+                    raise BadLine(f"line {number}: {error}") from None
+                chunk.append(row)
                 if len(chunk) == CHUNK:
                     _store(database, chunk, known, source, total)
                     chunk = []

@@ -7,6 +7,7 @@ how an outbox is created. Must never know: what a statement of an operator means
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -74,10 +75,25 @@ def create_outbox(
         own.execute(text)  # without values: any number of statements
 
 
+_PART_OF_GLOB: Final = re.compile(r"\[\^?\]?[^\]]*\]|.", re.DOTALL)
+"""A set in brackets, whose first character may be ``]``; or one character."""
+
+
+def _as_regex(part: re.Match[str]) -> str:
+    """Return the regular expression for a part of a GLOB pattern."""
+    found = part[0]
+    if len(found) > 1:
+        head = "[^" if found[1] == "^" else "["
+        return head + re.sub(r"[\\\[\]^]", r"\\\g<0>", found[len(head) : -1]) + "]"
+    if found == "[":  # without an end: it matches nothing
+        return "$."
+    return {"*": ".*", "?": "."}.get(found) or re.sub(r"\W", r"\\\g<0>", found)
+
+
 class PostgresSession:
     """One transaction of a connection; `Session` documents the contract of each method."""
 
-    glob: Final = "{column} ~ reliablepub_pattern(:{column})"
+    glob: Final = "{column} ~ :{column}"
 
     def __init__(
         self, connection: psycopg.Connection[Any], server: Server, *, allows_loss: bool
@@ -87,6 +103,10 @@ class PostgresSession:
         self._schema = server.schema
         self._allows_loss = allows_loss
         self._turns: dict[int, int] = {}  # by shard
+
+    def pattern(self, glob: str) -> str:
+        """Return the regular expression that matches what the GLOB pattern matches in SQLite."""
+        return f"^{_PART_OF_GLOB.sub(_as_regex, glob)}$"
 
     def run(self, name: str, values: Mapping[str, object] = NO_VALUES) -> Cursor:
         """Run the statement of this name."""
@@ -411,6 +431,10 @@ class PostgresDatabase:
         result = work(session)
         session.end_turns()
         return result
+
+    def check_texts(self, values: Mapping[str, object]) -> None:
+        """Check that no text has the character U+0000."""
+        check_texts(values)
 
     def exposure(self) -> str:
         """Return nothing: the database's grants control access."""

@@ -115,9 +115,12 @@ class Enqueuing:
                 failure = error
                 break
             except psycopg.Error as error:
+                if isinstance(error, psycopg.errors.UniqueViolation) and is_unsure and entry.id:
+                    return [(entry.id,)]  # the number was drawn for it, so its row is there already
                 failure = outbox_error(self._server, error)
                 failure.__cause__ = error
-                # If it was stored, it is now stored again, under the same message id.
+                # If it was stored, it is now stored again under the same message id, unless its
+                # number was drawn before.
                 is_unsure = is_unsure or is_cut_off(error)
                 if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break

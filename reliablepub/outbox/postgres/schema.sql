@@ -347,13 +347,6 @@ BEGIN
 END
 $$;
 
--- A pattern (`*`, `?`, `[...]`) as a regular expression.
-CREATE FUNCTION reliablepub_pattern(glob text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT '^' || replace(replace(
-        regexp_replace(glob, '([.+^$(){{}}|\\])', '\\\1', 'g'), '*', '.*'
-    ), '?', '.') || '$'
-$$;
-
 -- Views for operators. ---------------------------------------------------------------------------
 
 CREATE FUNCTION reliablepub_utc(at double precision) RETURNS text LANGUAGE sql STABLE AS $$

@@ -140,7 +140,8 @@ def _restarted_behind_commit(connection: sqlite3.Connection) -> Iterator[None]:
     _set_pages(connection, 0)
     try:
         yield
-        with waiting_at_most(connection, 0):  # no process can write while SQLite waits
+        # What was committed stays so if this fails. No process can write while SQLite waits.
+        with suppress(sqlite3.OperationalError), waiting_at_most(connection, 0):
             _checkpoint(connection, "FULL")
     finally:
         _set_pages(connection, pages)
