@@ -20,6 +20,13 @@ from typing import TypeAlias
 from reliablepub.errors import ConfigurationError
 
 
+def _can_be_sent(value: object) -> bool:
+    try:
+        return isinstance(value, str) and b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """The user and secret with which a publisher logs in, and how long the secret is valid.
@@ -33,7 +40,8 @@ class Credentials:
 
     Raises:
         ConfigurationError: the secret is not a text or is empty, secret or user has a character
-            U+0000, or the lifetime is not finite and more than 0.
+            U+0000 or one that cannot be encoded as UTF-8, or the lifetime is not finite and more
+            than 0.
     """
 
     secret: str = field(repr=False)
@@ -41,10 +49,10 @@ class Credentials:
     lifetime_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.secret, str) or not self.secret or "\0" in self.secret:
-            raise ConfigurationError("a secret must be a non-empty text without U+0000")
-        if self.user is not None and (not isinstance(self.user, str) or "\0" in self.user):
-            raise ConfigurationError("the user must be a text without U+0000")
+        if not self.secret or not _can_be_sent(self.secret):
+            raise ConfigurationError("a secret must be a non-empty text in UTF-8 without U+0000")
+        if self.user is not None and not _can_be_sent(self.user):
+            raise ConfigurationError("the user must be a text in UTF-8 without U+0000")
         if self.lifetime_s is not None and not 0 < self.lifetime_s < inf:
             raise ConfigurationError(
                 f"the lifetime of credentials is {self.lifetime_s} s; it must be finite "

@@ -104,6 +104,28 @@ def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], 
     return table, size
 
 
+def checked_arguments(arguments: Mapping[Any, object]) -> dict[str, FieldValue]:
+    """Validate the arguments of a declaration.
+
+    Returns:
+        A copy that cannot be changed.
+
+    Raises:
+        InvalidMessage: AMQP, or pika's encoder, cannot hold a name or value.
+    """
+    table, _ = _checked_table("arguments", arguments, 1)
+    _check_no_float("arguments", table)
+    return table
+
+
+def _check_no_float(path: str, value: object) -> None:
+    if isinstance(value, float):
+        raise InvalidMessage(path, f"is {value}; RabbitMQ's arguments have no fractions")
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_no_float(f"{path}[{name!r}]", inner)
+
+
 def utf8(name: str, value: str) -> bytes:
     """Encode a string as UTF-8.
 

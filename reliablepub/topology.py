@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
-from reliablepub.errors import ConfigurationError
-from reliablepub.headers import SHORT_STRING_MAX
+from reliablepub.errors import ConfigurationError, InvalidMessage
+from reliablepub.headers import SHORT_STRING_MAX, checked_arguments
 
 
 def _check_names(kind: str, **names: str) -> None:
@@ -51,6 +51,11 @@ def _check_kinds(of: Exchange | Queue | Binding) -> None:
         if not isinstance(value, wanted):
             msg = f"{of.kind}: {one.name} is {value!r:.80}, not a {wanted.__name__.lower()}"
             raise ConfigurationError(msg)
+        if wanted is Mapping:
+            try:
+                object.__setattr__(of, one.name, checked_arguments(getattr(of, one.name)))
+            except InvalidMessage as error:
+                raise ConfigurationError(f"{of.kind}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,11 @@ class RabbitMQNode:
         rights = ", ".join(map(_binary, (name, "/", configure, write, read)))
         self._do(f"{_USERS}:set_permissions({rights}, {_ACTOR})")
 
+    def set_topic_permissions(self, name: str, exchange: str, *, write: str) -> None:
+        """Which routing keys a user may publish with, to one exchange of the virtual host /."""
+        rights = ", ".join(map(_binary, (name, "/", exchange, write, ".*")))
+        self._do(f"{_USERS}:set_topic_permissions({rights}, {_ACTOR})")
+
     def set_channel_max(self, name: str, count: int) -> None:
         """Limit the open channels of a user."""
         limits = _binary(json.dumps({"max-channels": count}))

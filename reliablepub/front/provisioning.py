@@ -77,4 +77,4 @@ def provision(
                 raise TopologyError(transport.problems)
             reasons.append(end.reason)
     what = "declared" if topology.declare else "checked"
-    raise TopologyError(reasons, f"the topology was not {what}, because no broker was reached")
+    raise TopologyError(reasons, f"the topology was not {what}, because no connection held")

@@ -193,6 +193,11 @@ def _split(url: str) -> SplitResult:
 
 
 def _parse(url: str) -> Address:
+    try:
+        url.encode()
+    except UnicodeEncodeError:  # as the value of an environment variable can have
+        problem = "the URL has a character that cannot be encoded as UTF-8; write it as %XX"
+        raise ConfigurationError(problem) from None
     parts = _split(url)
     try:
         port = parts.port

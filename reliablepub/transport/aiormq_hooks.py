@@ -145,9 +145,9 @@ class _Finished(ChannelFrame):
     """A piece in aiormq's write queue.
 
     aiormq's writer writes the payload, reads `should_drain`, waits until most of it has left the
-    event loop's buffer, and calls `drain`. So the hooks learn of the write and of the drain. The
-    writer takes one piece at a time, so pieces that it has not taken when a channel ends are never
-    written. aiormq logs each item at DEBUG; `__repr__` keeps bodies out of the log.
+    event loop's buffer, and calls `drain`. So the hooks learn of the write and of the drain. Pieces
+    that are not in the queue when a channel ends are never written. aiormq logs each item at DEBUG;
+    `__repr__` keeps bodies out of the log.
     """
 
     def __init__(self, piece: _Piece, home: GuestChannels) -> None:

@@ -83,6 +83,7 @@ _SAID: Final = re.compile(r"ConnectionClosedByBroker: \((\d+)\) ['\"](.*)['\"]$"
 """The broker's close in the text of pika's probable refusals; they keep nothing else of it."""
 _REFUSAL_CODES: Final = (403, 530)
 """ACCESS_REFUSED and NOT_ALLOWED, the latter also for a vhost that does not exist."""
+_LIMIT: Final = re.compile(r"limit \(\d+\) is reached")
 _TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
 """Parts of OpenSSL's error names for a peer without TLS and for a TLS alert of the peer."""
 
@@ -145,7 +146,7 @@ def _login_error(error: BaseException) -> BaseException:
             "the broker ended the login without a reply: it may be overloaded"
         )
     code, words = int(said[1]), said[2]
-    if code in _REFUSAL_CODES and "limit" not in words:
+    if code in _REFUSAL_CODES and not _LIMIT.search(words):
         return error
     return exceptions.ConnectionClosedByBroker(code, words)
 
@@ -670,6 +671,7 @@ class PikaTransport:
         self._channels.clear()
         self._frames.clear()
         self._departures.clear()
+        self._uncounted = 0
 
     def _forget(self, epoch: int) -> Channel | None:
         self._frames.pop(epoch, None)

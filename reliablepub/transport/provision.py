@@ -13,7 +13,8 @@ A check changes nothing:
   problem for a publisher.
 - A publish with an invalid ``expiration`` shows whether the user may write to an exchange. RabbitMQ
   checks permissions first, then refuses the message with 406, so it never arrives
-  (rabbit_channel:handle_method of basic.publish).
+  (rabbit_channel:handle_method of basic.publish). A 403 for the routing key alone comes after the
+  permission to write, so it is no problem either: no other routing key is known.
 - AMQP has no query for bindings. A missing binding shows when messages are returned.
 """
 
@@ -28,15 +29,33 @@ from pika import exceptions
 from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
 
+from reliablepub.outcome import Concern, Outcome, OutcomeKind
 from reliablepub.topology import Binding, Exchange, Queue, Topology
 from reliablepub.transport.base import text
 
 Act: TypeAlias = Callable[[Channel, Callable[..., None]], Any]
 """Sends a request on a channel; the callback is called when the broker has answered."""
 
-_NOT_OURS_TO_CONFIGURE: Final = 403
-_REFUSED_AS_MEANT: Final = 406
-_NOTHING: Final = 0
+Excuse: TypeAlias = Callable[[exceptions.ChannelClosedByBroker], bool]
+"""Whether a refusal counts as success."""
+
+
+def _nothing(_: exceptions.ChannelClosedByBroker) -> bool:
+    return False
+
+
+def _not_ours_to_configure(error: exceptions.ChannelClosedByBroker) -> bool:
+    return bool(error.reply_code == _ACCESS_REFUSED)
+
+
+def _refused_as_meant(error: exceptions.ChannelClosedByBroker) -> bool:
+    outcome = Outcome(OutcomeKind.REFUSED, error.reply_code, text(error.reply_text))
+    is_of_key = outcome.reply_code == _ACCESS_REFUSED and outcome.concern is Concern.ADDRESS
+    return outcome.reply_code == _PRECONDITION_FAILED or is_of_key
+
+
+_ACCESS_REFUSED: Final = 403
+_PRECONDITION_FAILED: Final = 406
 
 
 class _Step(NamedTuple):
@@ -45,12 +64,12 @@ class _Step(NamedTuple):
     Attributes:
         whom: the object that the request is about, for problem texts.
         act: sends the request.
-        excused: reply code that counts as success.
+        is_excused: whether a refusal counts as success.
     """
 
     whom: str
     act: Act
-    excused: int = _NOTHING
+    is_excused: Excuse = _nothing
 
 
 Steps: TypeAlias = Generator[_Step, bool, None]
@@ -120,7 +139,7 @@ class Provision:
             return
         assert self._step is not None
         self._channel = None
-        is_well = error.reply_code == self._step.excused
+        is_well = self._step.is_excused(error)
         if not is_well:
             self._problems.append(f"{self._step.whom}: {error.reply_code} {text(error.reply_text)}")
         self._go_on(is_well=is_well)
@@ -147,13 +166,13 @@ def _checking(topology: Topology) -> Steps:
         is_there = yield _Step(str(exchange), partial(_find_exchange, exchange.name))
         if is_there:
             declare = partial(_declare_exchange, exchange)
-            yield _Step(str(exchange), declare, _NOT_OURS_TO_CONFIGURE)
+            yield _Step(str(exchange), declare, _not_ours_to_configure)
         if is_there and not exchange.internal:
-            yield _Step(str(exchange), partial(_try_to_publish, exchange), _REFUSED_AS_MEANT)
+            yield _Step(str(exchange), partial(_try_to_publish, exchange), _refused_as_meant)
     for queue in topology.queues:
         is_there = yield _Step(str(queue), partial(_find_queue, queue.name))
         if is_there:
-            yield _Step(str(queue), partial(_declare_queue, queue), _NOT_OURS_TO_CONFIGURE)
+            yield _Step(str(queue), partial(_declare_queue, queue), _not_ours_to_configure)
     yield from _checking_ends(topology)
 
 
@@ -207,7 +226,7 @@ def _bind(binding: Binding, channel: Channel, done: Callable[..., None]) -> None
 
 
 def _try_to_publish(exchange: Exchange, channel: Channel, done: Callable[..., None]) -> None:
-    """Publish a message that the broker must refuse: 406 if the user may publish, 403 if not."""
+    """Publish a message that the broker must refuse: by 403 if the user may not publish."""
     refused = pika.BasicProperties(expiration="a check by reliablepub")
     channel.basic_publish(exchange.name, "", b"", refused)
     # A publish that is not refused has no answer; this request has one.

@@ -134,7 +134,7 @@ def test_states_that_were_asked_for_stay(filled: Path) -> None:
 
 
 GLOBS = st.text("ab^[]*?.\\é\n", max_size=8)
-"""Without ranges: PostgreSQL refuses one that is the wrong way round, which matches nothing in SQLite."""
+"""Without ranges: PostgreSQL refuses one that is the wrong way round."""
 
 
 @pytest.mark.postgres

@@ -70,6 +70,8 @@ def test_a_url_names_a_broker(url: str, expected: Address) -> None:
         (f"amqp://u:{SECRET}@\ue000/", "no host name"),
         (f"amqp://u:{SECRET}@a\0b/", "no host name"),
         (f"amqps://u:{SECRET}@a,b..c", "no host name"),
+        (f"amqp://u:{SECRET}\udce4@h", "cannot be encoded as UTF-8"),
+        (f"amqp://u:{SECRET}@h/\udcff", "cannot be encoded as UTF-8"),
         (f"amqp://u:{SECRET}@h:0", "from 1 to 65535"),
         (f"amqp://u:{SECRET}@h:5672vhost", "the vhost comes after a /"),
         (f"http://u:{SECRET}@h:15672/", "management interface"),

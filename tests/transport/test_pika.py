@@ -235,6 +235,11 @@ def test_a_socket_closed_in_the_handshake_is_a_lost_connection(
         (faults.RefuseHandshake(at="open", code=530), True, "refused access to the vhost '/'"),
         (faults.RefuseHandshake(at="open", code=None), False, "the login without a reply"),
         (
+            faults.RefuseHandshake(at="open", code=530, text="vhost unlimited not found"),
+            True,
+            "refused access to the vhost '/'",
+        ),
+        (
             faults.RefuseHandshake(at="open", code=530, text="connection limit (1) is reached"),
             False,
             "530 NOT_ALLOWED - connection limit (1) is reached",

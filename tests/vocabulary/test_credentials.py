@@ -32,6 +32,8 @@ def test_the_secret_is_in_no_text() -> None:
         {"secret": ""},
         {"secret": f"{SECRET}\0"},
         {"secret": SECRET.encode()},
+        {"secret": f"{SECRET}\udce4"},
+        {"secret": SECRET, "user": "a\udce4"},
         {"secret": SECRET, "user": "a\0b"},
         {"secret": SECRET, "user": 7},
         {"secret": SECRET, "lifetime_s": 0},

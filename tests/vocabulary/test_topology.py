@@ -97,3 +97,31 @@ def test_each_part_names_itself() -> None:
     assert str(Binding("x", to_exchange="y")) == (
         "binding of exchange 'y' to exchange 'x' with key ''"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"x-message-ttl": 60000.0}, r"arguments\['x-message-ttl'\]: is 60000.0; .* no fractions"),
+        ({"x": [1, {"y": 0.5}]}, r"arguments\['x'\]\[1\]\['y'\]: is 0.5"),
+        ({"x": 2**70}, "does not fit 64 bits"),
+        ({"x": {1}}, "is set, which AMQP tables cannot hold"),
+        ({"x": "\ud800"}, "cannot be encoded as UTF-8"),
+        ({7: "x"}, "has the name 7, which is not a str"),
+    ],
+)
+def test_arguments_that_cannot_be_sent_are_refused(
+    arguments: dict[str, object], problem: str
+) -> None:
+    for make in (Exchange, Queue):
+        with pytest.raises(ConfigurationError, match=problem):
+            make("n", arguments=arguments)
+    with pytest.raises(ConfigurationError, match=problem):
+        Binding("x", queue="q", arguments=arguments)
+
+
+def test_arguments_are_kept_as_they_were_given() -> None:
+    arguments: dict[str, object] = {"x-max-length": 5, "x": (1, 2)}
+    queue = Queue("q", arguments=arguments)
+    arguments.clear()
+    assert queue.arguments == {"x-max-length": 5, "x": [1, 2]}
