@@ -93,9 +93,10 @@ def found(option: str, name: str) -> Path:
         ConfigurationError: there is no such file.
     """
     path = Path(name)
-    if not path.is_file() and path.name == name:
+    # `Path.is_file` raises for a folder that this user may not enter.
+    if not os.path.isfile(path) and path.name == name:  # noqa: PTH113
         path = _distributed_by_spark(name)
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113
         raise ConfigurationError(f"option {option!r}: there is no file {name} on this host")
     return path
 

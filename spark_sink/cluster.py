@@ -38,9 +38,9 @@ def slots(conf: Conf) -> int | None:
         return ((os.cpu_count() or 1) if wanted == "*" else int(wanted or 1)) // cpus
     if cluster := _LOCAL_CLUSTER.fullmatch(master):
         return int(cluster[1]) * (int(cluster[2]) // cpus)
-    if cores_max := _number(conf("spark.cores.max")):
-        return cores_max // cpus
     has_manager = master.startswith(("yarn", "k8s"))
+    if not has_manager and (cores_max := _number(conf("spark.cores.max"))):
+        return cores_max // cpus
     cores = _number(conf("spark.executor.cores")) or (1 if has_manager else None)
     executors = _executors(conf, has_manager=has_manager)
     return executors * (cores // cpus) if cores and executors else None

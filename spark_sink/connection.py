@@ -4,7 +4,7 @@ Knows: `Publisher`, and the life of a Python worker. Must never know: rows.
 
 Spark reuses a Python worker for later tasks, of this job or another, and runs one task at a time
 in it. It kills a worker that has been idle for a minute, without notice. So a global of this module
-keeps the connection for less than a minute (``idleTimeout``), with nothing unconfirmed on it.
+keeps the connection for 30 seconds (``idleTimeout``), with nothing unconfirmed on it.
 """
 
 from __future__ import annotations
@@ -26,27 +26,34 @@ from spark_sink.settings import Settings
 
 _LAST_CONFIRMS_S: Final = 0.0
 """A failed task stops sending at once: Spark replays it."""
-_OPEN_BYTES_MAX: Final = 2 * 1024**3
+OPEN_BYTES_MAX: Final = 2 * 1024**3
 """More than a task has open at any time (`task.Sending`), and than the largest message has."""
 _OPEN_MESSAGES_MAX: Final = 1_000_000
 
 
 class Lent:
-    """A publisher lent to a task, and the publisher's hook that counts uncertain messages.
+    """A publisher lent to a task, and the publisher's hook that counts attempts.
 
     Attributes:
         publisher: connected, or connecting.
         resent: messages sent again because their confirm was lost, in all tasks of this worker.
+        refusals: attempts that the broker has nacked, returned or refused.
     """
 
     publisher: Publisher
 
     def __init__(self) -> None:
-        self.resent = 0
+        self.resent = self.refusals = 0
 
     def on_uncertain(self, events: Sequence[object]) -> None:
         """Count messages whose confirms were lost."""
         self.resent += len(events)
+
+    def on_nacked(self, events: Sequence[object]) -> None:
+        """Count refusals."""
+        self.refusals += len(events)
+
+    on_returned = on_refused = on_nacked
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def _open(settings: Settings, addresses: tuple[str, ...]) -> Lent:
         retry=_retry(settings),
         hooks=[lent],
         open_messages_max=_OPEN_MESSAGES_MAX,
-        open_bytes_max=_OPEN_BYTES_MAX,
+        open_bytes_max=OPEN_BYTES_MAX,
         ssl_context=ssl_context(settings),
         credentials=credentials(settings),
     )

@@ -53,8 +53,8 @@ _ASK_AGAIN_S: Final = 0.5
 _CHECK_TIMEOUT_S: Final = 30.0
 
 _asked: Final[set[tuple[object, ...]]] = set()
-"""Connections that this process has made, so that not every micro-batch makes one: once a stream
-runs, its tasks notice a refusal."""
+"""Connections that this process has made or tried, so that not every micro-batch makes one: once a
+stream runs, its tasks notice a refusal. In Spark 4.0, each micro-batch has a process of its own."""
 
 
 def is_for_good(reason: str) -> bool:
@@ -111,13 +111,13 @@ def ask(settings: Settings, *, again: bool = False) -> None:
         stop=stop_all(stop_after_delay(_REFUSED_FOR_S), stop_after_attempt(2)),
         reraise=True,
     )
-    if attempts(_has_connected, addresses, context, provider):
-        _asked.add(key)
+    attempts(_connect, addresses, context, provider)
+    _asked.add(key)
 
 
-def _has_connected(
+def _connect(
     addresses: tuple[str, ...], context: ssl.SSLContext | None, provider: PasswordFile | None
-) -> bool:
+) -> None:
     nothing = Topology([], [], declare=False)
     try:
         provision(
@@ -126,8 +126,6 @@ def _has_connected(
     except TopologyError as error:
         if all(is_for_good(reason) for reason in error.problems):
             raise BrokerRefused("; ".join(error.problems)) from None
-        return False
-    return True
 
 
 def check(settings: Settings, columns: Columns) -> None:

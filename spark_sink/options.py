@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from reliablepub import ConfigurationError, InvalidMessage, Message
 from spark_sink.settings import TABLE, Settings
@@ -23,6 +23,8 @@ SPARKS_OWN: Final = ("checkpointlocation", "queryname")
 """Options of a streaming query that Spark passes on to its sink."""
 _PROPERTIES: Final = {field.name for field in fields(Message)} & {option.name for option in TABLE}
 """Options that give every message a property."""
+_SECRETS: Final = {"client_secret", "sig"}
+"""Parameters of a file system's URI that hold a secret (Azure)."""
 _FILE_NAME: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._=@+-]{0,99})?")
 """No colon: Spark cannot read a file with one in its name, nor then the rest of the report."""
 _NO_PATH: Final = (
@@ -98,7 +100,7 @@ def _contradictions(settings: Settings) -> list[str]:
     report = settings.report or "/"
     if not report.startswith("/") and "://" not in report:
         problems.append("option 'report' must be an absolute path or a URI: hosts share it")
-    elif has_password(report):
+    elif has_password(report) or _SECRETS & parse_qs(urlsplit(report).query).keys():
         problems.append(
             "option 'report' has a password in its URI, which Spark shows in plans: leave it out, "
             "and give it to the hosts as the file system's own libraries find it"

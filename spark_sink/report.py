@@ -5,7 +5,7 @@ Knows: numbers, and files on a file system that the hosts share. Must never know
 ::
 
     <report>/writes/<write>.json                                      one line: the counts
-    <report>/failed/part-<write>-<partition>-<run>-<attempt>.parquet  collected rows, with the reply
+    <report>/failed/part-<write>-<partition>-<run>-<uuid>.parquet     collected rows, with the reply
     <report>/fatal/part-<write>-<partition>.parquet                   rows that failed a write, too
 
 A task writes under a name that begins with a dot, which the readers of Spark and pyarrow skip. The
@@ -149,8 +149,10 @@ class FailedRows:
 
     def __init__(self, report: str, write: str, partition: int, run: str | None) -> None:
         self._report, self._partition = report, partition
-        self._files, root = _open(report)
-        if self._files.get_file_info(f"{root}/writes").type != fs.FileType.Directory:
+        with self._explained():
+            self._files, root = _open(report)
+            kind = self._files.get_file_info(f"{root}/writes").type
+        if kind != fs.FileType.Directory:
             raise ConfigurationError(
                 "option 'report': this host does not have the folder that the driver has; all "
                 "hosts must share it"
@@ -348,9 +350,13 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
         _forget_failed(files, root, write, run)
     for message in messages:
         if message.failed_file is not None:
-            name = message.failed_file.rpartition("/.")[2]
-            files.move(message.failed_file, f"{root}/failed/{name}")
+            files.move(message.failed_file, _final_name(root, message.failed_file))
     files.move(path, final)
+
+
+def _final_name(root: str, failed_file: str) -> str:
+    """Return the name that the commit gives to a task's file of failed rows."""
+    return f"{root}/failed/{failed_file.rpartition('/.')[2]}"
 
 
 def _check_failed(files: fs.FileSystem, message: Written) -> None:
@@ -439,11 +445,14 @@ def _delete(files: fs.FileSystem, path: str) -> None:
 
 
 def abort(report: str, messages: Sequence[Written]) -> None:
-    """Remove the files of collected rows that finished tasks wrote."""
-    files, _ = _open(report)
+    """Remove the files of collected rows that finished tasks wrote, also renamed ones."""
+    files, root = _open(report)
     for message in messages:
-        if message.failed_file is not None and _exists(files, message.failed_file):
-            files.delete_file(message.failed_file)
+        if message.failed_file is None:
+            continue
+        for path in (message.failed_file, _final_name(root, message.failed_file)):
+            if _exists(files, path):
+                files.delete_file(path)
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

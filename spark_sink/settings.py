@@ -178,8 +178,8 @@ class Settings:
     )
     delivery_timeout_s: float = _connection(
         "deliveryTimeout",
-        "seconds without progress (an outage, an alarm) after which a task fails, for Spark to "
-        "retry it",
+        "seconds without an answer of the broker (an outage, an alarm) after which a task fails, "
+        "for Spark to retry it; longer than the waits between the attempts for a row",
         120.0,
         _seconds,
     )

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from reliablepub import BatchReceipt, Link, Message, Nacked, PublishError, StillOpen, Unroutable
-from spark_sink.connection import Lent
+from spark_sink.connection import OPEN_BYTES_MAX, Lent
 from spark_sink.contact import Refusals
 from spark_sink.failures import PartitionStalled, RowsNotConfirmed
 from spark_sink.report import Counts
@@ -108,7 +108,8 @@ class Sending:
         self._invalid: list[Failure] = []
         self._rows_under_way = self._size_under_way = 0
         self._rows_max = max(4 * settings.window, _ROWS_UNDER_WAY_MIN)
-        self._size_max = max(2 * settings.window_bytes, _BYTES_UNDER_WAY_MIN)
+        bytes_max = max(2 * settings.window_bytes, _BYTES_UNDER_WAY_MIN)
+        self._size_max = min(bytes_max, OPEN_BYTES_MAX // 2)
         self._pace = _Pace(rate)
 
     def send(self, rows: Iterable[Message | Invalid], first_row: int) -> Iterator[Failure]:
@@ -120,7 +121,7 @@ class Sending:
 
         Raises:
             RowsNotConfirmed: a row was not confirmed, and its outcome is not collected.
-            PartitionStalled: no row was settled within ``deliveryTimeout``.
+            PartitionStalled: the broker answered nothing within ``deliveryTimeout``.
             BrokerRefused: the broker or TLS refuses the connection.
         """
         rows = list(rows)
@@ -161,7 +162,7 @@ class Sending:
 
         Raises:
             RowsNotConfirmed: a row was not confirmed, and its outcome is not collected.
-            PartitionStalled: no row was settled within ``deliveryTimeout``.
+            PartitionStalled: the broker answered nothing within ``deliveryTimeout``.
             BrokerRefused: the broker or TLS refuses the connection.
         """
         while self._under_way:
@@ -227,18 +228,18 @@ class Sending:
         self.counts.bytes += sum([len(message.body) for message in oldest.messages])
 
     def _wait_for(self, receipt: BatchReceipt) -> None:
-        """Wait for a receipt; each row that is settled restarts ``deliveryTimeout``."""
+        """Wait for a receipt; each answer of the broker restarts ``deliveryTimeout``."""
         began = moved = time.monotonic()
         patience_s = self._settings.delivery_timeout_s
-        settled = self._settled()
+        answers = self._answers()
         refusals = Refusals()
         while True:
             try:
                 receipt.wait(min(_LOOK_S, patience_s))
             except StillOpen:
                 now = time.monotonic()
-                if self._settled() != settled:
-                    moved, settled = now, self._settled()
+                if self._answers() != answers:
+                    moved, answers = now, self._answers()
                 elif now - moved >= patience_s:
                     raise self._stalled() from None
                 refusals.look(self._lent.publisher.status, now)
@@ -246,9 +247,9 @@ class Sending:
                 break
         self.counts.waited_s += time.monotonic() - began
 
-    def _settled(self) -> int:
-        """Rows under way whose outcome is known."""
-        return sum(slice_.settled for slice_ in self._under_way)
+    def _answers(self) -> tuple[int, int]:
+        """Rows under way whose outcome is known; and refusals, after which rows may be retried."""
+        return sum(slice_.settled for slice_ in self._under_way), self._lent.refusals
 
     def _is_fatal(self, failure: Failure) -> bool:
         asked = {

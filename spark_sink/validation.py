@@ -20,7 +20,7 @@ from spark_sink.trigger import check_named
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_LOCAL_WITHOUT_RETRIES = re.compile(r"local(\[[^,\]]*\])?")
+_LOCAL_WITHOUT_RETRIES = re.compile(r"local(\[[^,\]]*(,\s*1\s*)?\])?")
 
 
 class SparkSinkWarning(UserWarning):
@@ -32,8 +32,9 @@ def validate(
 ) -> None:
     """Check a write before it is started.
 
-    A batch write makes these checks when it starts. A stream reports a wrong option or a continuous
-    trigger only after its start, in ``awaitTermination()``. So call this before ``start()``.
+    A batch write makes the checks of its options when it starts, and gives no warning. A stream
+    reports a wrong option or a continuous trigger only after its start, in ``awaitTermination()``.
+    So call this before ``start()``.
 
     Args:
         df: the DataFrame to write, batch or streaming.

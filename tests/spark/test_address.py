@@ -116,3 +116,8 @@ def test_certificates(tmp_path: Path) -> None:
         context = ssl_context(parse({"caFile": system}))
         assert context is not None
         assert context.check_hostname
+
+
+def test_a_name_that_no_file_can_have_is_no_file() -> None:
+    with pytest.raises(ConfigurationError, match="there is no file"):
+        credentials(parse({"url": "amqp://user@a/", "passwordFile": f"/{'x' * 300}"}))

@@ -110,6 +110,9 @@ def test_a_broker_that_is_away_or_unknown_is_left_to_the_tasks(fake: FakeBroker)
     url = fake.url
     fake.stop()
     ask(parse({"url": url}))
+    since = time.monotonic()
+    ask(parse({"url": url}))  # not with each micro-batch
+    assert time.monotonic() - since < 0.1
     ask(parse({"urlfile": "/only/on/executors"}))
 
 

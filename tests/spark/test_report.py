@@ -231,6 +231,18 @@ def test_failed_rows_that_the_driver_does_not_see_fail_the_write(folder: str) ->
     assert list((Path(folder) / "failed").iterdir()) == []
 
 
+def test_a_commit_that_fails_in_the_middle_leaves_no_failed_row(folder: str) -> None:
+    """Its rows come again with the next run, under other names."""
+    first, second = (with_failed_row(folder, "w") for _ in range(2))
+    name = str(second.failed_file).rpartition("/.")[2]
+    Path(folder, "failed", name).mkdir()  # in the way
+    with pytest.raises(ReportNotWritten):
+        reports.commit(folder, [first, second], keep=5)
+    Path(folder, "failed", name).rmdir()
+    reports.abort(folder, [first, second])
+    assert list(Path(folder, "failed").iterdir()) == []
+
+
 def test_a_report_that_cannot_be_written_leaves_no_doubt_about_the_rows(folder: str) -> None:
     shutil.rmtree(folder)
     Path(folder).touch()

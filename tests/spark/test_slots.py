@@ -20,6 +20,7 @@ from spark_sink.options import parse
         ({"spark.master": "local-cluster[2,4,1024]", "spark.task.cpus": "2"}, 4),
         ({"spark.master": "spark://host:7077"}, None),
         ({"spark.master": "spark://host:7077", "spark.cores.max": "48"}, 48),
+        ({"spark.master": "k8s://host", "spark.cores.max": "4"}, None),  # which it ignores
         (  # a standalone cluster starts as many executors as it has room for
             {
                 "spark.master": "spark://host:7077",

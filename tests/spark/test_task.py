@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from tenacity import wait_fixed
 
 from reliablepub import ConfigurationError, Link, Message
 from reliablepub.relay.relay import Relay
@@ -156,6 +157,20 @@ def test_confirms_that_trickle_in_are_progress(fake: FakeBroker) -> None:
     sending, _ = send(settings_for(fake, deliveryTimeout="2"), rows(12))
     assert sending.counts.confirmed == 12
     assert 6.0 <= sending.counts.waited_s <= time.monotonic() - since
+
+
+def test_a_row_that_the_broker_keeps_refusing_is_given_up_and_no_standstill(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is settled for longer than ``deliveryTimeout``, but the broker answers."""
+    monkeypatch.setattr(connection, "wait_random_exponential", lambda **_: wait_fixed(1.5))
+    fake.inject(Nack(keep=True))
+    settings = settings_for(
+        fake, refused="collect", nackedAttempts="4", deliveryTimeout="3", report="/nowhere"
+    )
+    sending, failures = send(settings, rows(1))
+    assert [failure.outcome for failure in failures] == ["nacked"]
+    assert sending.counts.confirmed == 0
 
 
 @pytest.mark.rabbit
