@@ -210,7 +210,7 @@ class Topology:
 
         try:
             tables = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             msg = f"the topology is not valid TOML: {error}"
             raise ConfigurationError(msg) from error
         declare = tables.pop("declare", True)

@@ -22,7 +22,7 @@ import click
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure, LazyGroup
 from reliablepub.cli.output import print_error
-from reliablepub.errors import OutboxError, PublisherClosed, ReliablePubError
+from reliablepub.errors import OutboxError, PublisherClosed, RelayHeldUp, ReliablePubError
 
 PLUG_INS: Final = "reliablepub.commands"
 _BUILT_IN: Final = {
@@ -68,6 +68,13 @@ class CommandLine(LazyGroup):
                 raise click.UsageError(words, ctx) from None
             raise
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:  # noqa: ANN401 - click's
+        """Parse the arguments; ``--help`` and ``--version`` print while that is done."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(Exit.OPEN) from None
+
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Run the command; one whose output is no longer read ends as interrupted."""
         try:
@@ -82,10 +89,11 @@ class CommandLine(LazyGroup):
         _prepare_streams()
         _silence()
         code = self._run(args, prog_name or "reliablepub")
-        try:
-            sys.stdout.flush()
-        except OSError:  # reported already; the interpreter would try again, and print a traceback
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # the interpreter would try again, and end with another code
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(code)
 
     def _run(self, args: Sequence[str] | None, prog_name: str) -> int:
@@ -119,8 +127,9 @@ def _ending(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a kind of e
             return error.format_message(), error.exit_code
         case click.Abort():
             return "interrupted", Exit.OPEN
-        case OutboxError() | PublisherClosed():
-            # A relay fails when it loses its outbox, or through a bug. Messages stay in the outbox.
+        case OutboxError() | PublisherClosed() | RelayHeldUp():
+            # A relay fails when it loses its outbox, or through a bug or a hook that does not
+            # return. Messages stay in the outbox.
             return str(error), Exit.OUTBOX
         case OSError() if error.filename is not None:
             return f"{error.filename}: {error.strerror}", Exit.BAD_INPUT

@@ -67,7 +67,7 @@ def wanted(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         return given
     path = _value(arguments, "--config") or environment.get(CONFIG_VARIABLE)
     if path is not None:
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
             file = tomllib.loads(Path(path).read_text(encoding="utf-8"))
             return str(file.get("relay", {}).get(FLAG.removeprefix("--"), ""))
     return "text"
@@ -84,6 +84,12 @@ def _value(arguments: Sequence[str], flag: str) -> str | None:
     return found
 
 
+def say(text: str, *, nl: bool = True) -> None:
+    """Print on stderr. That its disk is full, or its reader gone, ends no command."""
+    with suppress(OSError):
+        click.echo(text, err=True, nl=nl)
+
+
 def print_line(level: str, text: str, logger: str, fields: Mapping[str, object]) -> None:
     """Print one line of JSON on stderr.
 
@@ -96,7 +102,7 @@ def print_line(level: str, text: str, logger: str, fields: Mapping[str, object])
     now = time.time()
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
     values = {"time": f"{at}.{int(now % 1 * 1000):03}Z", "level": level, "logger": logger}
-    click.echo(json.dumps({**values, "text": text, **fields}, default=str), err=True)
+    say(json.dumps({**values, "text": text, **fields}, default=str))
 
 
 class _AsText(logging.Handler):
@@ -111,11 +117,11 @@ class _AsText(logging.Handler):
         text = one_line(record.getMessage())
         if is_link or text in _Mode.warned:
             return
-        click.echo(text, err=True)
+        say(text)
         error = record.exc_info[1] if record.exc_info else None
         # An error of the library says what to do; the traceback of any other tells of a bug.
         if error is not None and not isinstance(error, ReliablePubError):
-            click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+            say("".join(traceback.format_exception(error)), nl=False)
 
 
 class _AsJson(logging.Handler):

@@ -147,7 +147,7 @@ def print_note(text: str, *, event: str = "note") -> None:
     if text.startswith(_WARNING):
         loglines.warned(said)
     if not loglines.is_json():
-        click.echo(one_line(text), err=True)
+        loglines.say(one_line(text))
         return
     level = "WARNING" if text.startswith(_WARNING) else "INFO"
     loglines.print_line(level, said, _LOGGER, {"event": event})
@@ -158,7 +158,7 @@ def print_error(text: str) -> None:
     if loglines.is_json():
         loglines.print_line("ERROR", one_line(text), _LOGGER, {"event": "error"})
     else:
-        click.echo(f"Error: {one_line(text)}", err=True)
+        loglines.say(f"Error: {one_line(text)}")
 
 
 def print_table(values: Mapping[str, object]) -> None:

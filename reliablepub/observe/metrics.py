@@ -183,8 +183,6 @@ class Metrics:
         """Remove the metrics from the registry; the name can be used again."""
         self._board.remove(self)
 
-    # ------------------------------------------------------------ called on the relay's thread
-
     def watch(self, publisher: Watched) -> None:
         """Use the status of this publisher from now on.
 

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from reliablepub.cli import app, main
+from reliablepub.cli.app import _ending
 from reliablepub.cli.commands import Exit
-from reliablepub.errors import ConfigurationError, OutboxDiskFull, PublisherClosed
+from reliablepub.errors import ConfigurationError, OutboxDiskFull, PublisherClosed, RelayHeldUp
 from tests.cli.conftest import Cli
 from tests.cli.exit_codes import assert_documented, exit_codes
 
@@ -327,3 +328,8 @@ def test_no_line_of_a_list_of_commands_is_cut() -> None:
         listed = CliRunner().invoke(main, [*args, "--help"]).stdout.partition("Commands:")[2]
         assert listed.strip()
         assert "..." not in listed
+
+
+def test_a_relay_whose_hook_does_not_return_is_started_again() -> None:
+    """The shipped unit starts no relay again that ends with 2."""
+    assert _ending(RelayHeldUp("the hook does not return")) == ("the hook does not return", 4)

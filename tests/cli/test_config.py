@@ -104,6 +104,7 @@ def test_a_variable_that_is_nearly_one_of_an_option_is_told(
         ("window = [1]", "window is a list; it takes one value"),
         ("window = 'many'", "Invalid value for '--window'"),
         ("window = ", "is not valid TOML: Invalid value"),
+        (f"a = {'[' * 3_000}", "is not valid TOML"),
         ("url = 'amqp://x:hush@y/'", "url holds a password"),
         ("password-file = 'nowhere'", "cannot read the password file nowhere: No such file"),
     ],

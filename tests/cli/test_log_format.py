@@ -130,3 +130,17 @@ def test_it_is_among_the_last_of_the_same_flag() -> None:
     assert wanted(["--log-format", "json", "--log-format", "text"], {}) == "text"
     assert wanted(["--log-format"], {}) == "text"
     assert wanted([], {"RELIABLEPUB_CONFIG": str(Path("no-such"))}) == "text"
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_configuration_that_is_wrong_by_now_leaves_the_lines_json(cli: Cli) -> None:
+    file = cli.folder / "relay.toml"
+    file.write_text("outbox = 'o.db'\n[relay]\nlog-format = 'json'\n")
+    relay = cli.begin("relay", "--config", "relay.toml")
+    assert relay.stderr is not None
+    assert json.loads(relay.stderr.readline())["text"].startswith("connected to the broker")
+    file.write_text("log-format = ")
+    relay.send_signal(signal.SIGHUP)
+    assert json.loads(relay.stderr.readline())["text"].startswith("not reopened, nothing was")
+    relay.send_signal(signal.SIGTERM)
+    assert cli.ended(relay).json["open"] == 0

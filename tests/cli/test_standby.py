@@ -119,19 +119,28 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     first = cli.begin("relay", "--outbox", postgres_url, "--standby")
     assert line_of(first) == "connected to the broker\n"
     second = cli.begin("relay", "--outbox", postgres_url, "--standby")
-    assert line_of(second) == "standing by: another relay owns the outbox\n"
+    third = cli.begin("relay", "--outbox", postgres_url, "--standby", "--json")
+    for standby in (second, third):
+        assert line_of(standby) == "standing by: another relay owns the outbox\n"
+    outbox = Outbox(postgres_url)
+    outbox.enqueue(Message(b"", routing_key="all"))
+    fake.wait_for(1, timeout_s=60)
+    wait_until(lambda: outbox.status().confirmed == 1)
+    third.send_signal(signal.SIGTERM)
+    told = json.loads(cli.ended(third).out)
+    assert (told["confirmed"], told["parked"], told["open"]) == (0, 0, None)
     first.send_signal(signal.SIGSTOP)
     assert line_of(second) == "this relay has taken over the outbox\n"
     first.send_signal(signal.SIGCONT)
     until(first, "standing by: outbox ")
-    with Outbox(postgres_url) as outbox:
-        outbox.enqueue(Message(b"", routing_key="all"))
-    fake.wait_for(1, timeout_s=60)
+    outbox.enqueue(Message(b"", routing_key="all"))
+    fake.wait_for(2, timeout_s=60)
+    wait_until(lambda: outbox.status().confirmed == 2)
     second.send_signal(signal.SIGTERM)
-    assert cli.ended(second).code == 0
+    assert "1 confirmed, 0 parked, 0 open" in cli.ended(second).out
     until(first, "this relay has taken over the outbox")
     first.send_signal(signal.SIGTERM)
-    assert cli.ended(first).code == 0
+    assert "1 confirmed, 0 parked, 0 open" in cli.ended(first).out
 
 
 def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_url: str) -> None:

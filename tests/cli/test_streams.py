@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Message, Outbox
+from reliablepub.testing import FakeBroker
 from tests.cli.conftest import ROOT
 
 _PLAIN = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
@@ -65,6 +66,31 @@ def test_an_outbox_never_gets_the_descriptor_of_a_closed_stream(path: Path) -> N
     """`publish -` read its own wake-up pipe as stdin, and waited for ever."""
     line = "RUN publish - --routing-key q --url amqp://127.0.0.1:1/ --json <&-"
     assert json.loads(shell(line, path).stdout)["records"] == 0
+
+
+@pytest.mark.parametrize("line", ["RUN --help", "RUN --version", "RUN relay --help"])
+def test_a_reader_that_ends_before_the_help_interrupts(path: Path, line: str) -> None:
+    ended = shell(f"{line} | true; echo ${{PIPESTATUS[0]}}", path)
+    assert ended.stdout in {b"0\n", b"3\n"}, "0 if the pipe has taken it before"
+    assert ended.stderr == b""
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_full_disk_for_the_log_ends_no_relay(path: Path, log_format: str) -> None:
+    """Its messages would stay where it is needed most: the outbox may be on that disk."""
+    with FakeBroker() as broker:
+        broker.declare_queue(_LATIN)
+        line = f"RUN relay --drain --url {broker.url} --log-format {log_format} 2>/dev/full"
+        ended = shell(line, path)
+        assert ended.returncode == 0
+        assert broker.published_count == 3
+
+
+def test_a_full_disk_for_the_log_is_no_bad_input(path: Path) -> None:
+    line = "RUN publish - --routing-key q --url amqp://127.0.0.1:1/ --timeout 1 --json 2>/dev/full"
+    ended = shell(line, path, input=b"{}\n" * 3)
+    told = json.loads(ended.stdout)
+    assert (ended.returncode, told["stored"], told["exit_code"]) == (3, 3, 3)
 
 
 @pytest.mark.parametrize("command", ["list", "list --csv", "export"])

@@ -332,6 +332,9 @@ class Admin(Case):
         self.assertNotContains(self.page(database="memory"), "missing-2")
         for using, query in (("archive", "?database=archive"), ("default", "")):
             (parked,) = DjangoOutbox(using).outbox.parked()
+            edited = reverse("admin:reliablepub_parkedmessage_change", args=[parked.id])
+            assert self.client.post(edited + query, {"exchange": "other"}).status_code in {302, 403}
+            assert DjangoOutbox(using).outbox.parked() == [parked]
             address = reverse("admin:reliablepub_parkedmessage_changelist") + query
             chosen = {"action": "retry", "_selected_action": [parked.id]}
             answer = self.client.post(address, chosen, follow=True)

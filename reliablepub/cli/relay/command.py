@@ -66,8 +66,9 @@ class _Relay(ConfigurableCommand):
     """Keeps its arguments, which are parsed again after SIGHUP."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "reliablepub.arguments" not in ctx.meta:  # not after SIGHUP: the log keeps its format
+            loglines.use(loglines.wanted(args, os.environ))
         ctx.meta["reliablepub.arguments"] = list(args)
-        loglines.use(loglines.wanted(args, os.environ))
         return super().parse_args(ctx, args)
 
 
@@ -188,15 +189,9 @@ def relay(  # noqa: PLR0917 - one argument for each option
         health = _healthy(service, health_host, health_port, expose)
         with health, loglines.records(), service:
             service.run(is_draining=drain)
+    is_json = as_json or loglines.is_json()
+    _report(database.name, service, time.monotonic() - begun, as_json=is_json)
     status = service.status
-    _report(
-        database.name,
-        service.before,
-        status,
-        service.last,
-        time.monotonic() - begun,
-        as_json=as_json or loglines.is_json(),
-    )
     return _drained(status, is_done=not stop.is_set) if drain and status.open else Exit.CONFIRMED
 
 
@@ -268,29 +263,27 @@ def _healthy(
         yield
 
 
-def _report(
-    outbox: str, before: Status, status: Status, last: Status, seconds: float, *, as_json: bool
-) -> None:
-    counters = status.counters
-    confirmed = counters.confirmed - before.counters.confirmed
+def _report(outbox: str, service: Service, seconds: float, *, as_json: bool) -> None:
+    counters, last = service.status.counters, service.last
     # An operator may have put parked messages back meanwhile, so the difference can be negative.
-    parked = max(0, counters.parked - before.counters.parked)
+    confirmed, parked = service.confirmed, max(0, service.parked)
     if as_json:
         print_json(
             {
                 "outbox": outbox,
                 "confirmed": confirmed,
                 "parked": parked,
-                "open": counters.open,
+                "open": None if service.is_standing_by else counters.open,
                 "seconds": round(seconds, 3),
                 "link": last.link.value,
                 "reason": last.reason,
             }
         )
         return
+    left = "" if service.is_standing_by else f", {counters.open} open"
     print_result(
-        f"{outbox}: {confirmed} confirmed, {parked} parked, {counters.open} open "
-        f"in {seconds:.1f} s ({describe(last)})"
+        f"{outbox}: {confirmed} confirmed, {parked} parked{left} in {seconds:.1f} s "
+        f"({service.last.trouble if service.is_standing_by else describe(last)})"
     )
     if counters.parked:
         are = "is" if counters.parked == 1 else "are"

@@ -39,7 +39,7 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import TRANSIENT
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import one_line
-from reliablepub.relay.status import Status
+from reliablepub.relay.status import Link, Status
 from reliablepub.transport.address import parse_addresses
 
 _LOOK_S: Final = 0.05
@@ -141,7 +141,9 @@ class Service:
     Attributes:
         status: status of the relay now, or at its end.
         last: its status when the ``with`` block ended, before the publisher was closed.
-        before: its status at the start.
+        is_standing_by: whether another relay owns the outbox.
+        confirmed: how many messages it has confirmed, since its start.
+        parked: how many messages it has parked; below 0 if an operator has put back more.
     """
 
     def __init__(
@@ -169,8 +171,9 @@ class Service:
         self._seen = Status()
         self._pause_s = _LOOK_S
         self._publisher: Publisher | None = None
-        self._is_standing_by = False
-        self.last = self.before = Status()
+        self.is_standing_by = False
+        self.confirmed = self.parked = 0
+        self._before = self.last = Status()
 
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying; a standby may have to wait."""
@@ -184,14 +187,23 @@ class Service:
         self.last = self.status
         self._notifier.tell(STOPPING=1)
         if self._publisher is not None:
-            self._publisher.close()
+            try:
+                self._publisher.close()
+            finally:
+                self._count(self._publisher)
+
+    def _count(self, publisher: Publisher) -> None:
+        """Add what was done since this relay took the outbox over."""
+        now, before = publisher.status.counters, self._before.counters
+        self.confirmed += now.confirmed - before.confirmed
+        self.parked += now.parked - before.parked
 
     @property
     def status(self) -> Status:
         """Status of the relay; may be read from any thread, and before the relay is open."""
         if self._publisher is not None:
             return self._publisher.status
-        return Status(trouble=_STANDING_BY) if self._is_standing_by else Status()
+        return Status(trouble=_STANDING_BY) if self.is_standing_by else Status()
 
     def run(self, *, is_draining: bool) -> None:
         """Run until a signal stops the service; with `is_draining`, until no message is open.
@@ -212,10 +224,11 @@ class Service:
                 if not (self._is_standby and isinstance(lost, OutboxInUse)):
                     raise
                 print_note(f"standing by: {lost}", event="standing_by")
-                self._is_standing_by = True
+                self.is_standing_by = True
                 self._publisher = None
                 with suppress(PublisherFailed):
                     publisher.close()
+                self._count(publisher)
             self._stop.wait(_LOOK_S if is_draining else self._rest())
         self._notes.look(self.status)  # a signal may have ended the loop before it looked
 
@@ -229,6 +242,8 @@ class Service:
     def _is_done(self, publisher: Publisher, *, is_draining: bool) -> bool:
         """Look after the publisher; return whether it is drained."""
         status = publisher.status
+        if self._is_standby and status.link is Link.FAILED:
+            publisher.flush(timeout_s=0)  # raises: `run` says why, and that this relay stands by
         self._notes.look(status)
         if is_draining and (not status.open or publisher.flush(timeout_s=_LOOK_S).is_flushed):
             return True
@@ -249,10 +264,10 @@ class Service:
         except OutboxInUse:
             if not self._is_standby:
                 raise
-            self._is_standing_by = True
+            self.is_standing_by = True
             return False
-        self._is_standing_by = False
-        self.before = self._publisher.status
+        self.is_standing_by = False
+        self._before = self._publisher.status
         return True
 
     def _stand_by(self) -> None:

@@ -78,6 +78,10 @@ class ParkedMessageAdmin(admin.ModelAdmin):
         """Return the messages of the first outbox."""
         return super().get_queryset(request).using(aliases()[0])
 
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ANN401
+        """Return False for one message: it can be retried, and not edited."""
+        return obj is None and bool(super().has_change_permission(request))
+
     def has_add_permission(self, _request: HttpRequest) -> bool:
         """Return False: the relay alone parks messages."""
         return False

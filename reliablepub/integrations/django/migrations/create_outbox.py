@@ -1,6 +1,6 @@
 """Creates the outbox in each database of the setting ``DATABASES``.
 
-Knows: Django's migrations. Must never know: the tables; the outbox upgrades them itself.
+Knows: Django's migrations. Must never know: the tables.
 """
 
 from __future__ import annotations
