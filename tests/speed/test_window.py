@@ -35,7 +35,9 @@ def run(url: str, queues: Sequence[str], outbox: Path, window: int) -> tuple[flo
         confirmed messages a second, and the window at the end.
     """
     least, most = (window, window) if window else (32, max(FIXED))
-    with Publisher(url, outbox=outbox, window_min=least, window_max=most) as publisher:
+    with Publisher(
+        url, outbox=outbox, window_min=least, window_max=most, close_timeout_s=0
+    ) as publisher:
         publisher.publish(BODY, routing_key=queues[0]).result(30)  # connected from here on
         since = time.perf_counter()
 
@@ -45,10 +47,10 @@ def run(url: str, queues: Sequence[str], outbox: Path, window: int) -> tuple[flo
                     return
                 yield Message(BODY, routing_key=queue)
 
+        # More may be stored than a narrow window lets through: only what is confirmed counts.
         receipt = publisher.publish_many(messages())
-        at_the_end = publisher.status.window
-        confirmed = receipt.wait(300).confirmed
-        return confirmed / (time.perf_counter() - since), at_the_end
+        rate = receipt.confirmed / (time.perf_counter() - since)
+        return rate, publisher.status.window
 
 
 @pytest.mark.parametrize("away_s", [0.0, 0.02], ids=["nearby", "40 ms there and back"])
