@@ -53,8 +53,8 @@ class _Fixed:
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
-            "the headers of a Message cannot be changed; make another Message, for example with "
-            "dataclasses.replace(message, headers={**message.headers, ...})"
+            "the headers of a Message, and the arguments of a declaration, cannot be changed; make "
+            "another one, as by dataclasses.replace(message, headers={**message.headers, ...})"
         )
 
     __setitem__ = __delitem__ = __ior__ = __iadd__ = __imul__ = _refuse

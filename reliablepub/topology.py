@@ -71,7 +71,8 @@ class Exchange:
         arguments: optional arguments, such as ``alternate-exchange``.
 
     Raises:
-        ConfigurationError: the name is empty, or a name is longer than 255 bytes.
+        ConfigurationError: the name is empty, a name is longer than 255 bytes, or AMQP cannot hold
+            an argument.
     """
 
     kind: ClassVar[str] = "exchange"
@@ -107,7 +108,8 @@ class Queue:
         arguments: optional arguments, such as ``x-queue-type``.
 
     Raises:
-        ConfigurationError: the name is empty, or longer than 255 bytes.
+        ConfigurationError: the name is empty, or longer than 255 bytes, or AMQP cannot hold an
+            argument.
     """
 
     kind: ClassVar[str] = "queue"

@@ -100,7 +100,7 @@ def _contradictions(settings: Settings) -> list[str]:
     report = settings.report or "/"
     if not report.startswith("/") and "://" not in report:
         problems.append("option 'report' must be an absolute path or a URI: hosts share it")
-    elif has_password(report) or _SECRETS & parse_qs(urlsplit(report).query).keys():
+    elif has_password(report) or _has_secret(report):
         problems.append(
             "option 'report' has a password in its URI, which Spark shows in plans: leave it out, "
             "and give it to the hosts as the file system's own libraries find it"
@@ -142,6 +142,14 @@ def has_password(uris: str) -> bool:
         return any(urlsplit(uri).password for uri in split_urls(uris))
     except ValueError:
         return False  # neither a file system nor a broker opens it
+
+
+def _has_secret(uri: str) -> bool:
+    """Whether the query of a file system's URI holds a secret."""
+    try:
+        return "://" in uri and bool(_SECRETS & parse_qs(urlsplit(uri).query).keys())
+    except ValueError:
+        return False  # no file system opens it
 
 
 def _key(name: str) -> str:

@@ -445,12 +445,18 @@ def _delete(files: fs.FileSystem, path: str) -> None:
 
 
 def abort(report: str, messages: Sequence[Written]) -> None:
-    """Remove the files of collected rows that finished tasks wrote, also renamed ones."""
+    """Remove the files of collected rows that finished tasks wrote.
+
+    Also those that a commit has renamed before it failed; if it was complete, they are counted.
+    """
     files, root = _open(report)
     for message in messages:
         if message.failed_file is None:
             continue
-        for path in (message.failed_file, _final_name(root, message.failed_file)):
+        paths = [message.failed_file]
+        if not _exists(files, f"{root}/writes/{message.write}.json"):
+            paths.append(_final_name(root, message.failed_file))
+        for path in paths:
             if _exists(files, path):
                 files.delete_file(path)
 

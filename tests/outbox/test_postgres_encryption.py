@@ -10,7 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from reliablepub import Message, Outbox, OutboxError, OutboxKeys, OutboxSealed, Publisher
+from reliablepub import (
+    Message,
+    Outbox,
+    OutboxError,
+    OutboxKeys,
+    OutboxSealed,
+    OutboxUnsure,
+    Publisher,
+)
 from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.rekeying import missing_key
@@ -113,6 +121,27 @@ def test_a_message_whose_commit_was_not_answered_is_stored_once(
         outbox.enqueue(message(1))
         outbox.enqueue(message(2))
         assert outbox.status().open == 2
+
+
+def test_a_number_that_another_message_has_got_is_not_taken_for_its_own(
+    url: str, old: OutboxKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a fail-over to a replica that lagged, which had neither the row nor the number."""
+    store, lost = Link.store, iter([True])
+
+    def fails_over(link: Link, step: Step) -> object:
+        if not next(lost, False):
+            return store(link, step)
+        number = step[1]["id"]
+        with psycopg.connect(url) as other:
+            other.execute("SELECT setval('reliablepub.message_ids', %s, false)", [number])
+        Outbox(url, keys=old).enqueue(message(2))
+        link.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(Link, "store", fails_over)
+    with Outbox(url, keys=old) as outbox, pytest.raises(OutboxUnsure):
+        outbox.enqueue(message(1))
 
 
 def test_a_relay_publishes_it(url: str, old: OutboxKeys) -> None:

@@ -45,6 +45,7 @@ def test_case_and_underscores_make_no_difference(name: str) -> None:
         ({"report": "here"}, "'report' must be an absolute path or a URI"),
         ({"report": "s3://KEY:canary@bucket/r"}, "option 'report' has a password in its URI"),
         ({"report": "abfs://c@a/r?client_secret=canary"}, "option 'report' has a password"),
+        ({"report": "s3://[bad/x", "url": "http://h/"}, "option 'url' must be amqp://"),
         ({"report": "abfs://c@a/r?sv=1&sig=canary"}, "option 'report' has a password in its URI"),
         ({"routing_key": "k" * 256}, "option 'routing_key' has 256 bytes"),
         ({"exchange": "x" * 256, "contenttype": "c" * 256}, "option 'content_type' has 256 bytes"),

@@ -540,7 +540,9 @@ def test_headers_cannot_be_changed(change: Callable[[Any], object]) -> None:
     headers = {"a": {"b": 1}}
     message = Message(b"x", headers=headers)
     for table in (message.headers, (message.headers or {})["a"]):
-        with pytest.raises(TypeError, match="headers of a Message cannot be changed; make another"):
+        with pytest.raises(
+            TypeError, match=r"headers of a Message, .* cannot be changed; make another"
+        ):
             change(table)
     assert message.headers == headers
     for twin in (pickle.loads(pickle.dumps(message)), copy.deepcopy(message)):
@@ -566,7 +568,7 @@ def test_nor_can_a_list_in_them(change: Callable[[Any], object]) -> None:
     for twin in (message, pickle.loads(pickle.dumps(message)), copy.deepcopy(message)):
         table: Any = twin.headers
         for several in (table["CC"], table["CC"][1]):
-            with pytest.raises(TypeError, match="headers of a Message cannot be changed"):
+            with pytest.raises(TypeError, match=r"headers of a Message, .* cannot be changed"):
                 change(several)
         assert twin.headers == headers
     assert dataclasses.asdict(message)["headers"] == headers

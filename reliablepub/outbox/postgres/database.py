@@ -75,19 +75,30 @@ def create_outbox(
         own.execute(text)  # without values: any number of statements
 
 
-_PART_OF_GLOB: Final = re.compile(r"\[\^?\]?[^\]]*\]|.", re.DOTALL)
+_PART_OF_GLOB: Final = re.compile(r"\[\^?+.[^\]]*\]|.", re.DOTALL)
 """A set in brackets, whose first character may be ``]``; or one character."""
+_RANGE: Final = re.compile(r"(.)-(.)|(.)", re.DOTALL)
+_SPECIAL: Final = re.compile(r"\W")
 
 
 def _as_regex(part: re.Match[str]) -> str:
     """Return the regular expression for a part of a GLOB pattern."""
     found = part[0]
-    if len(found) > 1:
-        head = "[^" if found[1] == "^" else "["
-        return head + re.sub(r"[\\\[\]^]", r"\\\g<0>", found[len(head) : -1]) + "]"
-    if found == "[":  # without an end: it matches nothing
-        return "$."
-    return {"*": ".*", "?": "."}.get(found) or re.sub(r"\W", r"\\\g<0>", found)
+    if len(found) == 1:
+        known = {"*": ".*", "?": ".", "[": "$."}  # a set without an end matches nothing
+        return known.get(found) or _escaped(found)
+    head = "[^" if found[1] == "^" else "["
+    return f"{head}{''.join(_ranges(found[len(head) : -1]))}]"
+
+
+def _ranges(chars: str) -> Iterator[str]:
+    """Yield the characters and ranges of a set; of one that is the wrong way round, the first."""
+    for first, last, alone in _RANGE.findall(chars):
+        yield f"{_escaped(first)}-{_escaped(last)}" if first < last else _escaped(first or alone)
+
+
+def _escaped(char: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", char)
 
 
 class PostgresSession:

@@ -115,8 +115,9 @@ class Enqueuing:
                 failure = error
                 break
             except psycopg.Error as error:
-                if isinstance(error, psycopg.errors.UniqueViolation) and is_unsure and entry.id:
-                    return [(entry.id,)]  # the number was drawn for it, so its row is there already
+                is_taken = isinstance(error, psycopg.errors.UniqueViolation)
+                if is_taken and is_unsure and self._is_there(link, entry):
+                    return [(entry.id,)]
                 failure = outbox_error(self._server, error)
                 failure.__cause__ = error
                 # If it was stored, it is now stored again under the same message id, unless its
@@ -132,6 +133,17 @@ class Enqueuing:
             "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
             f"a duplicate at most ({failure})"
         ) from failure
+
+    def _is_there(self, link: Link, entry: Entry) -> bool:
+        """Whether the row with the number that was drawn for an entry is its own.
+
+        After a fail-over to a replica that lagged, another message may have got the number.
+        """
+        try:
+            found = link.read("message_id_of", {"id": entry.id}) if entry.id else []
+        except (psycopg.Error, OutboxError):  # an enqueuer may not read it
+            return False
+        return [name.decode() for (name,) in found] == [entry.message.message_id]
 
     def _check_limits(self, link: Link, entry: Entry, limits: OpenLimits) -> None:
         """Compare the limits with counts of at most `LIMITS_S` ago plus this object's messages."""

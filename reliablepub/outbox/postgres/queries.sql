@@ -18,6 +18,9 @@ SELECT reliablepub_store(
 
 -- Stores the first message of a deduplication key, with the key. The key of a message that is open or
 -- parked does not expire.
+-- name: message_id_of
+SELECT message_id FROM reliablepub_messages WHERE id = :id;
+
 -- name: enqueue_once
 WITH fresh AS (
     INSERT INTO reliablepub_keys AS k (key, id, message_id, kept_until)
