@@ -45,7 +45,7 @@ class GiveUp(StrEnum):
 
 
 _WAIT_S_MAX: Final = 1e9
-"""The outbox takes a later time for damage."""
+"""31 years. An outbox that is opened takes a time thousands of years from now for damage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def decide(
         expires_at: the message's deadline, on the clock of ``now``; None if it has none.
 
     Raises:
-        ValueError: the outcome is none of these (*confirmed*, *expired*).
+        ValueError: the outcome is not one of the table's (*confirmed*, *expired*).
     """
     if kind in REFUSALS and is_spent:
         return Park() if is_kept else Discard()

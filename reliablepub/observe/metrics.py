@@ -202,6 +202,8 @@ class Metrics:
             self._blocked = (self._blocked_s(), None)  # the last one may have ended while blocked
         self._watched = (before, publisher)
 
+    # ------------------------------------------------------------ called on the relay's thread
+
     def on_stored(self, events: Sequence[MessageStored]) -> None:
         """Count accepted messages."""
         self._stored += len(events)

@@ -36,6 +36,9 @@ from reliablepub.transport.base import text
 Act: TypeAlias = Callable[[Channel, Callable[..., None]], Any]
 """Sends a request on a channel; the callback is called when the broker has answered."""
 
+_ACCESS_REFUSED: Final = 403
+_PRECONDITION_FAILED: Final = 406
+
 Excuse: TypeAlias = Callable[[exceptions.ChannelClosedByBroker], bool]
 """Whether a refusal counts as success."""
 
@@ -52,10 +55,6 @@ def _refused_as_meant(error: exceptions.ChannelClosedByBroker) -> bool:
     outcome = Outcome(OutcomeKind.REFUSED, error.reply_code, text(error.reply_text))
     is_of_key = outcome.reply_code == _ACCESS_REFUSED and outcome.concern is Concern.ADDRESS
     return outcome.reply_code == _PRECONDITION_FAILED or is_of_key
-
-
-_ACCESS_REFUSED: Final = 403
-_PRECONDITION_FAILED: Final = 406
 
 
 class _Step(NamedTuple):
