@@ -29,12 +29,17 @@ from reliablepub.headers import utf8
 from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Waiter, stamped
-from reliablepub.relay.handover import Chunk, Cutter, FlagT, Stream
+from reliablepub.relay.handover import CHUNK_MESSAGES_MAX, Chunk, Cutter, FlagT, Stream
+from reliablepub.relay.intake import TURN_MESSAGES_MAX
 from reliablepub.relay.status import Status, described
 from reliablepub.relay.thread import Observer, Parts, RelayThread
 
-CHUNKS_UNDER_WAY: Final = 3
-"""Chunks that ``publish_many`` hands over ahead of the one whose commit it awaits."""
+CHUNKS_UNDER_WAY: Final = 2 * TURN_MESSAGES_MAX // CHUNK_MESSAGES_MAX - 1
+"""Chunks that ``publish_many`` hands over ahead of the one whose commit it awaits.
+
+With that one, they are as many as two turns take in: while a turn's commit waits for the disk, the
+caller makes the messages of the next turn.
+"""
 LOOK_S: Final = 0.05
 """Interval at which a caller that waits for a commit checks whether to give up."""
 
