@@ -165,9 +165,6 @@ def new_client(
         ),
         policy=retry or RetryPolicy(),
         hooks=calls_of(hooks),
-        watchers=[hook.watch for hook in hooks if hasattr(hook, "watch")],
-        stamps=[hook.stamp for hook in hooks if hasattr(hook, "stamp")],
-        rejections=[hook.rejected for hook in hooks if hasattr(hook, "rejected")],
         limits=limits(
             open_messages_max,
             open_bytes_max,
@@ -176,7 +173,7 @@ def new_client(
             is_durable=outbox is not None,
         ),
     )
-    return RelayClient(parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
+    return RelayClient(parts, hooks, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
 
 
 def _check_positive(**numbers: float) -> None:

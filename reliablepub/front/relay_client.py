@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from typing import Final
+from typing import Any, Final
 
 from reliablepub.errors import (
     InvalidMessage,
@@ -49,6 +49,8 @@ class RelayClient:
 
     Args:
         parts: the parts of the relay.
+        hooks: the application's; those that watch the publisher, stamp its messages, or hear of
+            messages that it does not accept.
         full_timeout_s: seconds that a caller waits for room in the outbox; None for no limit.
         close_timeout_s: seconds for which `begin_close` lets the relay go on by default.
 
@@ -60,13 +62,18 @@ class RelayClient:
     """
 
     def __init__(
-        self, parts: Parts, *, full_timeout_s: float | None, close_timeout_s: float
+        self,
+        parts: Parts,
+        hooks: Sequence[Any],
+        *,
+        full_timeout_s: float | None,
+        close_timeout_s: float,
     ) -> None:
         self.relay = RelayThread(parts)
         self.limits = parts.limits
-        self._watchers = parts.watchers
-        self._stamps = parts.stamps
-        self._rejections = parts.rejections
+        self._watchers = [hook.watch for hook in hooks if hasattr(hook, "watch")]
+        self._stamps = [hook.stamp for hook in hooks if hasattr(hook, "stamp")]
+        self._rejections = [hook.rejected for hook in hooks if hasattr(hook, "rejected")]
         self.full_timeout_s = full_timeout_s
         self.is_closed = False
         self._close_timeout_s = close_timeout_s

@@ -13,6 +13,8 @@ from typing import Final
 
 READING_S: Final = 0.05
 """Two clocks are compared only if they are read within this time."""
+STEP_S: Final = 0.5
+"""The wall clock counts as set when it has moved this far against the monotonic clock."""
 
 
 def _suspended_s() -> float:
@@ -40,3 +42,35 @@ class Clock:
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     suspended: Callable[[], float] = _suspended_s
+
+
+class ClockWatch:
+    """Detects that the wall clock was set.
+
+    Args:
+        clock: the clocks to compare.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen_at = clock.monotonic() + clock.suspended()
+        self._ahead = clock.wall() - self._seen_at
+
+    def look(self, now: float, wall: float) -> tuple[float, float]:
+        """Compare the clocks.
+
+        Args:
+            now: monotonic seconds.
+            wall: seconds since 1970.
+
+        Returns:
+            by how many seconds the wall clock was set since the last call, 0 if it was not; and
+            the time of the last call by the clock that is now set.
+        """
+        now += self._clock.suspended()  # a suspended host has not set its clock
+        by = wall - now - self._ahead
+        since, self._seen_at = wall - (now - self._seen_at), now
+        if abs(by) < STEP_S:
+            return 0.0, since
+        self._ahead += by
+        return by, since

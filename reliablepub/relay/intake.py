@@ -35,9 +35,6 @@ class Intake:
         loaded: the entries in memory.
         session: sends loaded entries.
         pauses: the paused destinations.
-
-    Attributes:
-        refusal: why new messages are rejected; None while they are accepted.
     """
 
     def __init__(
@@ -53,8 +50,6 @@ class Intake:
         self._loaded = loaded
         self._session = session
         self._pauses = pauses
-        self.refusal: OutboxError | None = None
-        self._refuse_until = 0.0
         self._flowing_until = 0.0
 
     def confirms_flow(self, now: float) -> None:
@@ -64,18 +59,10 @@ class Intake:
         """
         self._flowing_until = now + FLOW_S
 
-    def reject_new(self, now: float) -> None:
-        """Fail the chunks in the inbox, while `refuse` is in force."""
-        assert self.refusal is not None
-        if now < self._refuse_until:
-            for chunk in self._inbox.take(lambda _: True):
-                chunk.failed(self.refusal)
-        else:
-            self.refusal = None
-
-    def refuse(self, error: OutboxError, until: float) -> None:
-        """Reject new messages with this error until a time (monotonic seconds)."""
-        self.refusal, self._refuse_until = error, until
+    def reject(self, error: OutboxError) -> None:
+        """Fail the chunks in the inbox."""
+        for chunk in self._inbox.take(lambda _: True):
+            chunk.failed(error)
 
     def take(
         self, changes: Changes, counters: Counters, now: float, wall: float
@@ -169,9 +156,7 @@ class Intake:
     def next_look(self, now: float) -> float | None:
         """When to try `take` again if nothing else happens (monotonic), or None."""
         is_held_up = bool(self._inbox.chunks) and now < self._flowing_until
-        if self.refusal is None:
-            return self._flowing_until if is_held_up else None
-        return min(self._refuse_until, self._flowing_until) if is_held_up else self._refuse_until
+        return self._flowing_until if is_held_up else None
 
     def _room(self, counters: Counters, now: float) -> Room:
         """Room for new chunks: that of the store; and while confirms flow, that of memory, too.

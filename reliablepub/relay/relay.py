@@ -21,14 +21,11 @@ Invariants:
   postpones it.
 - While the store cannot commit, the relay sends nothing. This bounds the changes that await a
   commit.
-- When an operator has changed messages, the relay drops them from memory. It reads those that are
-  still open again, and tells callers that wait for the others. An operator cannot change a message
-  in flight (`reliablepub.outbox.admin.interventions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, Final
@@ -36,14 +33,9 @@ from typing import Any, Final
 from reliablepub._core.events import Batch, ConfirmedEach, Event, Settlement
 from reliablepub._core.session import Session
 from reliablepub.errors import (
-    Damaged,
-    OutboxDiskFailed,
-    OutboxDiskFull,
     OutboxError,
-    OutboxLocked,
     OutboxUnreachable,
     OutboxUnsure,
-    Withdrawn,
 )
 from reliablepub.outbox.entry import (
     TRANSIENT,
@@ -54,21 +46,21 @@ from reliablepub.outbox.entry import (
     Snapshot,
     Step,
     Store,
-    Touched,
-    Waiter,
 )
-from reliablepub.outcome import Outcome, OutcomeKind, Persistence
+from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import Calls, Guard, Notices
-from reliablepub.relay.clock import Clock
+from reliablepub.relay.clock import Clock, ClockWatch
 from reliablepub.relay.elsewhere import Elsewhere
 from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
+from reliablepub.relay.setback import Setback
 from reliablepub.relay.settling import WAIT_S, GuardedPolicy, Settling
 from reliablepub.relay.status import Link, Percentiles, Status
 from reliablepub.relay.wire import Wire
+from reliablepub.relay.withdrawals import Withdrawals, tell_withdrawn
 from reliablepub.transport.base import CannotEncode, Transport
 
 LAZY_COMMIT_S: Final = 0.02
@@ -77,20 +69,8 @@ GATHERED_MAX: Final = 50
 """Expired messages that are committed at once, however soon after the last."""
 LOOK_S: Final = 1.0
 """Interval at which an idle relay takes a turn, to look at its files, the disk and the clocks."""
-STEP_S: Final = 0.5
-"""The wall clock counts as set when it has moved this far against the monotonic clock."""
 STRANDED_S: Final = 60.0
 """Interval at which a relay without work looks for messages that no read has found."""
-COMMIT_RETRY_S: Final = 0.25
-"""Pause after a commit failed: the disk is full or failing, or another process locks the file."""
-_TROUBLE: Final = {
-    OutboxDiskFull: "disk full: nothing can be recorded until space is freed",
-    OutboxDiskFailed: "the disk of the outbox fails: look at the system's log",
-    OutboxLocked: "the outbox is locked by another process",
-    OutboxUnreachable: "the database of the outbox cannot be reached",
-    OutboxUnsure: "the disk of the outbox fails: look at the system's log",
-}
-"""Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
 STRANDED: Final = (
     "message {} is open and due, and no read finds it: the outbox is damaged; see "
     "`reliablepub outbox check`"
@@ -156,18 +136,17 @@ class Relay:
         self._settling = Settling(
             GuardedPolicy(policy, self._guard), self._pauses, self._notices, store.run
         )
+        self._withdrawals = Withdrawals(store, session, self._loaded, self._settling, self._notices)
         self._wire = Wire(transport, session, clock.monotonic())
         self._look_at = clock.monotonic()
         self._is_changed = False
         self._has_bell = bell is not None
         self._elsewhere = Elsewhere(bell, self._look_at)
-        self._clock_seen_at = self._look_at + clock.suspended()
-        self._wall_ahead = clock.wall() - self._clock_seen_at
+        self._clock_watch = ClockWatch(clock)
         self._commit_by: float | None = None
         self._gather_until = -inf
-        self._no_commit_until: float | None = None
+        self._setback = Setback()
         self._no_room = store.relieve()
-        self._trouble = ""
         self._stranded, self._stranded_from = "", 0
         self._look_for_stranded_at = self._look_at + STRANDED_S
         self._is_draining = False
@@ -195,11 +174,10 @@ class Relay:
         self._wire.keep(now)
         self._settle_ended(now, wall)
         self._look_elsewhere(now, wall)
-        if self._no_commit_until is not None and now >= self._no_commit_until:
-            self._no_commit_until = None
-        if self._intake.refusal is not None:
-            self._reject_new(now)
-        if self._no_commit_until is None:
+        self._setback.look(now, is_readable=not self._is_changed)
+        if self._setback.refusal is not None:
+            self._intake.reject(self._setback.refusal)
+        if not self._setback.is_held:
             try:
                 taken_in = self._take_in(now, wall)
             except TRANSIENT as error:
@@ -287,16 +265,13 @@ class Relay:
             return first_id
 
     def _look_at_clock(self, now: float, wall: float) -> None:
-        """Detect that the wall clock was set, and shift the times of retries and deadlines by it.
+        """If the wall clock was set, shift the times of retries and deadlines by as much.
 
         So setting the clock makes no retry wait longer and no deadline pass earlier.
         """
-        now += self._clock.suspended()  # a suspended host has not set its clock
-        by = wall - now - self._wall_ahead
-        since, self._clock_seen_at = wall - (now - self._clock_seen_at), now
-        if abs(by) < STEP_S:
+        by, since = self._clock_watch.look(now, wall)
+        if not by:
             return
-        self._wall_ahead += by
         changes = self._settling.changes
         moved = self._loaded.step(by, wall, changes.rescheduled)
         if changes.stepped is not None:  # an earlier step that is not committed yet
@@ -330,7 +305,7 @@ class Relay:
             for entry in self._session.withdraw(set(late)):
                 self._settling.expire(entry, wall)
         if not self._is_stepping:
-            for entry in self._reading(self._loaded.read_late, wall):
+            for entry in self._withdrawals.reading(self._loaded.read_late, wall):
                 self._settling.expire(entry, wall)
 
     # ------------------------------------------------------------------ take in
@@ -354,7 +329,7 @@ class Relay:
                 is_urgent = self._snapshot != before and self._session.is_ready
                 self._elsewhere.found(now, is_urgent=is_urgent)
                 self._loaded.others(self._snapshot, wall)
-                tell_withdrawn(self._unload_touched())
+                tell_withdrawn(self._withdrawals.unload())
                 self._is_changed = False
         except TRANSIENT as error:
             self._is_changed = True  # the store tells it only once
@@ -362,7 +337,7 @@ class Relay:
             return False
         with suppress(*TRANSIENT):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
-        tell_damaged(self._store, self._loaded, self._notices)  # also those that a commit has met
+        self._withdrawals.tell_damaged()  # also those that a commit has met
         return True
 
     def _has_news(self, now: float) -> bool:
@@ -374,18 +349,10 @@ class Relay:
         self._elsewhere.found_nothing(now)
         return False
 
-    def _reject_new(self, now: float) -> None:
-        """Reject new messages for as long as the last failure says; then its trouble is over."""
-        self._intake.reject_new(now)
-        is_held_up = self._no_commit_until is not None or self._is_changed
-        if self._intake.refusal is None and not is_held_up:
-            self._trouble = ""  # until the next commit that fails
-
     def _cannot_read(self, now: float, error: OutboxError) -> None:
         """Pause, and tell callers: what cannot be read now cannot be written either."""
-        self._back_off(now, error, has_new=False)
-        self._intake.refuse(error, now + COMMIT_RETRY_S)
-        self._intake.reject_new(now)
+        self._setback.read_failed(error, now)
+        self._intake.reject(error)
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
         """Give up late entries; submit entries of the store and of new chunks."""
@@ -401,7 +368,7 @@ class Relay:
     def _submit_due(self, now: float, wall: float) -> None:
         """Submit entries read from the store."""
         self._loaded.is_connecting = self._wire.is_connecting
-        read = [] if self._is_stepping else self._reading(self._loaded.read, wall)
+        read = [] if self._is_stepping else self._withdrawals.reading(self._loaded.read, wall)
         for entry in read:
             if entry.is_late(wall):
                 self._settling.expire(entry, wall)
@@ -411,19 +378,6 @@ class Relay:
                 self._session.submit_alone(entry, now)
             else:
                 self._session.submit(entry)
-
-    def _reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
-        while True:
-            try:
-                entries = read(wall)
-            except Intervened:
-                tell_withdrawn(self._unload_touched())
-            else:
-                tell_damaged(self._store, self._loaded, self._notices)
-                return entries
-
-    def _unload_touched(self) -> list[tuple[Waiter, Withdrawn]]:
-        return unload_touched(self._store, self._session, self._loaded, self._settling)
 
     def _look_for_stranded(self, wall: float) -> None:
         """Look for a message that was due before the last look, and that no read has found.
@@ -468,7 +422,7 @@ class Relay:
             changes.sent = ()
             withdrawn = []
             try:
-                withdrawn = self._unload_touched()
+                withdrawn = self._withdrawals.unload()
             except TRANSIENT as error:
                 self._undo(taken_in, now, error)
             else:  # once more, without the messages that the operator has changed
@@ -494,20 +448,9 @@ class Relay:
     def _undo(self, taken_in: Sequence[Chunk[Any]], now: float, error: OutboxError) -> None:
         """After a commit that failed: tell callers, and slow down."""
         self._intake.undo(taken_in, self._settling.changes, error)
-        self._back_off(now, error, has_new=bool(taken_in))
-
-    def _back_off(self, now: float, error: OutboxError, *, has_new: bool) -> None:
-        """Slow down after a commit that failed.
-
-        If the turn held new messages, reject new ones for a while, so that stored ones can drain.
-        If the commit failed without any, pause commits and sending.
-        """
-        self._trouble = _TROUBLE[type(error)]
-        if has_new:
-            self._intake.refuse(error, now + COMMIT_RETRY_S)
+        self._setback.commit_failed(error, now, has_new=bool(taken_in))
+        if taken_in:
             self._commit_by = now  # so that the next turn commits the outcomes of this one
-        else:
-            self._no_commit_until = now + COMMIT_RETRY_S
 
     def _remove_confirmed(self, changes: Changes, now: float, leave_before: float) -> None:
         """Have confirmed entries leave with this commit; all of them, if it is made for them."""
@@ -557,7 +500,7 @@ class Relay:
         """After a commit: update what is kept in memory, then wake callers and settle receipts."""
         changes, postponed = self._settling.committed()
         self._commit_by = None
-        self._trouble = ""
+        self._setback.committed()
         if changes.confirmed:
             self._loaded.drop(*changes.confirmed)
         for entry in postponed:
@@ -598,7 +541,7 @@ class Relay:
     def _new_status(self) -> Status:
         session = self._session
         link, reason = self._wire.link
-        trouble = self._trouble or self._no_room
+        trouble = self._setback.trouble or self._no_room
         paused = self._pauses.count
         return Status(
             link=link,
@@ -628,11 +571,11 @@ class Relay:
     def _wait_s(self) -> float:
         """The most seconds that the thread may listen before the next turn."""
         now, wall = self._clock.monotonic(), self._clock.wall()
-        is_held_up = self._no_commit_until is not None
+        is_held_up = self._setback.is_held
         takes_in = not is_held_up and not self._is_draining
         self._idle_until = -inf
         # Before any return: `Wire.keep` goes by what `poll_timeout` returned last.
-        deadlines = [self._wire.poll_timeout(), self._intake.next_look(now)]
+        deadlines = [self._wire.poll_timeout(), self._intake.next_look(now), self._setback.next_at]
         is_stepping = self._is_stepping
         if self._session.has_output or (is_stepping and not is_held_up):
             return 0.0
@@ -640,12 +583,11 @@ class Relay:
             self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
         ):
             return 0.0
-        if is_held_up:
-            deadlines.append(self._no_commit_until)
-        elif self._commit_by is None and self._settling.removals.has_finished:
+        removals = self._settling.removals
+        if self._commit_by is None and removals.has_finished and not is_held_up:
             deadlines.append(now + LAZY_COMMIT_S)  # a commit for something else has left them
-        else:
-            deadlines.append(self._commit_by or self._settling.removals.next_at)
+        elif not is_held_up:
+            deadlines.append(self._commit_by or removals.next_at)
         if takes_in and not self._pauses.is_idle and self._session.is_ready:
             deadlines.append(self._pauses.poll_timeout())
         next_due, next_late = self._loaded.next_due, self._loaded.next_late
@@ -658,80 +600,3 @@ class Relay:
         if is_settled and not self._is_draining:
             self._idle_until = min(due_at, self._look_at)
         return max(0.0, min(self._elsewhere.look_at, due_at) - now)
-
-
-_DONE: Final = {"park": "parked", "discard": "discarded"}
-
-
-def unload_touched(
-    store: Store, session: Session[Entry], loaded: Loaded, settling: Settling
-) -> list[tuple[Waiter, Withdrawn]]:
-    """Drop entries from memory that operators have changed since the last call.
-
-    Returns:
-        the waiters to `tell_withdrawn`.
-    """
-    touched = store.touched()
-    if not touched:
-        return []
-    ids = {change.id for change in touched}
-    buffered = {entry for entry in session.buffered_keys() if entry.id in ids}
-    session.withdraw(buffered)
-    # Entries postponed or given up unsent in this turn are neither in flight nor in the session.
-    held = {entry.id: entry for entry in (*buffered, *settling.take_back(ids))}
-    for entry in held.values():
-        loaded.unload(entry)
-    withdrawn = []
-    for change in touched:
-        waiter = loaded.changed_on_disk(
-            change.id, is_open=change.is_open, ordering_key=change.ordering_key
-        )
-        if waiter is not None:
-            withdrawn.append((waiter, _error(change, held.get(change.id))))
-    return withdrawn
-
-
-def tell_withdrawn(withdrawn: Iterable[tuple[Waiter, Withdrawn]]) -> None:
-    """Tell waiters that operators have taken their messages.
-
-    This may call an application's callback, which may wait for a thread that waits for this turn's
-    commit: such a thread gets `RelayHeldUp` only while its messages are not taken in.
-    """
-    for waiter, error in withdrawn:
-        waiter.withdrawn(error)
-
-
-def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
-    """Tell waiters and hooks of messages that the store parked because their rows are damaged."""
-    rows = store.damaged()
-    if not rows:
-        return
-    notices.damaged(rows)
-    for row in rows:
-        waiter = loaded.changed_on_disk(row.id, is_open=False)
-        if waiter is not None:
-            waiter.withdrawn(
-                Damaged(
-                    message_id=row.message_id,
-                    exchange=row.exchange,
-                    routing_key=row.routing_key,
-                    reply_text=row.reason,
-                    may_have_arrived=True,  # an earlier run may have sent it
-                )
-            )
-
-
-def _error(change: Touched, entry: Entry | None) -> Withdrawn:
-    # The attempts of this turn are known to the entry in memory only.
-    has_arrived = entry is not None and entry.persistence is not Persistence.NOT_WRITTEN
-    # Of several interventions, the newest (reported here) is not always the one that closed the
-    # message, so any other action is described as "taken".
-    said = f"{_DONE.get(change.action, 'taken')} by {change.person}"
-    return Withdrawn(
-        message_id=change.message_id,
-        exchange=change.exchange,
-        routing_key=change.routing_key,
-        reply_text=f"{said}: {change.note}" if change.note else said,
-        may_have_arrived=change.may_have_arrived or has_arrived,
-        is_kept=change.is_kept,
-    )

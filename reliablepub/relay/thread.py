@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
@@ -26,7 +26,6 @@ from reliablepub.errors import (
     RelayHeldUp,
     WrongThread,
 )
-from reliablepub.hooks import MessagesRejected, Watched
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
@@ -99,9 +98,6 @@ class Parts:
         policy: how often to retry refused messages.
         limits: most messages and bytes in the store and in memory.
         hooks: the application's callbacks, by event.
-        watchers: each is called with the `RelayThread` before it starts.
-        stamps: each is applied to every message when the publisher accepts it.
-        rejections: each is told of messages that are not accepted.
     """
 
     open_store: Callable[[], Store]
@@ -110,9 +106,6 @@ class Parts:
     policy: RetryPolicy
     limits: Limits
     hooks: Calls = field(default_factory=dict)
-    watchers: Sequence[Callable[[Watched], None]] = ()
-    stamps: Sequence[Callable[[Message], Message]] = ()
-    rejections: Sequence[Callable[[MessagesRejected], None]] = ()
 
 
 class Observer:

@@ -15,7 +15,7 @@ from reliablepub.hooks import LinkChanged
 from reliablepub.outbox.entry import Changes, Store
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
-from reliablepub.relay.relay import COMMIT_RETRY_S
+from reliablepub.relay.setback import RETRY_S
 from tests.relay.conftest import Build
 from tests.relay.scripted import World, disk_full
 
@@ -68,7 +68,7 @@ def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
     w.turn()
     w.store.fails = nothing_fails
     w.hand_over("d")
-    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=RETRY_S)
     assert [(s.first_tag, s.ids) for s in w.transport.sendings] == [(1, ["a"]), (2, ["d"])]
     assert w.relay.status.counters.stored == 2
 
@@ -82,10 +82,10 @@ def test_verdicts_of_a_failed_turn_are_committed_by_a_later_one(world: Build) ->
     w.store.fails = disk_full
     w.turn()
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
-    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=RETRY_S)
     w.ack(3)
     w.store.fails = nothing_fails
-    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=RETRY_S)
     counters = w.relay.status.counters
     assert (counters.confirmed, counters.parked, counters.open) == (2, 1, 0)
     assert told.kinds["b"] is OutcomeKind.NACKED
@@ -99,10 +99,10 @@ def test_nothing_is_sent_while_the_disk_is_full(world: Build) -> None:
     w.store.fails = disk_full
     w.ack(1)
     for _ in range(10):
-        w.turn(after_s=COMMIT_RETRY_S)
+        w.turn(after_s=RETRY_S)
     assert w.sent == ["a"]
     w.store.fails = nothing_fails
-    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=RETRY_S)
     assert w.sent == ["a", "b"]
     assert w.transport.sendings[-1].first_tag == 2
 
@@ -115,12 +115,12 @@ def test_a_full_disk_is_not_tried_again_before_a_moment_has_passed(world: Build)
     w.store.fails = disk_full
     wait_s = w.turn(is_flushing=True)
     assert wait_s is not None
-    assert 0 < wait_s <= COMMIT_RETRY_S
+    assert 0 < wait_s <= RETRY_S
     attempts = w.log.count("failed")
     for _ in range(5):
         w.turn(after_s=0.01, is_flushing=True)
     assert w.log.count("failed") == attempts
-    w.turn(after_s=COMMIT_RETRY_S, is_flushing=True)
+    w.turn(after_s=RETRY_S, is_flushing=True)
     assert w.log.count("failed") > attempts
 
 
@@ -157,7 +157,7 @@ def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build
     w.turn()
     w.store.fails = nothing_fails
     w.hand_over("b", source="file")
-    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=RETRY_S)
     assert w.store.position("file") == 1
 
 
@@ -181,7 +181,7 @@ def test_the_status_says_what_keeps_the_relay_from_recording(
     assert words in w.relay.status.trouble
     assert words not in w.relay.status.reason, "which says why there is no connection"
     w.store.fails = nothing_fails
-    w.turn(after_s=COMMIT_RETRY_S, is_flushing=True)
+    w.turn(after_s=RETRY_S, is_flushing=True)
     assert w.relay.status.trouble == ""
 
 
@@ -225,7 +225,7 @@ def test_a_relay_with_nothing_left_to_commit_does_not_spin(store: Store) -> None
     w.turn()
     assert w.log[-1] == "failed"
     w.lose_connection()
-    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=RETRY_S)
     w.turn(after_s=20.0)
     assert w.log[-1] == "connect"
     wait_s = w.turn(after_s=0.001)

@@ -19,7 +19,8 @@ from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.handover import Latch
 from reliablepub.relay.loaded import Backlog
-from reliablepub.relay.relay import COMMIT_RETRY_S, STRANDED_S
+from reliablepub.relay.relay import STRANDED_S
+from reliablepub.relay.setback import RETRY_S
 from reliablepub.relay.thread import Flush
 from tests.relay.conftest import Build
 from tests.relay.scripted import PARK_AT_ONCE, World, patient
@@ -253,7 +254,7 @@ def test_trouble_ends_when_new_messages_are_accepted_again(
     w.hand_over("a")
     w.turn(after_s=1.0)
     assert w.relay.status.trouble
-    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=RETRY_S)
     assert w.relay.status.trouble == "", "with nothing to commit"
 
 

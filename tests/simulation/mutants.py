@@ -33,6 +33,7 @@ from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.relay import Relay
 from reliablepub.relay.settling import Removals, Settling
+from reliablepub.relay.withdrawals import Withdrawals
 from reliablepub.transport.base import CannotEncode
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -432,11 +433,11 @@ def the_outbox_has_no_limit(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_a_person_has_taken_is_sent(patch: pytest.MonkeyPatch) -> None:
-    def unload(store: Any, *_: object) -> list[Any]:
-        store.touched()
+    def unload(withdrawals: Withdrawals) -> list[Any]:
+        withdrawals.store.touched()
         return []
 
-    patch.setattr("reliablepub.relay.relay.unload_touched", unload)
+    patch.setattr(Withdrawals, "unload", unload)
 
 
 @mutant

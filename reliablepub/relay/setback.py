@@ -1,0 +1,92 @@
+"""A setback: the store fails for now, so the relay slows down, and says why.
+
+Knows: errors of the store that pass, and times. Must never know: chunks, entries, SQL.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from reliablepub.errors import (
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxLocked,
+    OutboxUnreachable,
+    OutboxUnsure,
+)
+
+RETRY_S: Final = 0.25
+"""Pause after a commit failed: the disk is full or failing, or another process locks the file."""
+_TROUBLE: Final = {
+    OutboxDiskFull: "disk full: nothing can be recorded until space is freed",
+    OutboxDiskFailed: "the disk of the outbox fails: look at the system's log",
+    OutboxLocked: "the outbox is locked by another process",
+    OutboxUnreachable: "the database of the outbox cannot be reached",
+    OutboxUnsure: "the disk of the outbox fails: look at the system's log",
+}
+"""Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
+
+
+class Setback:
+    """What the relay does not do for `RETRY_S` after the store has failed.
+
+    Attributes:
+        trouble: text of `Status.trouble`; empty after a commit that succeeded.
+        refusal: why new messages are rejected; None while they are accepted.
+        is_held: whether commits and sending pause.
+    """
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self.refusal: OutboxError | None = None
+        self.is_held = False
+        self._refusal_ends_at = self._hold_ends_at = inf
+
+    def commit_failed(self, error: OutboxError, now: float, *, has_new: bool) -> None:
+        """Slow down after a commit that failed.
+
+        Args:
+            error: why it failed.
+            now: monotonic seconds.
+            has_new: whether the commit held new messages. If so, new ones are rejected, so that
+                stored ones can drain. Otherwise commits and sending pause.
+        """
+        self.trouble = _TROUBLE[type(error)]
+        if has_new:
+            self._refuse(error, now)
+        else:
+            self.is_held, self._hold_ends_at = True, now + RETRY_S
+
+    def read_failed(self, error: OutboxError, now: float) -> None:
+        """Do both: what cannot be read now cannot be written either."""
+        self.commit_failed(error, now, has_new=False)
+        self._refuse(error, now)
+
+    def committed(self) -> None:
+        """Note that a commit has succeeded."""
+        self.trouble = ""
+
+    def look(self, now: float, *, is_readable: bool) -> None:
+        """End what has lasted long enough.
+
+        Args:
+            now: monotonic seconds.
+            is_readable: whether the last read has succeeded. If so, the trouble ends with the
+                refusal, until the next commit that fails.
+        """
+        if now >= self._hold_ends_at:
+            self.is_held, self._hold_ends_at = False, inf
+        if now >= self._refusal_ends_at:
+            self.refusal, self._refusal_ends_at = None, inf
+            if is_readable and not self.is_held:
+                self.trouble = ""
+
+    @property
+    def next_at(self) -> float:
+        """When to `look` again (monotonic); infinity if nothing is held back."""
+        return min(self._refusal_ends_at, self._hold_ends_at)
+
+    def _refuse(self, error: OutboxError, now: float) -> None:
+        self.refusal, self._refusal_ends_at = error, now + RETRY_S
