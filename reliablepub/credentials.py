@@ -53,10 +53,12 @@ class Credentials:
             raise ConfigurationError("a secret must be a non-empty text in UTF-8 without U+0000")
         if self.user is not None and not _can_be_sent(self.user):
             raise ConfigurationError("the user must be a text in UTF-8 without U+0000")
-        if self.lifetime_s is not None and not 0 < self.lifetime_s < inf:
+        if self.lifetime_s is not None and not (
+            type(self.lifetime_s) in (int, float) and 0 < self.lifetime_s < inf
+        ):
             raise ConfigurationError(
-                f"the lifetime of credentials is {self.lifetime_s} s; it must be finite "
-                "and more than 0: have they expired?"
+                f"the lifetime of credentials is {self.lifetime_s!r:.80}; it must be a number of "
+                "seconds, finite and more than 0: have they expired?"
             )
 
 

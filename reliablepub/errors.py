@@ -52,7 +52,7 @@ class ReliablePubError(Exception):
         retryable: whether the identical call may succeed later without an operator's action.
     """
 
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __str__(self) -> str:
         """The text, with control characters escaped: safe for a terminal and for a log."""

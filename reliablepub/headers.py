@@ -7,7 +7,7 @@ and reserved names. Must never know: the other properties of a message, or the e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from math import isfinite
 from typing import Any, Final, NoReturn, TypeAlias
@@ -151,9 +151,14 @@ def checked_datetime(name: str, value: datetime) -> datetime:
     if value.timestamp() < 0:
         raise InvalidMessage(name, "is before 1970; AMQP timestamps are unsigned")
     try:
-        return value.astimezone(UTC)
+        utc = value.astimezone(UTC)
     except OverflowError:
         raise InvalidMessage(name, "is after the year 9999 in UTC") from None
+    # Also of a subclass, whose methods may differ: the store calls them later.
+    if type(utc) is not datetime:
+        clock = time(utc.hour, utc.minute, utc.second, utc.microsecond, tzinfo=UTC)
+        utc = datetime.combine(date(utc.year, utc.month, utc.day), clock)
+    return utc
 
 
 def _checked_table(
@@ -222,7 +227,7 @@ def _checked_number(path: str, value: float) -> float:
         return int(value)  # an IntEnum becomes a plain int
     if not isfinite(value):
         raise InvalidMessage(path, f"is {value}; many AMQP clients cannot decode that")
-    return value
+    return float(value)
 
 
 def _checked_decimal(path: str, value: Decimal) -> Decimal:
@@ -238,4 +243,4 @@ def _checked_decimal(path: str, value: Decimal) -> Decimal:
     )
     if not fits:
         raise InvalidMessage(path, "does not fit an AMQP decimal (32 bits, 255 places)")
-    return value
+    return Decimal(value)  # also of a subclass, whose methods may differ

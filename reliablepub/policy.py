@@ -46,6 +46,7 @@ class GiveUp(StrEnum):
 
 _WAIT_S_MAX: Final = 1e9
 """31 years. An outbox that is opened takes a time thousands of years from now for damage."""
+_LIMIT_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,21 @@ class RetryIn:
         seconds: length of the wait; 0 or more, and finite. More than 1e9 (31 years) counts as 1e9.
 
     Raises:
-        ConfigurationError: the wait is negative or not finite.
+        ConfigurationError: the wait is not a number, negative or not finite.
     """
 
     seconds: float
 
     def __post_init__(self) -> None:
         """Reject a negative or endless wait."""
-        if not 0 <= self.seconds < inf:
-            msg = f"RetryIn({self.seconds}): a wait is a number of seconds, 0 or more, and finite"
-            raise ConfigurationError(msg)
-        seconds = min(float(self.seconds), _WAIT_S_MAX)  # float: a Decimal adds to no time
+        try:
+            is_wait = 0 <= self.seconds < inf
+        except TypeError:
+            is_wait = False
+        if not is_wait:
+            said = "a wait is a number of seconds, 0 or more, and finite"
+            raise ConfigurationError(f"RetryIn({self.seconds!r:.80}): {said}")
+        seconds = float(min(self.seconds, _WAIT_S_MAX))  # float: a Decimal adds to no time
         object.__setattr__(self, "seconds", seconds)
 
 
@@ -181,7 +186,8 @@ class Breaker:
         destinations_max: maximum number of refusing destinations that are tracked.
 
     Raises:
-        ConfigurationError: a limit is below 1, or ``pause`` cannot be called.
+        ConfigurationError: a limit is not a whole number from 1 to 2**31 - 1, or ``pause`` cannot
+            be called.
     """
 
     refusals_max: int = 5
@@ -190,9 +196,13 @@ class Breaker:
 
     def __post_init__(self) -> None:
         """Reject limits below 1 and a pause that is not a strategy."""
-        if self.refusals_max < 1 or self.destinations_max < 1:
-            msg = "refusals_max and destinations_max of a Breaker are at least 1"
-            raise ConfigurationError(msg)
+        for limit in (self.refusals_max, self.destinations_max):
+            if type(limit) is not int or not 1 <= limit <= _LIMIT_MAX:
+                msg = (
+                    "refusals_max and destinations_max of a Breaker are whole numbers, at least 1 "
+                    f"and at most {_LIMIT_MAX}; not {limit!r:.80}"
+                )
+                raise ConfigurationError(msg)
         if not callable(self.pause):
             msg = f"pause is {self.pause!r}; it takes a strategy, such as wait_fixed(3)"
             raise ConfigurationError(msg)

@@ -45,7 +45,10 @@ def named(callback: object) -> str:
 
     Callbacks made by one function, such as lambdas, share a name.
     """
-    function = getattr(callback, "func", callback)  # of a `functools.partial`
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    module = getattr(function, "__module__", None)  # a method of a built-in type has none
-    return f"{module}.{name}" if module else name
+    try:
+        function = getattr(callback, "func", callback)  # of a `functools.partial`
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        module = getattr(function, "__module__", None)  # a method of a built-in type has none
+        return f"{module}.{name}" if module else str(name)
+    except Exception:  # noqa: BLE001 - of a proxy, whose every attribute may raise
+        return type(callback).__qualname__

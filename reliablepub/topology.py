@@ -22,7 +22,7 @@ As a TOML file::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -182,7 +182,7 @@ class Topology:
         declare: whether missing objects are declared; if False, everything is only checked.
 
     Raises:
-        ConfigurationError: something in a list is of another type, such as a name.
+        ConfigurationError: something is of another type, such as a name in a list.
     """
 
     exchanges: Sequence[Exchange] = ()
@@ -194,12 +194,18 @@ class Topology:
         """Reject names in place of exchanges and queues here, not on the relay's thread."""
         kinds = {"exchanges": Exchange, "queues": Queue, "bindings": Binding}
         for name, kind in kinds.items():
-            several = tuple(getattr(self, name))  # a generator can be read only once
+            given = getattr(self, name)
+            if not isinstance(given, Iterable):
+                msg = f"topology: {name} is {given!r:.80}, not a list of {kind.__name__}(...)"
+                raise ConfigurationError(msg)
+            several = tuple(given)  # a generator can be read only once
             object.__setattr__(self, name, several)
             for one in several:
                 if not isinstance(one, kind):
                     msg = f"topology: {one!r:.80} is not {kind.__name__}(...)"
                     raise ConfigurationError(msg)
+        if not isinstance(self.declare, bool):
+            raise ConfigurationError(f"declare is {self.declare!r:.80}; it must be true or false")
 
     @classmethod
     def from_toml(cls, text: str) -> Topology:
@@ -216,9 +222,6 @@ class Topology:
             msg = f"the topology is not valid TOML: {error}"
             raise ConfigurationError(msg) from error
         declare = tables.pop("declare", True)
-        if not isinstance(declare, bool):
-            msg = f"declare is {declare!r}; it must be true or false"
-            raise ConfigurationError(msg)
         read = {kind: _all_of(kind, tables.pop(kind.kind, [])) for kind in _KINDS}
         if tables:
             msg = f"the topology has {', '.join(sorted(tables))}; {_KNOWN}"

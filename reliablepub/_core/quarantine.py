@@ -129,7 +129,8 @@ class Quarantine(Lane[K]):
             now: on the session's active clock.
             losses: connections lost in this way so far, this one included.
         """
-        wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** (losses - 1))
+        doublings = min(losses - 1, 10)  # enough for the longest time; 2.0 ** 1024 overflows
+        wait_s = min(ASIDE_MAX_S, ASIDE_S * 2**doublings)
         self.aside.append((now + wait_s, _Group(deque([key]), is_alone=True, losses=losses)))
 
     def recall(self, now: float) -> None:

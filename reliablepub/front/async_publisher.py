@@ -174,8 +174,9 @@ class AsyncPublisher:
         chunk = self._client.hand_over_one(message, receipt, Signal(bridge))
         try:
             await self._until_stored(chunk)
-        except asyncio.CancelledError:
+        except BaseException as error:  # also cancelled
             chunk.withdraw()  # otherwise it would stay in the inbox while the outbox has no room
+            self._client.not_stored([chunk], error)
             raise
         return receipt
 
@@ -242,6 +243,7 @@ class AsyncPublisher:
                 if not chunk.withdraw():
                     with suppress(RelayHeldUp):
                         await chunk.done.wait()
+            client.not_stored(under_way, error)
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
         except BaseException as error:  # cancelled: no caller waits for the other chunks
@@ -352,25 +354,21 @@ class AsyncPublisher:
 
     async def _until_stored(self, chunk: Chunk[Signal]) -> None:
         """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
-        client, done, count = self._client, chunk.done, len(chunk.messages)
+        client, done = self._client, chunk.done
         wait_s, is_stored = client.full_timeout_s, False
-        try:
-            while not is_stored:
-                try:
-                    is_stored = await done.until(done.is_set, wait_s)
-                except RelayHeldUp as error:
-                    chunk.withdraw_because(error)
-                    continue
-                if not is_stored:
-                    if client.relay.is_ended and not done.is_set():
-                        client.check_process()
-                        client.check_alive()
-                    client.withdraw_if_full(chunk)
-                    wait_s = LOOK_S
-            client.check_stored(chunk)
-        except ReliablePubError as error:
-            client.rejected(count, error)
-            raise
+        while not is_stored:
+            try:
+                is_stored = await done.until(done.is_set, wait_s)
+            except RelayHeldUp as error:
+                chunk.withdraw_because(error)
+                continue
+            if not is_stored:
+                if client.relay.is_ended and not done.is_set():
+                    client.check_process()
+                    client.check_alive()
+                client.withdraw_if_full(chunk)
+                wait_s = LOOK_S
+        client.check_stored(chunk)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

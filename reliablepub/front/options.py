@@ -100,7 +100,7 @@ def check_names(options: Iterable[str]) -> None:
             near = get_close_matches(name, known)
             hint = f"did you mean {' or '.join(near)}?" if near else "see PublisherOptions"
             if name == "connection":
-                hint = "only an AsyncPublisher takes one"
+                hint = "only the constructor of an AsyncPublisher takes one"
             elif name in ("url", "outbox"):  # both are arguments of the constructors
                 hint = f"from_env takes it from RELIABLEPUB_{name.upper()}"
             raise TypeError(f"unexpected keyword argument {name!r}: {hint}")

@@ -134,8 +134,9 @@ class Publisher:
         chunk = self._client.hand_over_one(message, receipt, Latch())
         try:
             self._wait_stored(chunk)
-        except BaseException:  # KeyboardInterrupt, or what a signal handler of the caller's raises
+        except BaseException as error:  # also what a signal handler of the caller's raises
             chunk.withdraw()  # otherwise it would stay in the inbox while the outbox has no room
+            self._client.not_stored([chunk], error)
             raise
         return receipt
 
@@ -199,6 +200,7 @@ class Publisher:
                 if not chunk.withdraw():
                     while not (chunk.done.wait(LOOK_S) or client.relay.is_ended):
                         pass
+            client.not_stored(under_way, error)
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
         return receipt
@@ -283,23 +285,19 @@ class Publisher:
 
     def _wait_stored(self, chunk: Chunk[Latch]) -> None:
         """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
-        client, since, count = self._client, time.monotonic(), len(chunk.messages)
+        client, since = self._client, time.monotonic()
         patience_s = left_s = math.inf if client.full_timeout_s is None else client.full_timeout_s
-        try:
-            while True:
-                if left_s <= 0:
-                    client.withdraw_if_full(chunk)
-                if chunk.done.wait(min(left_s, LOOK_S) if left_s > 0 else LOOK_S):
-                    break
-                if client.relay.is_ended and not chunk.done.is_set():
-                    client.check_process()  # a signal handler may have forked
-                    client.check_alive()
-                client.withdraw_if_held_up(chunk)
-                left_s = patience_s - (time.monotonic() - since)
-            client.check_stored(chunk)
-        except ReliablePubError as error:
-            client.rejected(count, error)
-            raise
+        while True:
+            if left_s <= 0:
+                client.withdraw_if_full(chunk)
+            if chunk.done.wait(min(left_s, LOOK_S) if left_s > 0 else LOOK_S):
+                break
+            if client.relay.is_ended and not chunk.done.is_set():
+                client.check_process()  # a signal handler may have forked
+                client.check_alive()
+            client.withdraw_if_held_up(chunk)
+            left_s = patience_s - (time.monotonic() - since)
+        client.check_stored(chunk)
 
     def _warn_in_event_loop(self) -> None:
         """Warn once if this thread runs an event loop, which stands still while `publish` waits.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any, Final
@@ -28,7 +28,7 @@ from reliablepub.front.waits import seconds_of
 from reliablepub.headers import utf8
 from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Waiter, stamped
+from reliablepub.outbox.entry import Waiter, never_fits, stamped
 from reliablepub.relay.handover import CHUNK_MESSAGES_MAX, Chunk, Cutter, FlagT, Stream
 from reliablepub.relay.intake import TURN_MESSAGES_MAX
 from reliablepub.relay.status import Status, described
@@ -187,12 +187,23 @@ class RelayClient:
             if chunk.size > self.limits.bytes_max:
                 chunk.refuse()
                 msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
-                raise OutboxFull(msg)
+                raise never_fits(OutboxFull(msg))
             self.relay.inbox.put(chunk)
         except ReliablePubError as error:
             self.rejected(len(messages), error)
             raise
         return chunk
+
+    def not_stored(self, chunks: Iterable[Chunk[FlagT]], error: BaseException) -> None:
+        """Tell the hooks how many messages of chunks are not stored, if it is for a reason of ours.
+
+        Args:
+            chunks: no caller waits for them any more.
+            error: what the caller gets.
+        """
+        count = sum(chunk.count for chunk in chunks if chunk.is_lost)
+        if count and isinstance(error, ReliablePubError):
+            self.rejected(count, error)
 
     def rejected(self, count: int, error: ReliablePubError) -> None:
         """Tell the hooks that messages were not accepted, before the caller gets the error."""

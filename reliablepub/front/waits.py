@@ -5,14 +5,20 @@ Knows: numbers. Must never know: what the caller waits for, or a clock.
 
 from __future__ import annotations
 
+from math import isnan
 from typing import TypeGuard
 
 from reliablepub.errors import ConfigurationError
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number, and not nan."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - false for nan
+    """Whether a value is a number that a float can be, and not nan."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return not isnan(value)
+    except OverflowError:
+        return False
 
 
 def seconds_of(timeout_s: float | None) -> float | None:

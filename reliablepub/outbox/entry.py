@@ -481,7 +481,7 @@ class OpenLimits:
         """Refuse limits below 1."""
         limits = (self.messages_max, self.bytes_max)
         if any(type(one) is not int or one < 1 for one in limits if one is not None):
-            msg = "open_messages_max and open_bytes_max must be at least 1"
+            msg = "open_messages_max and open_bytes_max must be whole numbers, at least 1"
             raise ConfigurationError(msg)
 
     @property
@@ -507,11 +507,17 @@ class OpenLimits:
             return
         if message.size > self.bytes_max:
             never = f"cannot take a message of {message.size} bytes: open_bytes_max is"
-            raise _full(outbox, message, f"{never} {self.bytes_max}")
+            raise never_fits(_full(outbox, message, f"{never} {self.bytes_max}"))
         if counters.open_bytes + message.size > self.bytes_max:
             held = f"holds {counters.open_bytes} bytes of open messages, the message has"
             most = f"{message.size}, and open_bytes_max is {self.bytes_max}"
             raise _full(outbox, message, f"{held} {most}")
+
+
+def never_fits(error: OutboxFull) -> OutboxFull:
+    """Mark the error of a message that is larger than the outbox may ever be."""
+    error.retryable = False
+    return error
 
 
 def _full(outbox: object, message: Message, why: str) -> OutboxFull:

@@ -189,6 +189,7 @@ class Chunk(Generic[FlagT]):
         waiter: told of each message's final outcome.
         source: name of the source whose position the messages advance, or None.
         stream: the stream that the chunk belongs to, or None.
+        count: number of messages, also after they were dropped.
         size: bytes of all messages.
         error: why the messages could not be stored, or None.
         is_told: whether the caller was told that they are stored, or why not.
@@ -201,6 +202,7 @@ class Chunk(Generic[FlagT]):
     __slots__ = (
         "_claims",
         "_on_stored",
+        "count",
         "done",
         "entries",
         "error",
@@ -229,6 +231,7 @@ class Chunk(Generic[FlagT]):
         self.waiter = waiter
         self.source = source
         self.stream = stream
+        self.count = len(messages)
         self.size = sum([message.size for message in messages])
         self.error: BaseException | None = None
         self.entries: Sequence[Entry] = ()
@@ -254,6 +257,11 @@ class Chunk(Generic[FlagT]):
     def is_withdrawn(self) -> bool:
         """Whether the messages were dropped; then `done` is never set."""
         return not self.messages
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the messages were dropped, or could not be stored."""
+        return self.is_withdrawn or self.error is not None
 
     @property
     def void_because(self) -> BaseException | None:

@@ -191,6 +191,10 @@ class Relay:
         if now >= self._look_for_stranded_at:
             self._look_for_stranded_at = now + STRANDED_S
             self._look_for_stranded(wall)
+        if self._withdrawals.has_parked:
+            self._withdrawals.has_parked = False
+            self._is_changed = True  # by this process, which the store does not tell
+            self.look()
         self.status = self._new_status()
         self._notices.deliver(self.status)
         return self._wait_s()

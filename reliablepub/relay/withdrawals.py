@@ -34,6 +34,7 @@ class Withdrawals:
         loaded: the entries in memory.
         settling: may hold changes to them for the next commit.
         notices: collects events for hooks.
+        has_parked: whether the store has parked messages of which the relay's ledger does not know.
     """
 
     store: Store
@@ -41,6 +42,7 @@ class Withdrawals:
     loaded: Loaded
     settling: Settling
     notices: Notices
+    has_parked: bool = False
 
     def reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
         """Read entries from the store, as soon as nothing in memory is older than what it holds."""
@@ -84,6 +86,7 @@ class Withdrawals:
         rows = self.store.damaged()
         if not rows:
             return
+        self.has_parked = True
         self.notices.damaged(rows)
         for row in rows:
             waiter = self.loaded.changed_on_disk(row.id, is_open=False)

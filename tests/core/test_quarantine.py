@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 
 from reliablepub._core.confirms import Violation
 from reliablepub._core.events import ChannelClosed, CloseChannel, ConnectionLost, OpenChannel
+from reliablepub._core.quarantine import ASIDE_MAX_S, Quarantine
 from reliablepub._core.window import Window
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.acks import singly
@@ -256,3 +258,10 @@ def test_the_suspects_are_told_why_they_are_uncertain() -> None:
     words = "this message, or one in flight with it, closed the channel: ACCESS_REFUSED"
     assert outcomes == {Outcome(OutcomeKind.UNCERTAIN, 403, words)}
     assert list(rig.session.poll_commands()) == [OpenChannel(2), OpenChannel(3)]
+
+
+def test_the_wait_aside_stays_bounded_however_many_connections_are_lost() -> None:
+    quarantine = Quarantine[int](Counter(), lambda _: 1)
+    quarantine.set_aside(7, 0.0, losses=5_000)
+    [(at, _)] = quarantine.aside
+    assert at == ASIDE_MAX_S

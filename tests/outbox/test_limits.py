@@ -63,8 +63,11 @@ def test_no_more_bytes_are_open_than_may_be(path: Path) -> None:
         confirm_one(path)
         confirm_one(path)
         outbox.enqueue(wide)
-        with pytest.raises(OutboxFull, match=f"cannot take a message of {SIZE + 1000} bytes"):
+        with pytest.raises(
+            OutboxFull, match=f"cannot take a message of {SIZE + 1000} bytes"
+        ) as never:
             outbox.enqueue(Message(b"x" * 1001, message_id="m-3"))
+        assert not never.value.retryable
         assert outbox.status().open == 1
         assert outbox.audit().is_right
 
@@ -144,6 +147,6 @@ def test_those_who_come_at_once_get_no_more_in(path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [{"open_messages_max": 0}, {"open_bytes_max": 0}])
 def test_a_limit_that_lets_nothing_in_is_a_mistake(path: Path, limits: dict[str, int]) -> None:
-    names = "^open_messages_max and open_bytes_max must be at least 1$"
+    names = "^open_messages_max and open_bytes_max must be whole numbers, at least 1$"
     with pytest.raises(ConfigurationError, match=names):
         Outbox(path, **limits)  # type: ignore[arg-type]

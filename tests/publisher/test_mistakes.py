@@ -89,7 +89,8 @@ def test_from_env_takes_the_outbox_from_its_variable(door: Any) -> None:
 
 
 def test_a_connection_is_for_the_other_publisher() -> None:
-    with pytest.raises(TypeError, match="'connection': only an AsyncPublisher takes one"):
+    problem = "'connection': only the constructor of an AsyncPublisher takes one"
+    with pytest.raises(TypeError, match=problem):
         Publisher(AWAY, outbox=None, connection=object())  # type: ignore[call-arg]
 
 
@@ -118,6 +119,7 @@ def test_a_body_that_is_not_bytes(path: Path, body: Any, words: str) -> None:
         ({"close_timeout_s": None}, "close_timeout_s is None"),
         ({"full_timeout_s": -1}, "full_timeout_s is -1"),
         ({"keep_confirmed_s": math.nan}, "keep_confirmed_s is nan"),
+        ({"keep_confirmed_s": 10**400}, "keep_confirmed_s is 1000"),
         ({"confirm_timeout_s": "30"}, "confirm_timeout_s is '30'; it must be more than 0"),
         ({"window_max": True}, "window_max is True"),
         ({"window_min": 1.5}, "window_min is 1.5; it must be a whole number"),
@@ -357,7 +359,7 @@ ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
         ),
         (lambda: Outbox("o.db", keys=wrong("k")), "keys is of type str, not OutboxKeys"),
         (lambda: Outbox("o.db", hooks=wrong(print)), "it takes a list of hooks"),
-        (lambda: Outbox("o.db", open_bytes_max=wrong("5")), "must be at least 1"),
+        (lambda: Outbox("o.db", open_bytes_max=wrong("5")), "must be whole numbers, at least 1"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_where_it_is_given(

@@ -41,6 +41,7 @@ from reliablepub import (
     StillOpen,
 )
 from reliablepub.front.receipt import Issued
+from reliablepub.hooks import MessagesRejected
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.handover import Chunk
@@ -446,8 +447,9 @@ def test_chunks_are_cut_to_the_limits(broker: FakeBroker, path: Path) -> None:
 
 def test_a_message_larger_than_the_outbox_is_refused(path: Path) -> None:
     publisher = Publisher(AWAY, outbox=path, open_bytes_max=1_000)
-    with pytest.raises(OutboxFull, match="never fit"):
+    with pytest.raises(OutboxFull, match="never fit") as raised:
         publisher.publish(bytes(2_000))
+    assert not raised.value.retryable
     publisher.close(0)
 
 
@@ -492,10 +494,26 @@ def test_what_follows_a_chunk_that_failed_is_not_stored_either(
         return commit(store, turn)
 
     monkeypatch.setattr(SqliteStore, "commit", flaky)
-    publisher = Publisher(AWAY, outbox=path)
+
+    class Hook:
+        rejected_count = 0
+
+        def rejected(self, event: MessagesRejected) -> None:
+            self.rejected_count += event.count
+
+    hook, made = Hook(), 0
+
+    def counted() -> Iterator[Message]:
+        nonlocal made
+        for message in messages(20_000):
+            made += 1
+            yield message
+
+    publisher = Publisher(AWAY, outbox=path, hooks=[hook])
     with pytest.raises(OutboxDiskFull) as raised:
-        publisher.publish_many(messages(20_000), source="file")
+        publisher.publish_many(counted(), source="file")
     stored = publisher.close(0).open
+    assert hook.rejected_count == (made - stored) // 500 * 500, "all that were handed over"
     assert raised.value.__notes__ == [f"{stored} messages before it are stored"]
     assert stored < 20_000
     assert stored % 500 == 0

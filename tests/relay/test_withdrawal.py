@@ -347,6 +347,7 @@ def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
         w.turn(after_s=5.0)
         w.turn()
         assert set(told.gone) == {"b"}
+        assert w.relay.status.counters.parked == 1
         assert "the checksum is" in told.gone["b"]
         assert "damaged on the disk" in told.gone["b"]
         [event] = parked.events

@@ -4,6 +4,7 @@ import base64
 import json
 import pickle
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ def test_the_secret_is_in_no_text() -> None:
         {"secret": SECRET, "lifetime_s": -3.5},
         {"secret": SECRET, "lifetime_s": float("inf")},
         {"secret": SECRET, "lifetime_s": float("nan")},
+        {"secret": SECRET, "lifetime_s": "300"},
+        {"secret": SECRET, "lifetime_s": timedelta(minutes=5)},
+        {"secret": SECRET, "lifetime_s": True},
     ],
 )
 def test_what_no_broker_could_be_shown_is_refused(wrong: dict[str, Any]) -> None:

@@ -604,3 +604,25 @@ def test_nothing_of_the_callers_is_asked_later() -> None:
             b"", timestamp=message.timestamp, not_before=message.not_before, headers={"b": b"long"}
         ).size
     )
+
+
+class Money(Decimal):
+    def __str__(self) -> str:
+        return f"{self:f} EUR"
+
+
+class Moment(datetime):
+    def isoformat(self, *_: object, **__: object) -> str:
+        return "soon"
+
+
+def test_values_of_subclasses_become_plain_ones() -> None:
+    """The store calls their methods much later, which may do anything."""
+    at = Moment(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    message = Message(b"", headers={"price": Money("12.50"), "at": at}, timestamp=at, not_before=at)
+    assert message.headers == {"price": Decimal("12.50"), "at": at}
+    assert message.headers is not None
+    assert type(message.headers["price"]) is Decimal
+    times = message.headers["at"], message.timestamp, message.not_before
+    assert [type(time) for time in times] == [datetime] * 3
+    assert str(message.headers["price"]) == "12.50"

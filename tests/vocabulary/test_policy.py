@@ -24,7 +24,7 @@ from tenacity import (
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.rows import TIME_MAX
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
-from reliablepub.policy import GiveUp, Retries, RetryIn, RetryPolicy, wait_s
+from reliablepub.policy import Breaker, GiveUp, Retries, RetryIn, RetryPolicy, wait_s
 
 REFUSED = [
     Outcome(OutcomeKind.NACKED),
@@ -159,10 +159,17 @@ def test_numbers_are_no_strategies() -> None:
         Retries(stop_never, 1.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
-def test_nothing_is_tried_again_in_the_past_or_never(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf"), "5", None])
+def test_nothing_is_tried_again_in_the_past_or_never(seconds: Any) -> None:
     with pytest.raises(ConfigurationError, match="0 or more, and finite"):
         RetryIn(seconds)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, float("inf"), float("nan"), 10**19, "5", None, True])
+@pytest.mark.parametrize("name", ["refusals_max", "destinations_max"])
+def test_the_limits_of_a_breaker_are_whole_numbers(name: str, limit: Any) -> None:
+    with pytest.raises(ConfigurationError, match="are whole numbers, at least 1"):
+        Breaker(**{name: limit})
 
 
 @pytest.mark.parametrize("seconds", [1e12, sys.maxsize])

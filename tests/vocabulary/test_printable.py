@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reliablepub.errors import ReliablePubError, TopologyError, Unroutable
 from reliablepub.message import Message
-from reliablepub.printable import one_line, printable
+from reliablepub.printable import named, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,16 @@ def test_errors_and_reprs_can_be_shown() -> None:
     except Unroutable:
         record = logging.LogRecord("x", 30, "", 0, "%s", (error,), None)
     assert len(record.getMessage().splitlines()) == 1
+
+
+def test_a_callback_without_a_name_is_named_by_its_kind() -> None:
+    class Proxy:
+        """As of a framework, outside of its context."""
+
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(name)
+
+        def __call__(self) -> None: ...
+
+    assert named(Proxy()).endswith("Proxy")
+    assert named(test_a_line_is_a_line).endswith("test_printable.test_a_line_is_a_line")

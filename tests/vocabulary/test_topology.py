@@ -1,6 +1,7 @@
 """What a topology may say, in code and in TOML."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -126,3 +127,17 @@ def test_arguments_are_kept_as_they_were_given() -> None:
     queue = Queue("q", arguments=arguments)
     arguments.clear()
     assert queue.arguments == {"x-max-length": 5, "x": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"declare": "false"}, "declare is 'false'; it must be true or false"),
+        ({"declare": None}, "declare is None"),
+        ({"queues": None}, r"queues is None, not a list of Queue\(\.\.\.\)"),
+        ({"queues": Queue("q")}, "not a list of Queue"),
+    ],
+)
+def test_values_of_another_type_are_refused(wrong: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        Topology(**wrong)
