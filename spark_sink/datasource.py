@@ -3,11 +3,13 @@
 Knows: Spark's DataSource protocol. Must never know: how rows are written.
 
 Options and columns are checked when Spark asks for a writer: on the driver, before any task starts.
-A batch asks when ``save()`` is called, a stream only at its first micro-batch (see `validate`).
+A batch asks when ``save()`` is called, a stream only at its first micro-batch (see `validate`). A
+stream asks again, in another process, for a writer that commits or aborts a micro-batch.
 """
 
 from __future__ import annotations
 
+import sys
 import uuid
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +35,8 @@ _SQL: Final = (
 )
 _reports: Final[set[str]] = set()
 """Reports already checked by this process: a stream asks for a writer with each micro-batch."""
+_COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
+"""The module with which Spark commits or aborts a micro-batch, in a process for nothing else."""
 
 
 class RabbitMQDataSource(DataSource):
@@ -61,6 +65,7 @@ class RabbitMQDataSource(DataSource):
         """
         with in_one_line():
             settings, columns = self._checked(schema, overwrite=overwrite)
+            ask(settings)
             if settings.report is not None:
                 _check_report(settings.report)
             if settings.check_topology:
@@ -72,7 +77,7 @@ class RabbitMQDataSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: FBT001
     ) -> RabbitMQWriter:
-        """A writer for a micro-batch of a stream.
+        """A writer for a micro-batch of a stream, or for its commit or abort.
 
         Raises:
             ConfigurationError: an option is wrong, or the trigger is continuous.
@@ -80,10 +85,16 @@ class RabbitMQDataSource(DataSource):
             BrokerRefused: the broker or TLS refuses the connection.
         """
         with in_one_line():
-            check_checkpoint(self.options.get("checkpointLocation"))
+            # All rows are settled when Spark commits, and nothing that has changed since, such as a
+            # password, may keep it from that.
+            is_new = not _is_commit()
+            if is_new:
+                check_checkpoint(self.options.get("checkpointLocation"))
             settings, columns = self._checked(schema, overwrite=overwrite)
             check_stream(settings)
-            if settings.report is not None and settings.report not in _reports:
+            if is_new:
+                ask(settings)
+            if is_new and settings.report is not None and settings.report not in _reports:
                 _check_report(settings.report)
                 _reports.add(settings.report)
             return _writer(settings, columns, None)
@@ -123,8 +134,14 @@ class RabbitMQDataSource(DataSource):
             if self.options:
                 raise
             raise type(error)(f"{error}. {_SQL}") from None
-        ask(settings)
         return settings, columns
+
+
+def _is_commit() -> bool:
+    """Whether Spark asks for a writer to commit or abort with it."""
+    # Spark's daemon imports the module; without a daemon, Python runs it.
+    run = getattr(sys.modules["__main__"], "__spec__", None)
+    return _COMMITTER in sys.modules or (run is not None and run.name == _COMMITTER)
 
 
 def _check_report(folder: str) -> None:

@@ -1,7 +1,11 @@
 """A broker that refuses every login: told within seconds, by the driver once, and by tasks."""
 
+import sys
 import time
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
@@ -9,10 +13,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 from reliablepub import ConfigurationError, Link, Message, Status
 from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.testing.faults import RefuseHandshake
-from spark_sink import BrokerRefused, RabbitMQDataSource, connection, contact
+from spark_sink import BrokerRefused, RabbitMQDataSource, ReportNotWritten, connection, contact
 from spark_sink.contact import Refusals, ask
 from spark_sink.failures import PartitionStalled
 from spark_sink.options import parse
+from spark_sink.report import Counts, Written
 from spark_sink.settings import Settings
 from spark_sink.task import Sending
 from tests.amqp_probe import AmqpProbe
@@ -47,6 +52,36 @@ def test_the_driver_is_refused_once_before_any_task(
         )
     assert time.monotonic() - since < SOON_S
     assert "wrong@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("use_daemon", [True, False])
+def test_a_micro_batch_is_committed_whatever_has_changed_since_it_was_sent(
+    broker: AmqpProbe,
+    impatient: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    use_daemon: bool,
+) -> None:
+    """The password, the report; a checkpoint of this host may be an old one of its name."""
+    (tmp_path / "file").touch()
+    (tmp_path / "metadata").touch()
+    options = {"url": wrong(broker.url, "password"), "routing_key": "q"}
+    options |= {"report": f"{tmp_path}/file/report", "checkpointLocation": str(tmp_path)}
+    source = RabbitMQDataSource(options)
+    with pytest.raises(ConfigurationError, match="continuous"):
+        source.streamWriter(SCHEMA, overwrite=False)
+    committer = "pyspark.sql.worker.python_streaming_sink_runner"
+    assert find_spec(committer) is not None, "Spark has renamed it"
+    if use_daemon:
+        monkeypatch.setitem(sys.modules, committer, ModuleType(committer))
+    else:
+        spec = ModuleSpec(committer, None)
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    writer = source.streamWriter(SCHEMA, overwrite=False)
+    message = Written("q-7", 0, 0, Counts(rows=5, confirmed=5), None, 0.1)
+    with pytest.raises(ReportNotWritten, match="all 5 rows are settled"):
+        writer.commit([message], 7)
 
 
 @pytest.mark.parametrize("kind", ["password", "vhost"])
