@@ -34,9 +34,9 @@ def _variable(value: str) -> str:
 
 
 def _file(value: str) -> str:
-    """The path of a file; errors show it, so it must not be a URL with a password."""
-    if not value or "://" in value:
-        raise ValueError("must be a path, not a URL, and not empty")
+    """The path of a file; errors show it, so it must not be a URL with a password, or a key."""
+    if not value or any(mark in value for mark in ("://", "\n", "-----BEGIN")):
+        raise ValueError("must be a path, not a URL or the content of a file, and not empty")
     return value
 
 
@@ -138,11 +138,15 @@ class Settings:
         parse=_file,
     )
     ca_file: str | None = _connection(
-        "caFile", "certificate authorities (PEM) for `amqps`, instead of the system's"
+        "caFile",
+        "file with certificate authorities (PEM) for `amqps`, instead of the system's",
+        parse=_file,
     )
-    cert_file: str | None = _connection("certFile", "client certificate (PEM)")
+    cert_file: str | None = _connection(
+        "certFile", "file with the client certificate (PEM)", parse=_file
+    )
     key_file: str | None = _connection(
-        "keyFile", "key of `certFile` (PEM), if not in the same file"
+        "keyFile", "file with the key of `certFile` (PEM), if not in the same file", parse=_file
     )
     heartbeat_s: int = _connection("heartbeat", "AMQP heartbeat, in seconds", 10, _whole(1, 65_535))
     idle_timeout_s: float = _connection(

@@ -98,6 +98,10 @@ def test_settings_travel_and_hide_the_url() -> None:
         ("urlFile", "amqp://user:canary@host/"),
         ("passwordEnv", "canary!"),
         ("passwordFile", "amqp://user:canary@host/"),
+        ("passwordFile", "canary\n"),
+        ("caFile", "amqps://user:canary@host/"),
+        ("certFile", "-----BEGIN CERTIFICATE----- canary"),
+        ("keyFile", "-----BEGIN PRIVATE KEY-----\ncanary\n-----END PRIVATE KEY-----\n"),
     ],
 )
 def test_a_secret_in_place_of_its_place_is_not_shown(name: str, value: str) -> None:
