@@ -343,7 +343,7 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
         **total.as_dict(),
     }
     files.create_dir(f"{root}/writes", recursive=True)
-    path, final = (f"{root}/writes/{name}.json" for name in (f".{write}", write))
+    path, final = _unfinished(root, write), f"{root}/writes/{write}.json"
     with files.open_output_stream(path) as stream:
         stream.write(json.dumps(line).encode() + b"\n")
     if run is not None:
@@ -352,6 +352,11 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
         if message.failed_file is not None:
             files.move(message.failed_file, _final_name(root, message.failed_file))
     files.move(path, final)
+
+
+def _unfinished(root: str, write: str) -> str:
+    """Return the name of a write's counts until its commit is complete."""
+    return f"{root}/writes/.{write}.json"
 
 
 def _final_name(root: str, failed_file: str) -> str:
@@ -454,7 +459,9 @@ def abort(report: str, messages: Sequence[Written]) -> None:
         if message.failed_file is None:
             continue
         paths = [message.failed_file]
-        if not _exists(files, f"{root}/writes/{message.write}.json"):
+        # Its rename is the last step of a commit. An earlier write of this name may have left the
+        # final one.
+        if _exists(files, _unfinished(root, message.write)):
             paths.append(_final_name(root, message.failed_file))
         for path in paths:
             if _exists(files, path):

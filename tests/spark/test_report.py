@@ -231,8 +231,13 @@ def test_failed_rows_that_the_driver_does_not_see_fail_the_write(folder: str) ->
     assert list((Path(folder) / "failed").iterdir()) == []
 
 
-def test_a_commit_that_fails_in_the_middle_leaves_no_failed_row(folder: str) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_commit_that_fails_in_the_middle_leaves_no_failed_row(
+    folder: str, *, is_first: bool
+) -> None:
     """Its rows come again with the next run, under other names."""
+    if not is_first:  # of this writeId
+        reports.commit(folder, [written("w")], keep=5)
     first, second = (with_failed_row(folder, "w") for _ in range(2))
     name = str(second.failed_file).rpartition("/.")[2]
     Path(folder, "failed", name).mkdir()  # in the way
@@ -241,6 +246,14 @@ def test_a_commit_that_fails_in_the_middle_leaves_no_failed_row(folder: str) -> 
     Path(folder, "failed", name).rmdir()
     reports.abort(folder, [first, second])
     assert list(Path(folder, "failed").iterdir()) == []
+
+
+def test_what_a_complete_commit_has_counted_stays(folder: str) -> None:
+    """Its process may be killed before Spark hears of it."""
+    message = with_failed_row(folder, "w")
+    reports.commit(folder, [message], keep=5)
+    reports.abort(folder, [message])
+    assert failed(folder) == ["w"]
 
 
 def test_a_report_that_cannot_be_written_leaves_no_doubt_about_the_rows(folder: str) -> None:
