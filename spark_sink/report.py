@@ -9,9 +9,9 @@ Knows: numbers, and files on a file system that the hosts share. Must never know
     <report>/fatal/part-<write>-<partition>.parquet                   rows that failed a write, too
 
 A task writes under a name that begins with a dot, which the readers of Spark and pyarrow skip. The
-commit renames the files of the successful attempts. It never overwrites collected rows, because two
-writes may have one ``writeId``. The commit of a replayed micro-batch deletes the rows that earlier
-runs of the query have collected for it.
+commit renames the files of the successful attempts; a task renames its fatal rows itself. A commit
+never overwrites collected rows, because two writes may have one ``writeId``. The commit of a
+replayed micro-batch deletes the rows that earlier runs of the query have collected for it.
 """
 
 from __future__ import annotations
@@ -256,11 +256,14 @@ def keep_fatal(
     """
     files, root = _open(report)
     files.create_dir(f"{root}/fatal", recursive=True)
-    path = f"{root}/fatal/{_fatal_part(write, partition)}"
+    name = _fatal_part(write, partition)
+    hidden, path = f"{root}/fatal/.{uuid4().hex}-{name}", f"{root}/fatal/{name}"
     table = pa.Table.from_batches(
         [_with_outcomes(piece, [row], [outcome]) for piece, row, outcome in rows]
     ).combine_chunks()
-    pq.write_table(table, path, filesystem=files)
+    # One truncated file, which a killed task leaves, makes the whole folder unreadable.
+    pq.write_table(table, hidden, filesystem=files)
+    files.move(hidden, path)
     return path
 
 
@@ -400,7 +403,7 @@ def prune(report: str, keep: int) -> None:
     old = datetime.now(UTC) - _LEFT_OVER
     left = [
         info
-        for folder in ("writes", "failed")
+        for folder in ("writes", "failed", "fatal")
         for info in _listed(files, f"{root}/{folder}")
         if _is_hidden(info) and info.mtime < old
     ]

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from reliablepub import ConfigurationError
 from spark_sink import ReportNotWritten, RowsNotKept
@@ -161,10 +162,14 @@ def test_counts_are_forgotten_and_failed_rows_are_not(folder: str) -> None:
     assert len(list((Path(folder) / "failed").iterdir())) == 300
 
 
-def test_what_killed_tasks_have_left_behind_is_deleted_after_a_week(folder: str) -> None:
+@pytest.mark.parametrize("place", ["writes", "failed", "fatal"])
+def test_what_killed_tasks_have_left_behind_is_deleted_after_a_week(
+    folder: str, place: str
+) -> None:
     kept = reports.FailedRows(folder, "w", 0, None)
     kept.add(piece(1), 0, OUTCOME)
-    young, old = Path(str(kept.close())), Path(folder) / "failed" / ".killed.parquet"
+    young, old = Path(str(kept.close())), Path(folder) / place / ".killed.parquet"
+    old.parent.mkdir(exist_ok=True)
     old.write_bytes(b"PAR1")
     week_ago = time.time() - 8 * 86_400
     os.utime(old, (week_ago, week_ago))
@@ -284,6 +289,27 @@ def test_spark_sees_nothing_of_an_unfinished_file(folder: str) -> None:
     assert Path(str(message.failed_file)).name.startswith(".")
     reports.commit(folder, [message], keep=5)
     assert failed(folder) == ["a=b"]
+
+
+def test_fatal_rows_are_seen_when_they_are_complete(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is killed in the middle leaves what no reader can read."""
+
+    def be_killed(_: pa.Table, path: str, filesystem: fs.FileSystem) -> None:
+        with filesystem.open_output_stream(path) as stream:
+            stream.write(b"PAR1")
+        raise KeyboardInterrupt
+
+    fatal = [(piece(1), 0, OUTCOME)]
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", be_killed)
+        with pytest.raises(KeyboardInterrupt):
+            reports.keep_fatal(folder, "w", 0, fatal)
+    assert list(Path(folder, "fatal").iterdir())
+    for partition in (1, 1):
+        reports.keep_fatal(folder, "w", partition, fatal)
+    assert pq.read_table(f"{folder}/fatal").num_rows == 1
 
 
 def test_rows_of_two_pieces_in_turn_keep_their_order(folder: str) -> None:
