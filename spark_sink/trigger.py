@@ -10,6 +10,7 @@ for its writer before it writes offsets.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +48,8 @@ def check_checkpoint(location: str | None) -> None:
     """
     folder = _local(location)
     # Spark writes `metadata` when a query starts: a folder without it is not the checkpoint.
-    if folder is None or not (folder / "metadata").is_file():
+    # `Path.is_file` raises for a folder that this user may not enter.
+    if folder is None or not os.path.isfile(folder / "metadata"):  # noqa: PTH113
         return
     try:
         is_micro_batch = _has_micro_batch(folder)
@@ -56,7 +58,9 @@ def check_checkpoint(location: str | None) -> None:
     if not is_micro_batch:
         raise ConfigurationError(
             f"{_WORDS}. No micro-batch is under way in {location}; if a continuous query has left "
-            "its epochs there, begin with a new checkpoint: micro-batches treat them as done"
+            "its epochs there, begin with a new checkpoint: micro-batches treat them as done. Or "
+            "the checkpoint is on another file system, and this is an old folder of its name on "
+            "the driver: write its scheme, such as hdfs://"
         )
 
 

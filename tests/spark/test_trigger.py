@@ -55,7 +55,8 @@ def test_a_micro_batch_is_never_refused(folder: Path, offsets: list[str], commit
 def test_what_is_no_micro_batch_is_refused(folder: Path, offsets: list[str], commits: int) -> None:
     fill(folder, offsets, commits)
     for location in (str(folder), folder.as_uri(), f"file:{folder}"):
-        with pytest.raises(ConfigurationError, match=r"continuous trigger .* a new checkpoint"):
+        words = r"continuous trigger .* a new checkpoint.* its scheme, such as hdfs://"
+        with pytest.raises(ConfigurationError, match=words):
             check_checkpoint(location)
 
 
@@ -63,3 +64,4 @@ def test_what_cannot_be_looked_at_is_left_alone(folder: Path) -> None:
     (folder / "metadata").unlink()  # so it is another host's, or of another file system
     for location in (str(folder), "/no/such/folder", "hdfs://a/b", "s3a://a/b", "dbfs:/a", None):
         check_checkpoint(location)
+    check_checkpoint(f"/{'x' * 300}")  # a name that no folder can have
