@@ -143,15 +143,19 @@ class FailedRows:
         run: the run of the streaming query; None outside of one.
 
     Raises:
-        ConfigurationError: this host does not have the folder that the driver has checked.
-        RowsNotKept: the folder cannot be written.
+        ConfigurationError: this host does not have the folder that the driver has checked, or
+            cannot open it.
     """
 
     def __init__(self, report: str, write: str, partition: int, run: str | None) -> None:
         self._report, self._partition = report, partition
-        with self._explained():
+        try:
             self._files, root = _open(report)
             kind = self._files.get_file_info(f"{root}/writes").type
+        except (OSError, pa.ArrowException) as error:  # no row was sent yet
+            raise ConfigurationError(
+                f"option 'report': this host cannot open it: {_reason(report, error)}"
+            ) from None
         if kind != fs.FileType.Directory:
             raise ConfigurationError(
                 "option 'report': this host does not have the folder that the driver has; all "

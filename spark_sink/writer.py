@@ -86,8 +86,8 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             PartitionStalled: no row was settled within ``deliveryTimeout``; Spark retries the task.
             BrokerRefused: the broker or TLS refuses the connection.
             RowsNotKept: rows that were not confirmed cannot be written to the report.
-            ConfigurationError: this host lacks a file or variable that the options name; or the
-                function of `foreachBatch` has set a job group.
+            ConfigurationError: this host lacks a file, variable or folder that the options name; or
+                the function of `foreachBatch` has set a job group.
         """
         since = time.monotonic()
         with in_one_line():

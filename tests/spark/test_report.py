@@ -135,6 +135,13 @@ def test_a_folder_that_is_not_shared_is_noticed_before_the_first_row(tmp_path: P
         reports.FailedRows(str(tmp_path / "elsewhere"), "w", 0, None)
 
 
+@pytest.mark.parametrize("uri", ["no-such-disk://user:canary@host/report", f"/{'x' * 300}"])
+def test_a_folder_that_a_host_cannot_open_is_named_before_the_first_row(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="this host cannot open it") as caught:
+        reports.FailedRows(uri, "w", 0, None)
+    assert "canary" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["file/report", "no-such-disk://report"])
 def test_a_folder_that_cannot_be_is_named_on_the_driver(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
