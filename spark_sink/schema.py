@@ -195,7 +195,7 @@ def match(schema: StructType, settings: Settings) -> Columns:
             problems += _problems_of(field.name, field.dataType, is_json=is_json)
     if is_json and settings.collects and "value" in names:
         problems += [
-            f"{problem}, which the report cannot keep: cast it to a type of its own"
+            f"{problem}, which the report cannot keep: cast it to another type"
             for problem in _not_kept(schema["value"].dataType, "value")
         ]
     fixed = {
@@ -272,10 +272,12 @@ def _no_json(kind: DataType, path: str) -> Iterator[str]:
 
 
 def _not_kept(kind: DataType, path: str) -> Iterator[str]:
-    """Parts of a type that Parquet does not hold, with their paths."""
+    """Parts of a type that Parquet does not hold, or Spark does not read, with their paths."""
     if isinstance(kind, StructType):
         if not kind.fields:
             yield f"{path!r} is a struct without fields"
+        if len({name.lower() for name in kind.names}) < len(kind.names):  # Spark reads no such file
+            yield f"{path!r} has fields that differ only in upper and lower case"
         for field in kind.fields:
             yield from _not_kept(field.dataType, f"{path}.{field.name}")
     elif isinstance(kind, ArrayType):

@@ -171,10 +171,12 @@ def test_there_are_not_two_identities() -> None:
 
 def test_what_the_report_cannot_keep_is_named_before_any_row_is_sent() -> None:
     nothing = ArrayType(NullType(), containsNull=False)  # `array()`
-    value = schema(a=nothing, b=ArrayType(StructType()), c=ArrayType(NullType()))
+    cases = MapType(TEXT, schema(a=TEXT, A=TEXT))
+    value = schema(a=nothing, b=ArrayType(StructType()), c=ArrayType(NullType()), d=cases)
     options = {"valueFormat": "json", "exchange": "x"}
     match(schema(value=value), parse(options))
     words = problems(schema(value=value), **options, unroutable="collect", report="/r")
     assert "'value.a' is array<void>, which the report cannot keep" in words
     assert "'value.b[]' is a struct without fields, which" in words
+    assert "'value.d[]' has fields that differ only in upper and lower case, which" in words
     assert "value.c" not in words
