@@ -260,7 +260,7 @@ def keep_fatal(
     """
     files, root = _open(report)
     files.create_dir(f"{root}/fatal", recursive=True)
-    name = _fatal_part(write, partition)
+    name = f"part-{write}-{partition}.parquet"
     hidden, path = f"{root}/fatal/.{uuid4().hex}-{name}", f"{root}/fatal/{name}"
     table = pa.Table.from_batches(
         [_with_outcomes(piece, [row], [outcome]) for piece, row, outcome in rows]
@@ -280,10 +280,6 @@ def _with_outcomes(
     return pa.RecordBatch.from_arrays(
         [*kept.columns, *added], schema=pa.schema([*piece.schema, *OUTCOME])
     )
-
-
-def _fatal_part(write: str, partition: int) -> str:
-    return f"part-{write}-{partition}.parquet"
 
 
 def check(report: str) -> None:
@@ -331,7 +327,7 @@ def commit(report: str, messages: Sequence[Written], keep: int) -> None:
             rows=total.rows, confirmed=total.confirmed, reason=_reason(report, error)
         ) from None
     try:
-        _forget_fatal(files, root, messages)
+        _forget_fatal(files, root, messages[0].write)
         if crc32(messages[0].write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
             prune(report, keep)
     except (OSError, pa.ArrowException) as error:
@@ -415,11 +411,14 @@ def prune(report: str, keep: int) -> None:
         _delete(files, info.path)
 
 
-def _forget_fatal(files: fs.FileSystem, root: str, messages: Sequence[Written]) -> None:
-    """Delete the fatal rows of earlier attempts: they are confirmed now, or in ``failed``."""
-    parts = {_fatal_part(message.write, message.partition) for message in messages}
+def _forget_fatal(files: fs.FileSystem, root: str, write: str) -> None:
+    """Delete the fatal rows of earlier attempts: they are confirmed now, or in ``failed``.
+
+    Of every partition, because a replay may have fewer.
+    """
+    part = re.compile(re.escape(f"part-{write}-") + r"\d+\.parquet")
     for info in _listed(files, f"{root}/fatal"):
-        if info.base_name in parts:
+        if part.fullmatch(info.base_name):
             _delete(files, info.path)
 
 

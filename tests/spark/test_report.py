@@ -319,6 +319,15 @@ def test_fatal_rows_are_seen_when_they_are_complete(
     assert pq.read_table(f"{folder}/fatal").num_rows == 1
 
 
+def test_a_commit_forgets_the_fatal_rows_of_its_write_alone(folder: str) -> None:
+    """Of each partition: after a restart with other parallelism there may be fewer."""
+    for write, partition in (("q-1", 0), ("q-1", 7), ("q-1-0", 0), ("q-11", 0)):
+        reports.keep_fatal(folder, write, partition, [(piece(1), 0, OUTCOME)])
+    reports.commit(folder, [written("q-1")], keep=5)
+    left = sorted(path.name for path in Path(folder, "fatal").iterdir())
+    assert left == ["part-q-1-0-0.parquet", "part-q-11-0.parquet"]
+
+
 def test_rows_of_two_pieces_in_turn_keep_their_order(folder: str) -> None:
     kept = reports.FailedRows(folder, "w", 0, None)
     pieces = [piece(3), piece(3)]
