@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 from pyspark import SparkFiles
 
 from reliablepub import ConfigurationError, PasswordFile
-from spark_sink.options import split_urls
+from spark_sink.options import NEEDS_USER, have_users_alone, split_urls
 from spark_sink.settings import Settings
 
 
@@ -136,13 +136,6 @@ def _with_password(url: str, password: str) -> str:
 
 def _without_password(url: str) -> SplitResult:
     """The parts of a URL that names a user and no password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # its text may hold a part of the URL
-        parts = urlsplit("")
-    user = parts.netloc.rpartition("@")[0]
-    if not user or ":" in user:
-        raise ConfigurationError(
-            "a separate password needs a URL with a user and no password: amqp://user@host/"
-        )
-    return parts
+    if not have_users_alone(url):
+        raise ConfigurationError(NEEDS_USER)
+    return urlsplit(url)

@@ -21,6 +21,7 @@ from spark_sink.settings import TABLE, Settings
 
 SPARKS_OWN: Final = ("checkpointlocation", "queryname")
 """Options of a streaming query that Spark passes on to its sink."""
+NEEDS_USER: Final = "a separate password needs a URL with a user and no password: amqp://user@host/"
 _PROPERTIES: Final = {field.name for field in fields(Message)} & {option.name for option in TABLE}
 """Options that give every message a property."""
 _SECRETS: Final = {"client_secret", "sig"}
@@ -89,6 +90,9 @@ def _contradictions(settings: Settings) -> list[str]:
         problems.append("give 'url' or 'urlFile', not both")
     if settings.password_env is not None and settings.password_file is not None:
         problems.append("give 'passwordEnv' or 'passwordFile', not both")
+    has_place = settings.password_env is not None or settings.password_file is not None
+    if settings.url is not None and has_place and not have_users_alone(settings.url):
+        problems.append(f"option 'url': {NEEDS_USER}")
     if settings.key_file is not None and settings.cert_file is None:
         problems.append("'keyFile' needs 'certFile'")
     if settings.url is not None and not _all_amqp(settings.url):
@@ -127,6 +131,15 @@ def _no_message(settings: Settings) -> Iterator[str]:
 def split_urls(urls: str) -> list[str]:
     """The URLs of a comma-separated list; a URL may itself name several hosts."""
     return [url.strip() for url in re.split(r",(?=\s*\w+://)", urls)]
+
+
+def have_users_alone(urls: str) -> bool:
+    """Whether each URL names a user and no password, so that a separate one can be put in."""
+    try:
+        users = [urlsplit(url).netloc.rpartition("@")[0] for url in split_urls(urls)]
+    except ValueError:
+        return False
+    return all(user and ":" not in user for user in users)
 
 
 def _all_amqp(urls: str) -> bool:

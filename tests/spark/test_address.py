@@ -64,9 +64,11 @@ def test_the_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_a_password_needs_one_user_and_is_not_shown(
     url: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Told on the driver if the option gives the URL, and by each task otherwise."""
     monkeypatch.setenv("P", "canary")
+    monkeypatch.setenv("RELIABLEPUB_URL", f"amqp://user@b/,{url}")
     with pytest.raises(ConfigurationError, match="amqp://user@host/") as caught:
-        urls(parse({"url": url, option: "P"}))
+        urls(parse({option: "P"}))
     assert "canary" not in str(caught.value)
 
 
