@@ -283,7 +283,7 @@ def _with_outcomes(
 
 
 def check(report: str) -> None:
-    """Create and delete a file in the report, on the driver before the first row.
+    """Create, rename and delete a file in the report, on the driver before the first row.
 
     Raises:
         ConfigurationError: the report cannot be written.
@@ -294,7 +294,9 @@ def check(report: str) -> None:
         probe = f"{root}/writes/.probe-{uuid4().hex}"
         with files.open_output_stream(probe) as stream:
             stream.write(b"\n")
-        files.delete_file(probe)
+        moved = f"{probe}-moved"
+        files.move(probe, moved)  # the last step of a commit, when all rows are settled
+        files.delete_file(moved)
     except (OSError, pa.ArrowException) as error:
         raise ConfigurationError(
             f"option 'report': nothing can be written there: {_reason(report, error)}"

@@ -149,6 +149,23 @@ def test_a_folder_that_cannot_be_is_named_on_the_driver(tmp_path: Path, name: st
         reports.check(name if "://" in name else str(tmp_path / name))
 
 
+def test_a_folder_in_which_nothing_can_be_renamed_is_named_on_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the rules of an object store; a commit would fail when all rows are settled."""
+
+    class Unmovable:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(fs.LocalFileSystem(), name)
+
+        def move(self, *_: object) -> None:
+            raise PermissionError("no copies")
+
+    monkeypatch.setattr(reports, "_open", lambda report: (Unmovable(), report))
+    with pytest.raises(ConfigurationError, match=r"nothing can be written there: no copies"):
+        reports.check(str(tmp_path))
+
+
 @pytest.mark.parametrize("uri", ["ftp://user:canary@host/report", "s3://user:canary@b/a b"])
 def test_a_uri_that_cannot_be_is_not_shown(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="nothing can be written there") as caught:
