@@ -53,8 +53,9 @@ _ASK_AGAIN_S: Final = 0.5
 _CHECK_TIMEOUT_S: Final = 30.0
 
 _asked: Final[set[tuple[object, ...]]] = set()
-"""Connections that this process has made or tried, so that not every micro-batch makes one: once a
-stream runs, its tasks notice a refusal. In Spark 4.0, each micro-batch has a process of its own."""
+"""Connections that this process has made or tried, so that few micro-batches make one: once a
+stream runs, its tasks notice a refusal. Spark 4.0 has a process for each micro-batch, and later
+versions end one that has been idle for a minute."""
 
 
 def is_for_good(reason: str) -> bool:

@@ -1,6 +1,6 @@
 """The errors of the sink.
 
-Knows: rows by their number, and outcomes. Must never know: the content of a row.
+Knows: rows by their number and key, and outcomes. Must never know: the body of a row.
 
 Spark shows the text of an error in the driver's log, in its pages and in the event log, and sends
 the error between processes. So every error can be pickled, and none holds a body or a credential.

@@ -1,6 +1,9 @@
-"""`validate`: every check that is possible before a write, made in the calling program.
+"""`validate`: checks of a write before it is started, made in the calling program.
 
 Knows: DataFrames, sessions. Must never know: how rows are written.
+
+The folder of a report is checked when the write starts: the calling program may be a client of
+Spark Connect, on another host.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Knows: Spark's writer protocol, and a task's view of its query. Must never know:
 message.
 
 The writer is made on the driver, pickled, and used in several processes: `write` in the Python
-workers of executors, `commit` and `abort` in a process beside the driver. These share no state
-except the commit messages.
+workers of executors, `commit` and `abort` in a process beside the driver, where a stream makes
+another writer. These share no state except the commit messages.
 """
 
 from __future__ import annotations
