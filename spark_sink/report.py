@@ -117,19 +117,15 @@ class Written(WriterCommitMessage):
     Attributes:
         write: identity of the write; for a stream, made of the query's and the batch's ids.
         partition: number of the partition.
-        attempt: number of the attempt, from 0.
         counts: rows of the attempt by outcome.
         failed_file: path of the file with its collected rows, which the commit renames; or None.
-        seconds: how long the attempt took.
         run: the run of the streaming query, also in `foreachBatch`; None outside of one.
     """
 
     write: str
     partition: int
-    attempt: int
     counts: Counts
     failed_file: str | None
-    seconds: float
     run: str | None = None
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -89,7 +88,6 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             ConfigurationError: this host lacks a file, variable or folder that the options name; or
                 the function of `foreachBatch` has set a job group.
         """
-        since = time.monotonic()
         with in_one_line():
             attempt = self._attempt()
             kept = self._failed_rows(attempt)
@@ -103,10 +101,8 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         return Written(
             write=attempt.write,
             partition=attempt.partition,
-            attempt=attempt.number,
             counts=counts,
             failed_file=failed_file,
-            seconds=time.monotonic() - since,
             run=attempt.run,
         )
 

@@ -79,7 +79,7 @@ def test_a_micro_batch_is_committed_whatever_has_changed_since_it_was_sent(
         spec = ModuleSpec(committer, None)
         monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     writer = source.streamWriter(SCHEMA, overwrite=False)
-    message = Written("q-7", 0, 0, Counts(rows=5, confirmed=5), None, 0.1)
+    message = Written("q-7", 0, Counts(rows=5, confirmed=5), None)
     with pytest.raises(ReportNotWritten, match="all 5 rows are settled"):
         writer.commit([message], 7)
 

@@ -35,7 +35,7 @@ def piece(rows: int, size: int = 200) -> pa.RecordBatch:
 
 
 def written(write: str, failed_file: str | None = None, run: str | None = None) -> Written:
-    return Written(write, 0, 0, Counts(rows=2, confirmed=2), failed_file, 0.1, run)
+    return Written(write, 0, Counts(rows=2, confirmed=2), failed_file, run)
 
 
 def with_failed_row(folder: str, write: str, run: str | None = None) -> Written:

@@ -14,7 +14,7 @@ from spark_sink.schema import Columns
 from spark_sink.writer import RabbitMQWriter
 
 COLUMNS = Columns({"value": 0}, {"persistent": True}, is_json=False)
-FINISHED = Written("w", 0, 0, Counts(rows=5, confirmed=5), "nowhere/at/all.parquet", 0.1)
+FINISHED = Written("w", 0, Counts(rows=5, confirmed=5), "nowhere/at/all.parquet")
 MESSAGES: list[WriterCommitMessage | None] = [FINISHED, None, None]
 
 

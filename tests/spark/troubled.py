@@ -78,7 +78,7 @@ class _TroubledWriter(RabbitMQWriter):
                     counts.rows += len(rows.messages(piece))
             else:
                 counts.rows += batch.num_rows
-        return Written("w", 0, 0, counts, None, 0.0)
+        return Written("w", 0, counts, None)
 
     def commit(
         self,
