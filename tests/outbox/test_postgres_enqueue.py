@@ -1,17 +1,26 @@
-"""Enqueuing into PostgreSQL: forgotten keys, interrupted calls, pipelines, cursors."""
+"""Enqueuing into PostgreSQL: forgotten keys, interrupted calls, pipelines, cursors, the disk."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
-from reliablepub import ConfigurationError, Message, Outbox, OutboxLocked, ScheduleChange
+from reliablepub import (
+    ConfigurationError,
+    Message,
+    Outbox,
+    OutboxLocked,
+    OutboxUnsure,
+    ScheduleChange,
+)
 from reliablepub.outbox.postgres import enqueue
 from reliablepub.outbox.postgres.server import Link
+from tests.postgres import PostgresServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -168,3 +177,51 @@ def test_a_connection_may_have_other_cursors(url: str, kind: Any) -> None:
         assert outbox.cancel("gone", note="a\\b%s", connection=app) is ScheduleChange.MADE
         app.commit()
     assert message_ids(url) == ["m-None", "m-k"]
+
+
+# ---------------------------------------------------------------------------- on disk
+
+
+@pytest.fixture
+def hasty_server(postgres_server: PostgresServer) -> Iterator[Callable[[], None]]:
+    """Turn ``synchronous_commit`` off in all sessions, those that are open too."""
+
+    def run(statement: LiteralString) -> None:
+        postgres_server.execute(statement)
+        postgres_server.execute("SELECT pg_reload_conf()")
+
+    yield lambda: run("ALTER SYSTEM SET synchronous_commit = off")
+    postgres_server.recover()
+    run("ALTER SYSTEM RESET synchronous_commit")
+
+
+def test_a_message_is_on_disk_though_an_administrator_no_longer_waits_for_it(
+    url: str, postgres_server: PostgresServer, hasty_server: Callable[[], None]
+) -> None:
+    """The connection was opened before; so was one that PgBouncer lends with another's ``SET``."""
+    with Outbox(url) as outbox, closing(psycopg.connect(url, autocommit=True)) as other:
+        outbox.enqueue(Message(b"", message_id="before"))
+        hasty_server()
+        until(lambda: other.execute("SHOW synchronous_commit").fetchone() == ("off",))
+        for number in range(3):
+            outbox.enqueue(Message(b"", message_id=str(number)), key=f"{number}" if number else None)
+        postgres_server.kill()
+        postgres_server.start()
+        assert message_ids(url) == ["before", "0", "1", "2"]
+
+
+def test_a_message_that_may_not_be_on_disk_is_unsure(
+    url: str, hasty_server: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(link: Link, steps: Any) -> Any:
+        raise psycopg.OperationalError("the connection is lost")
+
+    with Outbox(url) as outbox, closing(psycopg.connect(url, autocommit=True)) as other:
+        outbox.enqueue(Message(b"", message_id="before"))
+        hasty_server()
+        until(lambda: other.execute("SHOW synchronous_commit").fetchone() == ("off",))
+        monkeypatch.setattr(Link, "transact", fail)
+        with pytest.raises(OutboxUnsure, match="synchronous_commit is off"):
+            outbox.enqueue(Message(b"", message_id="unsure"))
+        monkeypatch.undo()
+    assert message_ids(url) == ["before", "unsure"]

@@ -9,12 +9,15 @@
 -- literals name their type too (`Double` in sql.py). `unnest` of several arrays is a form of its own, and
 -- always the built-in one.
 
--- An enqueuer's message, in one statement, because the connection may be the application's.
+-- An enqueuer's message, in one statement, because the connection may be the application's. The second
+-- column, here and in `enqueue_once`: whether the commit may return before the message is on disk.
 -- name: enqueue
-SELECT reliablepub_store(
-    :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
-    :due_at, :expires_at, :ordering_key
-);
+SELECT
+    reliablepub_store(
+        :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
+        :due_at, :expires_at, :ordering_key
+    ),
+    current_setting('synchronous_commit') = 'off';
 
 -- Stores the first message of a deduplication key, with the key. The key of a message that is open or
 -- parked does not expire.
@@ -40,7 +43,7 @@ SELECT
     id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
     :due_at, :expires_at, :ordering_key, reliablepub_shard_of(:ordering_key, :exchange, :routing_key)
 FROM fresh
-RETURNING 1;
+RETURNING 1, current_setting('synchronous_commit') = 'off';
 
 -- name: first_with_key
 SELECT message_id FROM reliablepub_keys WHERE key = :key;

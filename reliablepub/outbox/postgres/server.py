@@ -32,6 +32,7 @@ from reliablepub.errors import (
     OutboxError,
     OutboxLocked,
     OutboxUnreachable,
+    OutboxUnsure,
 )
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, VERSION, check_schema, queries
 
@@ -339,15 +340,30 @@ class Link:
             raise
 
     def store(self, step: Step) -> list[Row]:
-        """Run a statement that writes; return its rows once the changes are on disk.
+        """Run a statement that stores a message; return its rows once the message is on disk.
+
+        The last column of a row says whether its commit waits for the disk. An administrator can
+        change that at any time, and behind PgBouncer another client's ``SET`` may apply.
 
         Raises:
             psycopg.Error: nothing was stored; after a lost connection, that is unknown.
+            OutboxUnsure: it is stored, and may not be on disk.
         """
         self.open()
         if self._is_lossy:
             return self.transact([self.settings(), step])[1]
-        return self._run(*step)
+        rows = self._run(*step)
+        if rows and rows[0][-1] and not self.allows_loss:
+            self._is_lossy = True
+            try:
+                self.transact([self.settings(), ("flush", {})])
+            except psycopg.Error as error:
+                raise OutboxUnsure(
+                    f"outbox {self.server}: the server's synchronous_commit is off, and bringing "
+                    "the message to disk has failed, so a crash of the server may lose it; "
+                    f"enqueuing it again under its id costs a duplicate at most ({error})"
+                ) from error
+        return rows
 
     def settings(self) -> Step:
         """Return the statement that begins each transaction."""
