@@ -372,6 +372,32 @@ def test_a_message_that_a_fail_over_has_lost_takes_no_other_with_it(
     assert not outbox.audit().differences
 
 
+def test_a_relay_uses_no_ids_that_a_fail_over_will_give_out_again(
+    url: str,
+    restart: Callable[[], object],
+    own: PostgresStore,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sequence of a replica that lagged is behind the ids that the relay has drawn."""
+    steps = own._steps
+
+    def fail_over_before(changes: Changes, now: float) -> Any:
+        monkeypatch.setattr(own, "_steps", steps)
+        with closing(psycopg.connect(url)) as connection, connection:
+            ids = "SELECT setval('reliablepub.message_ids', %s, false)"
+            connection.execute(ids, [changes.new[0].id])
+        restart()
+        Outbox(url).enqueue(Message(b"", message_id="first"))
+        return steps(changes, now)
+
+    monkeypatch.setattr(own, "_steps", fail_over_before)
+    own.commit(Changes(new=[entry(), entry()]))
+    Outbox(url).enqueue(Message(b"", message_id="last"))
+    assert len(list(Outbox(url).rows("open"))) == 4
+    assert not Outbox(url).audit().differences
+
+
 def test_a_relay_publishes_the_message_that_has_got_the_id_of_a_lost_one(
     url: str, fail_over: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

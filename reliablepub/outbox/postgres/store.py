@@ -105,6 +105,14 @@ _NEXT: Final = object()
 """Stands for the number of the next turn in the values of a statement."""
 
 
+class _VoidIdsError(Exception):
+    """Ids for new messages were drawn before the server was started; nothing was stored.
+
+    The sequence of a replica that lagged has not given them out yet, and would give them to the
+    messages of enqueuers.
+    """
+
+
 class _Turn(NamedTuple):
     """The columns of ``newest_turn`` and ``turns_since``."""
 
@@ -432,18 +440,25 @@ class PostgresStore:
             return self._snapshot()
         if self._is_untold:
             raise Intervened
-        try:
-            self._draw_ids(changes.new)
-            steps = self._steps(changes, self._clock())
-            results = self._take_turn(steps, [entry.id for entry in changes.new])
-        except BaseException:
-            for entry in changes.new:
-                entry.id = 0
-            raise
+        results = self._store_changes(changes)
         if changes.new:
             self._seen.last_id = max(self._seen.last_id, changes.new[-1].id)
         self._tell_released(changes.released, results)
         return self._snapshot()
+
+    def _store_changes(self, changes: Changes) -> list[list[Row]] | None:
+        """Take the turn of `commit`; of new entries whose ids are void, draw new ones."""
+        for _ in range(_TRIES):
+            try:
+                self._draw_ids(changes.new)
+                steps = self._steps(changes, self._clock())
+                return self._take_turn(steps, [entry.id for entry in changes.new])
+            except BaseException as error:
+                for entry in changes.new:
+                    entry.id = 0
+                if not isinstance(error, _VoidIdsError):
+                    raise
+        raise OutboxUnreachable(f"outbox {self._server}: its server is restarted again and again")
 
     def _tell_released(
         self, released: Sequence[Release], results: Sequence[list[Row]] | None
@@ -546,6 +561,7 @@ class PostgresStore:
 
         Raises:
             Intervened: an operator changed messages; nothing was stored.
+            _VoidIdsError: the server was started since the ids were drawn; nothing was stored.
             OutboxUnsure: it is unknown whether new messages are stored.
             OutboxError: nothing was stored.
         """
@@ -555,6 +571,7 @@ class PostgresStore:
         failure: OutboxError = OutboxLocked(
             f"outbox {self._server}: other processes keep changing it; try again"
         )
+        drawn_from = self._started_at
         for _ in range(_TRIES):
             try:
                 *results, [newest] = self._link.transact(self._all_steps(steps, token))
@@ -563,6 +580,8 @@ class PostgresStore:
                     if is_lost_turn(error):
                         if self._has_committed(token):
                             return None
+                        if new_ids and self._started_at != drawn_from:
+                            raise _VoidIdsError
                         continue
                 except (OutboxUnreachable, OutboxLocked) as unreadable:
                     failure = unreadable
