@@ -26,7 +26,7 @@ from reliablepub import (
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.server import Server
+from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
@@ -125,6 +125,36 @@ def test_enqueue_tells_what_goes_on_and_works_again_afterwards(
     assert message_ids(url) == ["m"]
 
 
+def refuse_reopening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the next connection that is opened fail in its first statement."""
+
+    def refuse(_: Link) -> None:
+        raise OutboxLocked("a statement timeout")
+
+    monkeypatch.setattr(Link, "_check_version", refuse)
+
+
+def test_a_message_that_may_be_stored_is_unsure_though_it_is_no_connection_that_fails(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message was stored, the answer is lost, and the next connection cannot be used."""
+    store = Link.store
+
+    def cut(link: Link, step: Any) -> Any:
+        store(link, step)
+        link.close()
+        refuse_reopening(monkeypatch)
+        monkeypatch.setattr(Link, "store", store)
+        raise psycopg.OperationalError("the connection is lost")
+
+    with Outbox(url) as outbox:
+        monkeypatch.setattr(Link, "store", cut)
+        with pytest.raises(OutboxUnsure):
+            outbox.enqueue(Message(b"", message_id="unsure"))
+        monkeypatch.undo()
+    assert message_ids(url) == ["unsure"]
+
+
 def test_an_application_sees_the_error_of_its_own_connection(url: str, break_: Break) -> None:
     break_("serialization failure", "messages")
     with closing(psycopg.connect(url)) as application:
@@ -194,6 +224,30 @@ def test_a_lookup_that_fails_leaves_a_commit_unsure(
     monkeypatch.setattr(link, "read", read)
     own.commit(Changes(new=[entry()]))
     assert own.snapshot().counters.stored == 2
+    assert_counted(url)
+
+
+def test_a_commit_is_unsure_though_it_is_no_connection_that_fails(
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit was executed, its answer is lost, and the next connection cannot be used."""
+    link = own._link
+    transact = link.transact
+
+    def cut(steps: Any) -> Any:
+        transact(steps)
+        link.close()
+        refuse_reopening(monkeypatch)
+        monkeypatch.setattr(link, "transact", transact)
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(link, "transact", cut)
+    with pytest.raises(OutboxUnsure):
+        own.commit(Changes(new=[entry()]))
+    monkeypatch.undo()
+    until(lambda: own.may_have_changed() and own._link.is_open)
+    assert own.changed_elsewhere()
+    assert own.snapshot().counters.stored == 1
     assert_counted(url)
 
 

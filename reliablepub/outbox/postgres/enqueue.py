@@ -111,7 +111,7 @@ class Enqueuing:
         for _ in range(_TRIES):
             try:
                 return link.store(statement)
-            except OutboxUnreachable as error:  # no connection could be opened
+            except OutboxError as error:  # no connection could be opened, or used
                 failure = error
                 break
             except psycopg.Error as error:

@@ -591,8 +591,8 @@ class PostgresStore:
                 is_unsure = is_unsure or is_cut_off(error)
                 if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break
-            except OutboxUnreachable as unreachable:  # no new connection could be opened
-                failure = unreachable
+            except OutboxError as unusable:  # no new connection could be opened, or used
+                failure = unusable
                 break
             else:
                 self._turn += 1
