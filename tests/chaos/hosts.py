@@ -225,10 +225,10 @@ def without_fence() -> None:
     def blind(store: PostgresStore, turn: int, _: int, token: bytes, intervention: int) -> None:
         follow(store, turn, store.run, token, intervention)
 
-    def forced(store: PostgresStore, *arguments: Any) -> Any:
+    def forced(store: PostgresStore, *arguments: Any, **options: Any) -> Any:
         with suppress(OutboxError):
             store._look()
-        return take(store, *arguments)
+        return take(store, *arguments, **options)
 
     PostgresStore._follow = blind  # type: ignore[method-assign, assignment]
     PostgresStore._take_turn = forced  # type: ignore[method-assign, assignment]

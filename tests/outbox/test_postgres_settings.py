@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 
 import psycopg
@@ -67,6 +67,65 @@ def test_a_relay_whose_table_is_locked_says_so_and_refuses_messages(url: str) ->
             except OutboxLocked:
                 assert time.monotonic() < deadline
         assert publisher.status.trouble == ""
+
+
+def attempts_to_take_over(url: str, for_s: float, live: Callable[[], object]) -> set[str]:
+    """Open the outbox again and again, as standbys do, while the owner lives; what came of it."""
+    told: set[str] = set()
+    until_s = time.monotonic() + for_s
+
+    def attempt() -> None:
+        while time.monotonic() < until_s:
+            try:
+                PostgresStore(Server.of(url)).close()
+                told.add("taken over")
+            except OutboxError as error:
+                told.add(type(error).__name__)
+
+    standby = threading.Thread(target=attempt)
+    standby.start()
+    try:
+        while standby.is_alive():
+            live()
+            time.sleep(0.05)
+    finally:
+        standby.join()
+    return told
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("mode", ["ACCESS EXCLUSIVE", "SHARE"])
+def test_an_owner_that_waits_for_the_lock_of_a_table_keeps_its_shard(
+    url: str, entry: Make, mode: str
+) -> None:
+    """VACUUM FULL, or CREATE INDEX, for longer than a turn may be old."""
+    with closing(PostgresStore(Server.of(url))) as own, closing(psycopg.connect(url)) as locking:
+        own.changed_elsewhere()
+        Outbox(url).enqueue(Message(b""))
+        assert own.changed_elsewhere(), "found, and not counted yet"
+        locking.execute(f"LOCK TABLE reliablepub.messages IN {mode} MODE".encode())
+
+        def live() -> None:
+            with suppress(OutboxLocked):
+                own.changed_elsewhere()
+            with suppress(OutboxLocked):
+                own.commit(Changes(new=[entry()]))
+
+        told = attempts_to_take_over(url, 2.5 * ownership.EXPIRY_S, live)
+        locking.rollback()
+        assert told == {"OutboxInUse"}
+        assert own.commit(Changes(new=[entry()])).counters.stored == 2
+    assert not Outbox(url).audit().differences
+
+
+@pytest.mark.postgres
+def test_an_owner_whose_commit_took_long_keeps_its_shard(url: str) -> None:
+    """It waits for a synchronous replica, for instance: its turn is old when others see it."""
+    with closing(PostgresStore(Server.of(url))) as own:
+        slow_s = ownership.EXPIRY_S + 1
+        own._take_turn([("SELECT pg_catalog.pg_sleep(%(s)b)", {"s": slow_s})])
+        told = attempts_to_take_over(url, ownership.EXPIRY_S, own.changed_elsewhere)
+        assert told == {"OutboxInUse"}
 
 
 @pytest.mark.postgres

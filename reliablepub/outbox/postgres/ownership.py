@@ -8,8 +8,8 @@ lost its shard, for instance while it was paused, changes nothing. The insert al
 before it has another token than the relay knows: the database has failed over to a replica that
 lagged, and another process has taken a turn of that number.
 
-The owner takes a turn at each look by which its last one is older than `BEAT_S`; even a relay at
-rest looks each second. A shard is free in four cases:
+The owner takes a turn before each look by which its last one is older than `BEAT_S`; even a relay
+at rest looks each second. A shard is free in four cases:
 
 - Its last turn says so.
 - Its last turn is older than `EXPIRY_S` by the clock of the database, and so is the start of the
@@ -21,7 +21,12 @@ rest looks each second. A shard is free in four cases:
   that. Behind PgBouncer, the server process outlives the owner, so this case never occurs.
 
 If the newest turn changes while a process looks, the owner lives, however old that turn is: its
-transaction may have taken long.
+transaction may have taken long. So by the age of a turn, a process takes a shard over only after it
+has watched that turn for most of `EXPIRY_S`. An owner whose commit took longer, or that waited for
+the turn of an operator, takes its next turn in this time.
+
+The owner waits at most 1 s for the lock of a table, and takes its turn before it looks, so that a
+lock on a table that a turn need not touch makes it no older.
 """
 
 from __future__ import annotations
@@ -41,6 +46,8 @@ from reliablepub.outbox.postgres.server import Link, Row, emptied, outbox_error
 BEAT_S: Final = 0.8
 EXPIRY_S: Final = 3.0
 CUT_OFF_S: Final = 0.5
+_WATCHED: Final = 0.8
+"""Part of `EXPIRY_S` for which a process watches a turn: longer than a relay at rest needs."""
 _LOOK_S: Final = 0.1
 _LOCKED_MAX: Final = 3
 """How often to wait for a lock on the next turn of a shard, 5 s each time."""
@@ -73,6 +80,29 @@ def is_lost_turn(error: psycopg.Error) -> bool:
     return is_empty and error.diag.table_name == "turns"
 
 
+class _Watch:
+    """What a process has seen of the shards since it began to wait."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._first: dict[int, bytes] = {}
+        self._turns: dict[int, tuple[int, float]] = {}  # the newest, and since when it is
+
+    def has_moved(self, shard: int, turn: int, at: bytes, now_s: float) -> bool:
+        """Note the newest turn of a shard; return whether the owner has taken one."""
+        # The turn of an operator may have kept the owner from its own; many do not for ever.
+        is_early = now_s - self._begun < 2 * EXPIRY_S
+        known = self._turns.setdefault(shard, (turn, now_s))
+        if known[0] != turn and is_early:
+            self._turns[shard] = turn, now_s
+        return self._first.setdefault(shard, at) != at
+
+    def is_old(self, shard: int, age_s: float, now_s: float) -> bool:
+        """Whether a turn of this age is old, and was watched for long enough to tell."""
+        is_watched = now_s - self._turns[shard][1] >= _WATCHED * EXPIRY_S
+        return is_watched and max(age_s, now_s - self._begun) > EXPIRY_S
+
+
 def take_over(link: Link, token: str, now: float) -> Ownership:
     """Become the owner of the first free shard; wait for an owner that may have died.
 
@@ -85,8 +115,7 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
         OutboxInUse: each shard has a living owner.
         OutboxError: the outbox cannot be used.
     """
-    begun = time.monotonic()
-    first_seen: dict[int, bytes] = {}
+    watch = _Watch()
     linked_at: dict[int, float] = {}
     locked: Counter[int] = Counter()
     while True:
@@ -96,8 +125,8 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
         now_s = time.monotonic()
         lived = 0
         for shard, turn, _, is_free, at, age_s, is_cut_off in newest:
-            has_moved = first_seen.setdefault(shard, at) != at
-            is_silent = not has_moved and max(age_s, now_s - begun) > EXPIRY_S
+            has_moved = watch.has_moved(shard, turn, at, now_s)
+            is_silent = not has_moved and watch.is_old(shard, age_s, now_s)
             if shard not in linked_at or not is_cut_off:
                 linked_at[shard] = now_s
             if is_free or is_silent or now_s - linked_at[shard] > CUT_OFF_S:

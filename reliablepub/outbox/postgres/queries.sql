@@ -102,11 +102,12 @@ SELECT
 -- missing or old, and the planner would read the whole table for each page. A timeout of the user may
 -- be shorter than the count of all messages that came while no relay ran. Rows that a policy hides from
 -- the user would stay in the outbox: with `row_security` off, reading them is an error. A read must not
--- wait for as long as a `VACUUM FULL` takes: callers of the relay wait for its thread.
+-- wait for as long as a `VACUUM FULL` takes: callers of the relay wait for its thread, and an owner that
+-- waits takes no turn (see ownership.py).
 -- name: by_index
 SELECT
     set_config('statement_timeout', '0', true),
-    set_config('lock_timeout', '5000', true),
+    set_config('lock_timeout', '1000', true),
     set_config('row_security', 'off', true),
     set_config('enable_seqscan', 'off', true),
     set_config('enable_bitmapscan', 'off', true),
@@ -114,7 +115,8 @@ SELECT
     set_config('jit', 'off', true);
 
 -- The next turn. It fails if the turn before it is not the newest (primary key), has been deleted, or is
--- not the one that the relay knows, or if the relay has not met this server (`run` is null).
+-- not the one that the relay knows, or if the relay has not met this server (`run` is null). It may wait
+-- for the turn of an operator, whose transaction lets nobody else take one. What follows waits less.
 -- name: take_turn
 INSERT INTO reliablepub_turns
 SELECT
@@ -126,7 +128,8 @@ SELECT
     :token, clock_timestamp(), false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
     CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
-LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
+LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1
+RETURNING set_config('lock_timeout', '1000', true);
 
 -- name: take_over
 INSERT INTO reliablepub_turns

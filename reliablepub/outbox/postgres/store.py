@@ -288,8 +288,12 @@ class PostgresStore:
             OutboxInUse: another relay has taken over.
         """
         self._check_usable()
+        is_beating = self._is_reconnected or time.monotonic() - self._turn_at > BEAT_S
+        if is_beating:  # before the look, which may wait for a lock and fail
+            with suppress(Intervened):
+                self._take_turn([], is_counting=False)
         self._is_changed |= self._look()  # kept if what follows fails: no later look finds it
-        if self._is_reconnected or time.monotonic() - self._turn_at > BEAT_S:
+        if self._is_reconnected or (is_beating and self._seen.count):
             with suppress(Intervened):
                 self._take_turn([])
         if self._unfit:
@@ -548,13 +552,15 @@ class PostgresStore:
         return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
 
     def _take_turn(
-        self, steps: Sequence[Step], new_ids: Sequence[int] = ()
+        self, steps: Sequence[Step], new_ids: Sequence[int] = (), *, is_counting: bool = True
     ) -> list[list[Row]] | None:
         """Commit statements as the next turn.
 
         Args:
             steps: the statements.
             new_ids: ids of the messages that they store.
+            is_counting: whether the turn counts new messages of enqueuers, as it must if its
+                statements change messages.
 
         Returns:
             the rows of each statement; None if the answer of the server was lost.
@@ -574,11 +580,13 @@ class PostgresStore:
         drawn_from = self._started_at
         for _ in range(_TRIES):
             try:
-                *results, [newest] = self._link.transact(self._all_steps(steps, token))
+                *results, [newest] = self._link.transact(
+                    self._all_steps(steps, token, is_counting=is_counting)
+                )
             except psycopg.Error as error:
                 try:
                     if is_lost_turn(error):
-                        if self._has_committed(token):
+                        if self._has_committed(token, is_counting=is_counting):
                             return None
                         if new_ids and self._started_at != drawn_from:
                             raise _VoidIdsError
@@ -596,36 +604,37 @@ class PostgresStore:
                 break
             else:
                 self._turn += 1
-                self._committed(_Turn(*newest))
+                self._committed(_Turn(*newest), is_counting=is_counting)
                 return results[len(results) - len(steps) :]
         raise self._cut_off(failure, token, new_ids) if is_unsure else failure
 
-    def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
+    def _all_steps(self, steps: Sequence[Step], token: str, *, is_counting: bool) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
         mine = {"run": self._run, "token": token, "backend": self._link.backend}
         after = {**turn, "known": self._known, "started_at": self._started_at.decode()}
-        head: list[Step] = [self._link.settings(), BY_INDEX, ("take_turn", {**after, **mine})]
+        head: list[Step] = [BY_INDEX, self._link.settings(), ("take_turn", {**after, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
-        if self._seen.count:  # first: rows must be counted before they are subtracted
+        if self._seen.count and is_counting:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
         if self._turn - self._forgotten >= 2 * KEPT_TURNS:
             upto = self._turn - KEPT_TURNS
             head.append(("forget_turns", {**turn, "from": self._forgotten, "upto": upto}))
         return [*head, *steps, ("newest_turn", {"shard": self._shard})]
 
-    def _committed(self, newest: _Turn) -> None:
+    def _committed(self, newest: _Turn, *, is_counting: bool) -> None:
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         self._known = newest.token.decode()
         if self._turn - self._forgotten > 2 * KEPT_TURNS:
             self._forgotten = self._turn - 1 - KEPT_TURNS
         self._seen.intervention = newest.intervention
-        self._seen.count = self._seen.size = 0
         self._unsure.clear()  # this turn has their number
-        self._secured()
+        if is_counting or not self._seen.count:
+            self._seen.count = self._seen.size = 0
+            self._secured()
         self._counters = newest.counters
         self._is_ledger_old = False
 
-    def _has_committed(self, token: str) -> bool:
+    def _has_committed(self, token: str, *, is_counting: bool) -> bool:
         """When the next turn is taken, whether this transaction has taken it, and was cut off.
 
         Raises:
@@ -640,7 +649,7 @@ class PostgresStore:
             self._turn, self._known = self._turn + 1, token
         self._follow(newest.turn, newest.run, newest.token, newest.intervention)
         if is_own:
-            self._committed(newest)
+            self._committed(newest, is_counting=is_counting)
             return True
         [(started_at,)] = self._link.rows("started_at")
         self._meet(started_at)
@@ -659,7 +668,7 @@ class PostgresStore:
         """
         token = since[0].token.decode() if since else ""
         ids = self._unsure.get(token, [])
-        if token in self._unsure:
+        if token in self._unsure and not self._seen.count:  # it may have counted nothing
             self._secured()
         # Higher ids count as new, once the relay knows of one that is higher still.
         self._add_late([id_ for id_ in ids if id_ <= self._seen.last_id])
