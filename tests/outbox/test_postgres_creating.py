@@ -14,6 +14,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.sql import creation, roles
 from reliablepub.testing import FakeBroker
 from tests.postgres import PostgresServer
+from tests.waiting import until
 
 PAGE: dict[str, Any] = {"limit": 9, "bytes_max": 10**6}
 
@@ -63,6 +64,21 @@ def test_several_processes_may_create_it_at_once(postgres_url: str, *, is_joined
         list(pool.map(create, range(4)))
     with Outbox(postgres_url) as outbox:
         assert outbox.status().stored == 0
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_who_waits_for_a_creation_sees_it_at_any_isolation_level(
+    postgres_url: str, isolation: str
+) -> None:
+    url = f"{postgres_url}?options=-c default_transaction_isolation={isolation.replace(' ', '%5C ')}"
+    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(postgres_url) as application:
+        Outbox(postgres_url).create(connection=application)
+        second = pool.submit(Outbox(url).create)
+        until(lambda: application.execute(waiting).fetchone() is not None)
+        application.commit()
+        second.result(20)
+        assert Outbox(url).status().stored == 0
 
 
 def test_it_may_be_created_twice_in_a_transaction(postgres_url: str) -> None:

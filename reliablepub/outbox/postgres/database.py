@@ -356,8 +356,11 @@ class PostgresDatabase:
         if connection is not None:
             self._create(connection)
             return
-        with reported(self.server), self.server.connect() as own, own.transaction():
-            self._create(own)
+        with reported(self.server), self.server.connect() as own:
+            # With the default of the server or the user, who waited might see none of the creation.
+            own.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            with own.transaction():
+                self._create(own)
 
     def _create(self, connection: Any) -> None:  # noqa: ANN401 - of any library
         schema, texts = {"schema": self.server.schema}, named(self.server.schema)
