@@ -112,14 +112,14 @@ FROM reliablepub_confirmed WHERE id = :id;
 SELECT
     BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), BYTES(ordering_key), body,
     id, stored_at, due_at, expires_at, refused_at, nacked, returned, refused, uncertain, size, checksum
-FROM reliablepub_messages ORDER BY id;
+FROM reliablepub_messages WHERE id > :after ORDER BY id LIMIT :limit;
 
 -- name: parked_contents
 SELECT
     BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), BYTES(ordering_key), body,
     id, stored_at, parked_at, expires_at, nacked, returned, refused, uncertain, size, checksum,
     outcome, reply_code
-FROM reliablepub_parked ORDER BY id;
+FROM reliablepub_parked WHERE id > :after ORDER BY id LIMIT :limit;
 
 -- name: one_message
 SELECT

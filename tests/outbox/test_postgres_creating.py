@@ -70,7 +70,9 @@ def test_several_processes_may_create_it_at_once(postgres_url: str, *, is_joined
 def test_who_waits_for_a_creation_sees_it_at_any_isolation_level(
     postgres_url: str, isolation: str
 ) -> None:
-    url = f"{postgres_url}?options=-c default_transaction_isolation={isolation.replace(' ', '%5C ')}"
+    url = (
+        f"{postgres_url}?options=-c default_transaction_isolation={isolation.replace(' ', '%5C ')}"
+    )
     waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with ThreadPoolExecutor(1) as pool, psycopg.connect(postgres_url) as application:
         Outbox(postgres_url).create(connection=application)

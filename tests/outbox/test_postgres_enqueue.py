@@ -204,7 +204,9 @@ def test_a_message_is_on_disk_though_an_administrator_no_longer_waits_for_it(
         hasty_server()
         until(lambda: other.execute("SHOW synchronous_commit").fetchone() == ("off",))
         for number in range(3):
-            outbox.enqueue(Message(b"", message_id=str(number)), key=f"{number}" if number else None)
+            outbox.enqueue(
+                Message(b"", message_id=str(number)), key=f"{number}" if number else None
+            )
         postgres_server.kill()
         postgres_server.start()
         assert message_ids(url) == ["before", "0", "1", "2"]

@@ -17,13 +17,16 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.message import Message
+from reliablepub.outbox.admin import integrity
 from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.database import NO_VALUES
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import salvage as salvage_module
 from reliablepub.outbox.sqlite.checkup import page_damage
+from reliablepub.outbox.sqlite.database import SqliteSession
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -349,6 +352,26 @@ def test_an_audit_finds_what_was_changed_by_hand(path: Path) -> None:
     differences = dict(audit.differences)
     assert differences.pop("open_bytes") > 0
     assert differences == {"open": 1, "parked": 1, "expired": -1}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_an_audit_reads_each_row_once_and_a_piece_at_a_time(
+    path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, 20)
+    whole = Outbox(path).audit()
+    asked: list[int] = []
+    run = SqliteSession.run
+
+    def counted(session: SqliteSession, name: str, values: Any = NO_VALUES) -> Any:
+        asked.append(values.get("limit", 0))
+        return run(session, name, values)
+
+    monkeypatch.setattr(SqliteSession, "run", counted)
+    monkeypatch.setattr(integrity, "PIECE_ROWS", rows)
+    assert Outbox(path).audit() == whole
+    assert whole.rows
+    assert asked.count(rows) >= whole.rows / rows
 
 
 def test_an_audit_finds_a_damaged_page(path: Path) -> None:

@@ -6,15 +6,20 @@ repaired.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from reliablepub.outbox.database import Database
+from reliablepub.outbox.database import Database, Session
 from reliablepub.outbox.rows import MISTYPED, Unreadable, check, misfit_words, misfits
 
 _DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
 _CONTENTS: Final = 6
 """Number of columns with the message itself. The bookkeeping columns follow them."""
+PIECE_ROWS: Final = 100
+"""Rows that are read at once, with their bodies."""
+_FIRST: Final = -(2**63) + 1
+"""Below each id, even of a damaged row; a lower number is no bigint to PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,8 @@ def audit(database: Database) -> Audit:
         }
         rows, damaged = 0, {}
         for query in ("open_contents", "parked_contents"):
-            cursor = session.run(query)
-            names = [column[0] for column in cursor.description[_CONTENTS:]]
-            for message_id, exchange, routing_key, properties, key, body, *others in cursor:
+            for texts, body, beside in _contents(session, query):
                 rows += 1
-                beside = dict(zip(names, others, strict=True))
-                texts = (message_id, exchange, routing_key, properties, key)
                 try:
                     check(texts, body, beside["checksum"])
                 except Unreadable as error:
@@ -75,3 +76,21 @@ def audit(database: Database) -> Audit:
                     if any(misfits(beside)):
                         damaged[beside["id"]] = misfit_words(beside)
         return Audit(rows, differences, damaged, ())
+
+
+def _contents(
+    session: Session, query: str
+) -> Iterator[tuple[tuple[Any, ...], Any, dict[str, Any]]]:
+    """Yield the texts, the body and the bookkeeping columns of each row."""
+    after = _FIRST
+    while True:  # a client of PostgreSQL has all rows of a result in memory
+        cursor = session.run(query, {"after": after, "limit": PIECE_ROWS})
+        names = [column[0] for column in cursor.description[_CONTENTS:]]
+        count = 0
+        for message_id, exchange, routing_key, properties, key, body, *others in cursor:
+            count += 1
+            beside = dict(zip(names, others, strict=True))
+            after = beside["id"]
+            yield (message_id, exchange, routing_key, properties, key), body, beside
+        if count < PIECE_ROWS:
+            return

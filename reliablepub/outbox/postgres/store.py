@@ -614,7 +614,9 @@ class PostgresStore:
         after = {**turn, "known": self._known, "started_at": self._started_at.decode()}
         head: list[Step] = [BY_INDEX, self._link.settings(), ("take_turn", {**after, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
-        if self._seen.count and is_counting:  # first: rows must be counted before they are subtracted
+        if (
+            self._seen.count and is_counting
+        ):  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
         if self._turn - self._forgotten >= 2 * KEPT_TURNS:
             upto = self._turn - KEPT_TURNS
