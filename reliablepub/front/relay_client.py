@@ -42,6 +42,8 @@ caller makes the messages of the next turn.
 """
 LOOK_S: Final = 0.05
 """Interval at which a caller that waits for a commit checks whether to give up."""
+SOURCE_BYTES_MAX: Final = 2_600
+"""Maximum size of the name of a source, which PostgreSQL must be able to index."""
 
 
 class RelayClient:
@@ -178,8 +180,8 @@ class RelayClient:
             self.relay.check_thread()
             self.check_alive()
             # Checked here, because the store would fail the whole turn.
-            if source is not None and b"\0" in utf8("source", source):
-                raise InvalidMessage("source", "has the character U+0000")
+            if source is not None:
+                _check_source(source)
             if (check := self.relay.check) is not None:
                 for message in messages:
                     check(message)
@@ -310,6 +312,20 @@ class RelayClient:
         self.relay.join()
         _not_closed.pop(self, None)
         self.check_failure()
+
+
+def _check_source(source: str) -> None:
+    """Check that every store can count messages under the name of a source.
+
+    Raises:
+        InvalidMessage: none or not each of them can.
+    """
+    name = utf8("source", source)
+    if b"\0" in name:
+        raise InvalidMessage("source", "has the character U+0000")
+    if len(name) > SOURCE_BYTES_MAX:
+        reason = f"has {len(name)} bytes, and a name may have {SOURCE_BYTES_MAX}"
+        raise InvalidMessage("source", reason)
 
 
 _not_closed: Final[dict[RelayClient, None]] = {}

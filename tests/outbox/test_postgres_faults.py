@@ -4,6 +4,8 @@ The faults are the server's own. A trigger raises them, as often as a test says:
 because no rollback takes its numbers back.
 """
 
+import random
+import string
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -438,6 +440,25 @@ def test_other_values_with_u_0000_are_refused_by_name(url: str) -> None:
             outbox.enqueue(Message(b"", routing_key="a\0b"), connection=application)
         application.execute("SELECT 1")  # its transaction goes on
     assert outbox.status().open == 1
+
+
+def test_names_that_no_index_has_room_for_are_refused_and_longest_ones_are_not(url: str) -> None:
+    """PostgreSQL compresses names, so only those without a pattern are as long as they seem."""
+    chance = random.Random(1)
+    longest = "".join(chance.choices(string.ascii_letters + string.digits, k=2600))
+    outbox = Outbox(url)
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("orders")
+        publisher.publish_many([Message(b"", routing_key="orders")], source=longest)
+        outbox.enqueue(Message(b"", routing_key="orders"), key=longest)
+        with pytest.raises(InvalidMessage, match="2601 bytes") as refused:
+            publisher.publish_many([Message(b"")], source=f"{longest}z")
+        assert refused.value.field == "source"
+        with pytest.raises(InvalidMessage, match="2601 bytes") as refused:
+            outbox.enqueue(Message(b""), key=f"{longest}z")
+        assert refused.value.field == "key"
+        assert publisher.flush(20).counters.stored == 2
+    assert outbox.position(longest) == 1
 
 
 def test_headers_and_bodies_may_have_u_0000(url: str, own: PostgresStore, entry: Make) -> None:

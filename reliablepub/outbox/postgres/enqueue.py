@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 
 from reliablepub.errors import (
     ConfigurationError,
+    InvalidMessage,
     OutboxError,
     OutboxLocked,
     OutboxUnreachable,
@@ -47,6 +48,8 @@ from reliablepub.outbox.rows import plain_row_of
 
 LIMITS_S: Final = 0.2
 """Maximum age of the counts that limits are compared with."""
+KEY_BYTES_MAX: Final = 2_600
+"""Maximum size of a deduplication key. A row of an index has room for some bytes more."""
 _TRIES: Final = 3
 
 
@@ -169,9 +172,12 @@ def _statement(
         run: runs a statement, and returns its first row.
 
     Raises:
-        InvalidMessage: a text has a character that PostgreSQL cannot store.
+        InvalidMessage: a text has a character that PostgreSQL cannot store, or the key is too long.
     """
     check_texts(texts_of(entry.message) | {"key": key})
+    if key is not None and (size := len(key.encode())) > KEY_BYTES_MAX:
+        limit = f"and PostgreSQL can index at most {KEY_BYTES_MAX}"
+        raise InvalidMessage("key", f"has {size} bytes, {limit}; use a hash of it")
     if keys is not None:  # the encryption binds the id
         (entry.id,) = run(("draw_ids", {"count": 1}))
     _, *columns = plain_row_of(entry, keys)
