@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from reliablepub.outbox import history
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes, Entry, Release
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import retention
 from reliablepub.outbox.postgres.server import Server
@@ -258,3 +258,21 @@ def test_retention_does_not_depend_on_the_backlog_or_on_what_was_deleted(
             with psycopg.connect(postgres_outbox) as looking:
                 left = looking.execute("SELECT count(*) FROM reliablepub.attempts").fetchone()
             assert left == (20_000 - 3 * history.PAGE,)
+
+
+def test_held_messages_of_another_shard_are_not_read(
+    postgres_outbox: str, statements: list[Explained], clock: Clock
+) -> None:
+    with closing(PostgresStore(Server.of(postgres_outbox), clock=clock)) as store:
+        with psycopg.connect(postgres_outbox) as application:
+            application.execute(FILL, [20_000])
+            application.execute(
+                "UPDATE reliablepub.messages SET due_at = 'infinity', exchange = 'x',"
+                " shard = CASE WHEN id % 10000 = 0 THEN 0 ELSE 1 END"
+            )
+        del statements[:]
+        [held] = store.held_exchanges(10)
+        assert (held.exchange, held.count) == ("x", 2)
+        store.commit(Changes(released=[release := Release("x", None, limit=10)]))
+        assert release.count == 2
+        assert max(one.pages for one in statements) < 50
