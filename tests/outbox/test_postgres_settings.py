@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 
@@ -155,6 +156,25 @@ def test_a_relay_starts_or_says_that_a_transaction_holds_its_turn(
         starting.join()
     assert "pg_prepared_xacts" in str(failures)
     PostgresStore(Server.of(url)).close()
+
+
+@pytest.mark.postgres
+def test_a_relay_that_starts_ignores_the_statement_timeout_of_its_user(
+    url: str, admin: psycopg.Connection
+) -> None:
+    """It waits for the transaction of an application that cancels a message."""
+    waiting = (
+        "SELECT 1 FROM pg_locks WHERE NOT granted AND age(now(), waitstart) > interval '0.3 s'"
+    )
+    outbox = Outbox(url)
+    outbox.enqueue(Message(b""), key="k")
+    own = Server.of(f"{url}?options=-c statement_timeout=200")
+    with ThreadPoolExecutor(1) as pool, closing(psycopg.connect(url)) as application:
+        outbox.cancel("k", connection=application)
+        starting = pool.submit(PostgresStore, own)
+        until(lambda: starting.done() or admin.execute(waiting).fetchone() is not None)
+        application.commit()
+        starting.result(20).close()
 
 
 # ---------------------------------------------------------------------------- policies

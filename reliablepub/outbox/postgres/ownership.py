@@ -41,7 +41,7 @@ from typing import Final
 import psycopg
 
 from reliablepub.errors import OutboxInUse
-from reliablepub.outbox.postgres.server import Link, Row, emptied, outbox_error
+from reliablepub.outbox.postgres.server import BY_INDEX, Link, Row, emptied, outbox_error
 
 BEAT_S: Final = 0.8
 EXPIRY_S: Final = 3.0
@@ -157,7 +157,7 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | No
     values = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
     try:
         values["backend"] = link.backend
-        link.transact([link.settings(), ("take_over", values)])
+        link.transact([BY_INDEX, link.settings(), ("take_over", values)])
     except psycopg.Error as error:
         if is_lost_turn(error):
             return None

@@ -19,11 +19,11 @@ SELECT
     ),
     current_setting('synchronous_commit') = 'off';
 
--- Stores the first message of a deduplication key, with the key. The key of a message that is open or
--- parked does not expire.
 -- name: message_id_of
 SELECT message_id FROM reliablepub_messages WHERE id = :id;
 
+-- Stores the first message of a deduplication key, with the key. The key of a message that is open or
+-- parked does not expire.
 -- name: enqueue_once
 WITH fresh AS (
     INSERT INTO reliablepub_keys AS k (key, id, message_id, kept_until)

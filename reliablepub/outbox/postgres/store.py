@@ -423,7 +423,7 @@ class PostgresStore:
 
     @property
     def lock_wait_s(self) -> float:
-        """Always 0: a turn waits for no lock that applications hold."""
+        """Always 0: waits for the turns of operators and applications are not measured."""
         return 0.0
 
     def commit(self, changes: Changes) -> Snapshot:
