@@ -1,4 +1,4 @@
-"""An application in a process of its own, that puts messages in by one of five doors.
+"""An application in a process of its own, that puts messages in by one of several doors.
 
 It tells each call at once, on its standard output: `stored 17 TIME`, or `raised 17 OutboxMoved`.
 Between two rounds of calls it waits for a line on its standard input, so that a test can do
@@ -25,7 +25,7 @@ NOWHERE: Final = "amqp://127.0.0.1:1"
 CALLS: Final = 5
 """In each round."""
 RELAYING: Final = ("publish", "publish_many", "async")
-DOORS: Final = (*RELAYING, "enqueue", "within", "within_rollback")
+DOORS: Final = (*RELAYING, "enqueue", "within", "within_anew", "within_rollback")
 
 Store = Callable[[str], object]
 """Stores one message with this id, or raises."""
@@ -184,8 +184,14 @@ def enqueue(path: Path) -> None:
         rounds(lambda id_: outbox.enqueue(Message(b"", message_id=id_)))
 
 
-def within(path: Path, journal: str = "wal") -> None:
-    """In the application's own transactions, on one connection that stays open."""
+def within(path: Path, journal: str = "wal", *, anew: bool = False) -> None:
+    """In the application's own transactions, on one connection that stays open.
+
+    Args:
+        path: of the outbox.
+        journal: mode of the journal.
+        anew: whether each call makes an `Outbox` of its own.
+    """
     outbox = Outbox(path)
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA journal_mode = {journal}")
@@ -194,7 +200,8 @@ def within(path: Path, journal: str = "wal") -> None:
         with connection:
             connection.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT)")
             connection.execute("INSERT INTO orders VALUES (?)", (id_,))
-            outbox.enqueue(Message(b"", message_id=id_), connection=connection)
+            called = Outbox(path) if anew else outbox
+            called.enqueue(Message(b"", message_id=id_), connection=connection)
 
     rounds(store)
     connection.close()
@@ -202,5 +209,5 @@ def within(path: Path, journal: str = "wal") -> None:
 
 if __name__ == "__main__":
     mains: list[Callable[[Path], None]] = [publish, publish_many, publish_async, enqueue, within]
-    mains.append(partial(within, journal="delete"))
+    mains += [partial(within, anew=True), partial(within, journal="delete")]
     mains[DOORS.index(sys.argv[1])](Path(sys.argv[2]))

@@ -276,7 +276,7 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
             _prepare(connection, path, is_relay=is_relay)
             connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens -wal and -shm
         check_side_files(path)  # after the log was opened, so that it is the one that is checked
-        connection.place = Place(path)
+        connection.place = Place(path, is_logged=True)
     except BaseException:
         connection.close()
         raise

@@ -219,17 +219,24 @@ class Enqueuing:
         # The files at the path are compared with those of the last call. If they differ, the caller
         # has either opened a new connection to the new files, or still has the old ones open.
         if self._place is None:
-            self._place = Place(self.path)
+            self._place = _place(cursor, self.path)
             return
         try:
             self._place.check()
         except OutboxMoved:
-            place = Place(self.path)
+            place = _place(cursor, self.path)
             if self._place.is_left_open(place):
                 raise
             self._checked = None
             self._check_same_file(cursor)
             self._place = place
+
+
+def _place(cursor: sqlite3.Cursor, path: Path) -> Place:
+    """Record the files at the path, and check that this connection can have them open."""
+    # The connection is asked, not the file: another process may switch to a log just now.
+    (journal,) = cursor.execute("PRAGMA main.journal_mode").fetchone()
+    return Place(path, is_logged=journal == "wal")
 
 
 def _check_names(cursor: sqlite3.Cursor) -> None:

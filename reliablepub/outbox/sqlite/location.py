@@ -264,6 +264,7 @@ class Place:
 
     Args:
         path: absolute path of the database, which this process has open.
+        is_logged: whether the connection has a write-ahead log open.
 
     Attributes:
         is_overwritten: other content was copied into the database, beside its old log.
@@ -273,7 +274,7 @@ class Place:
         OutboxForked: SQLite's table has a lock on the database that the kernel does not have.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_logged: bool = False) -> None:
         self._path = path
         self._names = (str(path), f"{path}-wal", f"{path}-shm")
         self._inodes = self._now()
@@ -283,6 +284,8 @@ class Place:
         self._changes = 0
         self.is_overwritten = False
         self._take_stock()
+        if is_logged and self._inodes[1] is None:
+            raise self._lost("-wal")
 
     @property
     def file(self) -> Inode | None:
@@ -396,8 +399,11 @@ class Place:
         elif file != self.file:
             what = "was replaced by another file"
         else:
-            lost = "-wal" if now[1] != self._inodes[1] else "-shm"
-            what = f"lost its {self._path.name}{lost}, which was deleted, moved or replaced"
+            return self._lost("-wal" if now[1] != self._inodes[1] else "-shm")
+        return moved(self._path, what)
+
+    def _lost(self, suffix: str) -> OutboxMoved:
+        what = f"lost its {self._path.name}{suffix}, which was deleted, moved or replaced"
         return moved(self._path, what)
 
 
