@@ -9,6 +9,7 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxMoved
+from reliablepub.outbox.sqlite.location import Place
 from tests.sqlite import sql, writer_of
 from tests.surroundings.app import CALLS, RELAYING, App
 from tests.surroundings.test_moved import ids_at
@@ -35,7 +36,7 @@ def enqueue(path: Path, prefix: str, count: int) -> None:
             outbox.enqueue(Message(b"x" * 1024, message_id=f"{prefix}{n}"))
 
 
-@pytest.mark.parametrize("door", [*RELAYING, "enqueue"])
+@pytest.mark.parametrize("door", [*RELAYING, "enqueue", "within"])
 def test_a_restore_into_the_open_file_is_noticed(tmp_path: Path, door: str) -> None:
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "outbox.db"
@@ -80,6 +81,50 @@ def test_checkpoints_of_others_are_no_restore(tmp_path: Path) -> None:
                 values=(b"x" * 20_000,),
             )
     assert ids_at(path) == {f"m{n}" for n in range(20)}
+
+
+def test_a_restore_while_no_connection_is_open_is_no_fault(tmp_path: Path) -> None:
+    """The names, and here the inodes, may be those of before."""
+    path = tmp_path / "outbox.db"
+    outbox = Outbox(path)
+    for n in range(2):
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            outbox.enqueue(Message(b"", message_id=f"m{n}"), connection=connection)
+        place = outbox._database._enqueuing._place  # type: ignore[attr-defined]
+        connection.close()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("SELECT * FROM reliablepub_messages").fetchall()
+            now = Place(path)
+            place._inodes, place._files, place._changes = now._inodes, now._files, 1_000
+            place._locked_fd = now._locked_fd
+            with connection:
+                outbox.enqueue(Message(b""), connection=connection)
+    assert {"m0", "m1"} < ids_at(path)
+
+
+def test_a_connection_is_marked_once(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with closing(sqlite3.connect(path)) as connection:
+        for _ in range(3):
+            with connection:
+                Outbox(path).enqueue(Message(b""), connection=connection)
+        functions = connection.execute("PRAGMA function_list").fetchall()
+        assert [name for name, *_ in functions].count("reliablepub_mark") == 1
+
+
+def test_a_descriptor_that_is_another_files_for_a_while_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    other = tmp_path / "other"
+    other.write_bytes(b"\xff" * 100)
+    with Outbox(path) as outbox, other.open("rb") as file:
+        outbox.enqueue(Message(b""))
+        place = writer_of(outbox).opened().place
+        own, place._locked_fd = place._locked_fd, file.fileno()
+        place.check()
+        place._locked_fd = own
+        place.check()
 
 
 def test_a_descriptor_that_is_another_files_by_now_says_nothing(tmp_path: Path) -> None:

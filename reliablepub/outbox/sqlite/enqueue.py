@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -41,6 +42,25 @@ _UNSAFE_JOURNALS: Final = ("off", "memory")
 T = TypeVar("T")
 
 
+class _Mark:
+    """Exists as long as the connection that it is put on is open."""
+
+    def __call__(self) -> None:
+        """Do nothing: a connection owns functions, and these alone can be referred to weakly."""
+
+
+_MARKS: Final = weakref.WeakValueDictionary[int, _Mark]()
+"""Marks by the ``id`` of their connection."""
+
+
+def _mark_of(connection: sqlite3.Connection) -> weakref.ref[_Mark]:
+    mark = _MARKS.get(id(connection))
+    if mark is None:
+        mark = _MARKS[id(connection)] = _Mark()
+        sqlite3.Connection.create_function(connection, "reliablepub_mark", 0, mark)
+    return weakref.ref(mark)
+
+
 @dataclass(slots=True)
 class Enqueuing:
     """Stores messages in one outbox.
@@ -53,6 +73,8 @@ class Enqueuing:
     path: Path
     ballast: Ballast
     _place: Place | None = field(default=None, init=False)
+    _mark: weakref.ref[_Mark] | None = field(default=None, init=False)
+    """On the connection that had the files of `_place` open."""
     _checked: tuple[int, str] | None = field(default=None, init=False)
     """The process, and the name by which the connection knows the file: checked for `_place`."""
 
@@ -219,17 +241,30 @@ class Enqueuing:
         # The files at the path are compared with those of the last call. If they differ, the caller
         # has either opened a new connection to the new files, or still has the old ones open.
         if self._place is None:
-            self._place = _place(cursor, self.path)
+            self._take_place(cursor)
             return
+        is_open = self._mark is not None and self._mark() is not None
         try:
             self._place.check()
         except OutboxMoved:
+            # While no connection is open, a backup may be copied into the file.
+            if self._place.is_overwritten and is_open:
+                raise
+            before = self._place
             place = _place(cursor, self.path)
-            if self._place.is_left_open(place):
+            if before.is_left_open(place):
                 raise
             self._checked = None
             self._check_same_file(cursor)
-            self._place = place
+            self._take_place(cursor)
+        else:
+            if not is_open:
+                self._take_place(cursor)
+
+    def _take_place(self, cursor: sqlite3.Cursor) -> None:
+        """Record the files at the path, which the caller's connection has open."""
+        self._place = _place(cursor, self.path)
+        self._mark = _mark_of(cursor.connection)
 
 
 def _place(cursor: sqlite3.Cursor, path: Path) -> Place:

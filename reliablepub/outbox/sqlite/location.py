@@ -309,8 +309,12 @@ class Place:
         Raises:
             OutboxMoved: the database was overwritten.
         """
+        if self._inodes[1] is None:
+            return  # without a log, SQLite itself asks for the counter before it reads
         changes = _changes(self._locked_fd)
-        if changes < self._changes and self._is_ours(self._locked_fd):
+        if changes == self._changes or not self._is_ours(self._locked_fd):
+            return
+        if changes < self._changes:
             self.is_overwritten = True
             raise moved(self._path, "was overwritten, perhaps by a backup,")
         self._changes = changes
