@@ -9,7 +9,10 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxMoved
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.sqlite import store
 from reliablepub.outbox.sqlite.location import Place
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.sqlite import sql, writer_of
 from tests.surroundings.app import CALLS, RELAYING, App
 from tests.surroundings.test_moved import ids_at
@@ -51,6 +54,32 @@ def test_a_restore_into_the_open_file_is_noticed(tmp_path: Path, door: str) -> N
         after = [app.round(), app.round()]
     assert all(told.is_complete for told in after)
     assert not [id_ for told in after for id_ in told.stored], after
+
+
+def test_a_restore_is_noticed_by_a_relay_that_alone_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It need not read the first page again, and then SQLite goes on writing the same counter."""
+    monkeypatch.setattr(store, "REREAD_S", 0.0)
+    path = tmp_path / "outbox.db"
+    with closing(SqliteStore(path)) as relay:
+
+        def commit(name: str) -> None:
+            relay.relieve()
+            for n in range(OLD):
+                message = Message(b"x" * 1024, message_id=f"{name}{n}")
+                relay.commit(Changes(new=[Entry(message, stored_at=0.0)]))
+            with relay._writer as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+        commit("old")
+        backup = path.with_name("backup.db")
+        subprocess.run(["cp", path, backup], check=True)
+        commit("new")
+        commit("newer")
+        subprocess.run(["cp", backup, path], check=True)
+        with pytest.raises(OutboxMoved, match="overwritten"):
+            commit("lost")
 
 
 def test_a_restore_is_noticed_before_a_checkpoint_hides_it(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ disk, an ``lstat`` of the log after each commit made every commit take a third l
 A backup that is copied *into* the open file (``cp backup.db outbox.db``) changes no name and no
 inode. SQLite's file change counter in the first page reveals it: a checkpoint only raises the
 counter, and in a backup it is lower. It is also compared before a commit, because a checkpoint
-within the commit would overwrite it.
+within the commit would overwrite it. With a log, SQLite raises the counter only in a commit that
+changes the first page, as one does that makes the file longer, and only once after it has read that
+page. So a relay that alone writes forgets its pages now and then; and a backup that is as new as
+the last checkpoint is not noticed.
 
 A file with two names has two write-ahead logs, one beside each name, and changes made through one
 name are not visible through the other. So a file with a hard link, or one that is mounted as a
