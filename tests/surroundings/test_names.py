@@ -53,6 +53,21 @@ def test_a_file_that_is_mounted_by_itself_is_refused(
     )
 
 
+@pytest.mark.parametrize("folder", ["link", "real/../real"])
+def test_a_file_that_is_mounted_by_itself_is_refused_by_any_name_of_its_folder(
+    tmp_path: Path, path: Path, folder: str, in_namespace: Callable[[str], None]
+) -> None:
+    inside = tmp_path / "real" / "app.db"
+    inside.parent.mkdir()
+    inside.touch()
+    (tmp_path / "link").symlink_to("real")
+    in_namespace(
+        f"mount --bind '{path}' '{inside}'\n"
+        f"'{sys.executable}' -m tests.surroundings.test_names within "
+        f"'{tmp_path}/{folder}/app.db'"
+    )
+
+
 @pytest.fixture
 def in_namespace() -> Callable[[str], None]:
     """Run a script in a mount namespace of its own, as root of a user namespace if need be."""

@@ -461,7 +461,8 @@ def refuse_second_name(path: Path, found: os.stat_result) -> None:
             "each, so messages would be lost. Copy the file, and remove the other names "
             f"(find / -samefile {path})"
         )
-    if _is_mount_point(os.fsencode(path)):
+    # The list of mounts has the folder's real name.
+    if _is_mount_point(os.fsencode(path.parent.resolve() / path.name)):
         raise OutboxError(
             f"outbox {path} is mounted as a single file, so its log is not beside the original, "
             "and messages would be lost; mount the folder that holds it instead"
