@@ -1,9 +1,11 @@
 import gc
 import os
 import pickle
+import random
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -32,7 +34,7 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import ID_MAX
-from reliablepub.outbox.sqlite import enqueue
+from reliablepub.outbox.sqlite import database, enqueue, transactions
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -328,6 +330,68 @@ def test_a_table_of_our_name_is_not_overwritten(path: Path, app: sqlite3.Connect
         ("orders",),
         ("reliablepub_messages",),
     ]
+
+
+def test_threads_that_make_the_first_calls_take_turns(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, using = threading.Barrier(4), threading.Lock()
+    turns: list[bool] = []
+    commit = transactions.commit_with_retry
+
+    def getpid() -> int:
+        time.sleep(chance.random() / 50)
+        return os.getpid()
+
+    def commit_alone(*args: Any) -> Any:
+        is_alone = using.acquire(blocking=False)
+        turns.append(is_alone)
+        try:
+            time.sleep(0.02)
+            return commit(*args)
+        finally:
+            if is_alone:
+                using.release()
+
+    chance = random.Random(1)
+    monkeypatch.setattr(database, "commit_with_retry", commit_alone)
+    outbox = Outbox(path)
+    monkeypatch.setattr(database, "os", SimpleNamespace(**vars(os) | {"getpid": getpid}))
+
+    def enqueue_one() -> None:
+        begun.wait()
+        outbox.enqueue(Message(b"x"))
+
+    work = [threading.Thread(target=enqueue_one) for _ in range(4)]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    assert turns == [True] * 4
+    assert outbox.status().open == 4
+
+
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(
+    path: Path, child: Callable[..., int]
+) -> None:
+    outbox = Outbox(path)
+    outbox.enqueue(Message(b"x"))
+    turn = outbox._database._turn  # type: ignore[attr-defined]
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turn.lock:
+            taken.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    try:
+        assert child(outbox.close) == 0
+    finally:
+        done.set()
+        holder.join()
 
 
 def test_threads_may_share_it(path: Path) -> None:

@@ -151,6 +151,14 @@ class SqliteSession:
         return int(size)
 
 
+class _Turn:
+    """Which thread of a process uses the connection."""
+
+    def __init__(self) -> None:
+        self.lock: Final = threading.RLock()
+        self.is_writing = False
+
+
 class SqliteDatabase:
     """The outbox in a SQLite file; `Database` documents the contract of each method.
 
@@ -164,9 +172,7 @@ class SqliteDatabase:
         self._ballast = Ballast(self.file)
         self._enqueuing = Enqueuing(self.file, self._ballast)
         self._writer = Writer(self.file, is_relay=False)
-        self._pid = 0
-        self._lock = threading.RLock()
-        self._is_writing = False
+        self._turns: dict[int, _Turn] = {}
 
     def exists(self) -> bool:
         """Whether the file exists and holds an outbox."""
@@ -250,7 +256,7 @@ class SqliteDatabase:
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
         """Yield steps until no page is free, or the file cannot be shortened."""
-        with GATE.use(), self._lock, self._writer as connection:
+        with GATE.use(), self._turn.lock, self._writer as connection:
             rewritten = self._session(connection).rewrite()
         if rewritten:  # as a step of its own, so that its bytes are counted
             yield lambda _session: rewritten
@@ -267,8 +273,15 @@ class SqliteDatabase:
 
     def close(self) -> None:
         """Close the file if it is open."""
-        with GATE.use(), self._lock:
+        with GATE.use(), self._turn.lock:
             self._writer.close()
+
+    @property
+    def _turn(self) -> _Turn:
+        """That of this process: a thread of the parent may have held the parent's at a fork."""
+        pid = os.getpid()
+        # Two threads in their first calls get the same one: `setdefault` is atomic.
+        return self._turns.get(pid) or self._turns.setdefault(pid, _Turn())
 
     def _session(self, connection: sqlite3.Connection) -> SqliteSession:
         return SqliteSession(connection, self.file, self._ballast)
@@ -311,16 +324,15 @@ class SqliteDatabase:
     ) -> T:
         """Run `commit_with_retry` on this object's own connection, one thread at a time."""
         around = around or partial(behind_commit_if_long, path=self.file)
-        if os.getpid() != self._pid:  # another thread of the parent may have held the lock
-            self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
-        with GATE.use(), self._lock:  # gate first: then no fork happens while a thread has the lock
-            if self._is_writing:
+        turn = self._turn
+        with GATE.use(), turn.lock:  # gate first: then no fork happens while a thread has the lock
+            if turn.is_writing:
                 raise OutboxError(
                     f"outbox {self.file} was called by a signal handler that has interrupted a "
                     "call on it in the same thread; nothing was stored: call it when the handler "
                     "has returned"
                 )
-            self._is_writing = True
+            turn.is_writing = True
             try:
                 with self._writer:
                     connection = self._writer.renewed()
@@ -339,7 +351,7 @@ class SqliteDatabase:
                     self._writer.close()  # the next use may find another file at the path
                 raise
             finally:
-                self._is_writing = False
+                turn.is_writing = False
 
 
 def _bytes(file: Path) -> int:
