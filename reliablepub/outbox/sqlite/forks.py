@@ -109,7 +109,10 @@ class Gate:
 
     def keep(self, keeper: Keeper) -> None:
         """Close the keeper's connection before each fork."""
-        self._keepers.add(keeper)
+        if os.getpid() != self._pid:
+            self._after_in_child()  # a thread of the parent may have held the lock
+        with self._changed:
+            self._keepers.add(keeper)
 
     def check(self, path: Path, found: os.stat_result) -> None:
         """Refuse a file that was open when this process was forked.
@@ -133,8 +136,9 @@ class Gate:
             is_quiet = self._changed.wait_for(
                 lambda: not self._using.keys() - {me}, QUIET_TIMEOUT_S
             )
+            keepers = list(self._keepers)  # other threads go on adding to them
         if is_quiet and me not in self._using:
-            for keeper in list(self._keepers):
+            for keeper in keepers:
                 keeper.rest()
 
     def _after_in_parent(self) -> None:
