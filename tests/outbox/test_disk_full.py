@@ -30,6 +30,7 @@ from reliablepub.outbox.sqlite.space import (
     PLENTY_S,
     Ballast,
     free_bytes,
+    give_space_back,
 )
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -454,6 +455,40 @@ def test_a_hole_is_no_ballast(tmp_path: Path) -> None:
     assert not ballast.lend()
     assert ballast.restore()
     assert ballast.is_whole
+
+
+def test_a_sparse_copy_of_a_ballast_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``cp --sparse=always`` and ``rsync -S`` make it."""
+    copy = tmp_path / "outbox.db.ballast"
+    copy.touch(0o600)
+    os.truncate(copy, BALLAST_BYTES)
+    ballast = Ballast(tmp_path / "outbox.db")
+    assert not ballast.is_whole
+    assert ballast.restore()
+    assert ballast.is_whole
+    monkeypatch.setattr(ballast, "_lacking", lambda: BALLAST_BYTES)
+    monkeypatch.setattr(os, "posix_fallocate", None)
+    assert ballast.restore(), "a file system that stores no zeros is not asked again and again"
+
+
+def test_a_damaged_page_is_no_fault_of_the_commit_before_a_rewrite(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE orders (x)")
+        connection.executemany("INSERT INTO orders VALUES (?)", [(b"x" * 500,)] * 100)
+        (page,) = connection.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'orders'"
+        ).fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096 + 3)
+        file.write(b"\xff\xff")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        with pytest.raises(sqlite3.DatabaseError) as error:
+            connection.execute("VACUUM")
+        assert error.type is sqlite3.DatabaseError
+        assert not give_space_back(connection)
 
 
 def test_ballast_lends_a_little_and_no_more(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ class Ballast:
         self._path = os.fspath(outbox) + ".ballast"
         self._size = size
         self._least = size - size // 8
+        self._was_filled = False
         self._plenty_lacking, self._plenty_until = 0, 0.0
 
     @property
@@ -141,7 +142,12 @@ class Ballast:
         The holder of the relay lock calls this, and who creates the outbox. If the file cannot be
         created, there is no ballast, and only `check` keeps space free.
         """
-        return self._is_complete() or self._keep(self._size)
+        # A sparse copy has the length and lacks the space. On ZFS all files of zeros do: once is
+        # enough.
+        if self._is_complete() and (self._was_filled or not self._lacking()):
+            return True
+        self._was_filled = self._keep(self._size)
+        return self._was_filled
 
     def restore_within(self, spare: float) -> None:
         """Reserve the space if ``spare`` bytes allow it; 7/8 of it if they almost do."""
@@ -397,11 +403,12 @@ def give_space_back(connection: sqlite3.Connection) -> bool:
     """Rewrite the file without its free pages (``VACUUM``), outside a transaction.
 
     Returns:
-        False if that failed (the disk is full, or another process writes): the file is not changed.
+        False if that failed (the disk is full, another process writes, or a page is damaged): the
+            file is not changed.
     """
     try:
         connection.execute("VACUUM")
-    except sqlite3.OperationalError:
+    except (sqlite3.Error, MemoryError):  # the commit before it stays good
         return False
     return True
 
