@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import math
 import os
 import re
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,6 +152,53 @@ def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
     os.waitpid(pid, 0)
     for fd in (*ready, *let_go):
         os.close(fd)
+
+
+@pytest.mark.parametrize("call", [RelayLock, RelayLock.borrow, holder_pid])
+def test_a_child_that_is_made_while_it_is_taken_does_not_keep_it(
+    path: Path, call: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock_path(path).write_bytes(b"1\n")
+    lock_path(path).chmod(0o600)
+    pids, let_go = list[int](), os.pipe()
+
+    def fork() -> None:
+        pid = os.fork()
+        if pid == 0:
+            os.close(let_go[1])  # so that the end of the parent lets it go, too
+            os.read(let_go[0], 1)
+            os._exit(0)
+        pids.append(pid)
+
+    forker = threading.Thread(target=fork)
+
+    def flock(fd: int, how: int) -> None:
+        fcntl.flock(fd, how)
+        forker.start()
+        forker.join(0.3)  # it ends meanwhile, unless it waits
+
+    monkeypatch.setattr(lock_module, "fcntl", SimpleNamespace(**vars(fcntl) | {"flock": flock}))
+    taken = call(path)
+    monkeypatch.undo()
+    forker.join()
+    try:
+        if isinstance(taken, RelayLock):
+            taken.release()
+        RelayLock(path, timeout_s=0.0).release()  # while the child still lives
+    finally:
+        os.write(let_go[1], b"x")
+        os.waitpid(pids[0], 0)
+        for fd in let_go:
+            os.close(fd)
+
+
+def test_a_relay_of_another_container_may_have_the_same_process_id(
+    path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = {"getpid": lambda: holder.pid}
+    monkeypatch.setattr(lock_module, "os", SimpleNamespace(**vars(os) | same))
+    with pytest.raises(OutboxInUse, match=f"by process {holder.pid}, and there can be only one"):
+        RelayLock(path, timeout_s=0.05)
 
 
 def test_a_process_without_standard_input_can_have_it_too(

@@ -6,8 +6,9 @@ The lock is on a file of its own, because closing *any* descriptor of the databa
 process's POSIX locks on it, which are SQLite's. ``flock`` ends when the last descriptor of the open
 file is closed, however the process ends. It needs no timeout and no cleanup. A forked child shares
 the open file and would keep the lock of a dead parent, so it closes its descriptor at once. That
-does not release the lock; ``LOCK_UN`` would, also for the parent, and is never used. Only after a
-fork that Python does not see (in a C library) can the lock outlive its owner.
+does not release the lock; ``LOCK_UN`` would, also for the parent, and is never used. No fork comes
+between locking the file and noting that (`forks.Gate`). The lock can outlive its owner after a fork
+that Python does not see (in a C library), or one that has waited too long for other threads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tenacity import Retrying, retry_if_exception_type, wait_fixed
 
 from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.outbox.sqlite.failures import os_error
-from reliablepub.outbox.sqlite.location import open_side_file, read_side_file
+from reliablepub.outbox.sqlite.forks import GATE, open_files
+from reliablepub.outbox.sqlite.location import look, open_side_file, read_side_file
 
 ACQUIRE_TIMEOUT_S = 1.0
 """How long to wait for a relay that was killed to exit."""
@@ -38,9 +40,10 @@ class _Taken(Exception):
     """Another process, or another publisher of this process, holds the lock."""
 
 
-def _described(pid: int | None) -> str:
+def _described(pid: int | None, path: Path) -> str:
     """The process of another relay, and what can be done about it."""
-    if pid == os.getpid():
+    # In another container, another process can have the same id.
+    if pid == os.getpid() and look(os.fsencode(path))[0] in open_files():
         return "another publisher of this process; use that one, close it"
     who = f"process {pid}" if pid else "another process"
     return f"{who}, and there can be only one relay; stop it"
@@ -78,17 +81,16 @@ class RelayLock:
             reraise=True,
         )
         try:
-            self._fd = attempts(_locked_fd, outbox)
+            attempts(self._take)
             _name_process(self._fd)
         except _Taken:
             pid = _named_pid(outbox)
             raise OutboxInUse(
-                f"outbox {outbox} is relayed by {_described(pid)}, or only enqueue here"
+                f"outbox {outbox} is relayed by {_described(pid, self._path)}, or only enqueue here"
             ) from None
         except OSError as error:
             self.release()
             raise os_error(self._path, error) from error
-        _held.add(self)
 
     @classmethod
     def borrow(cls, outbox: Path) -> RelayLock | None:
@@ -97,15 +99,20 @@ class RelayLock:
         The file names no process id meanwhile, so other processes see no relay.
         """
         relay_lock = cls.__new__(cls)
-        relay_lock._path, relay_lock._fd = lock_path(outbox), -1  # noqa: SLF001 - same class
+        relay_lock._outbox = outbox  # noqa: SLF001 - same class
+        relay_lock._path, relay_lock._fd = lock_path(outbox), -1  # noqa: SLF001
         try:
-            relay_lock._fd = _locked_fd(outbox)  # noqa: SLF001
+            relay_lock._take()  # noqa: SLF001
             os.ftruncate(relay_lock._fd, 0)  # noqa: SLF001 - a killed relay leaves its process id
         except (_Taken, OSError, OutboxError):
             relay_lock._drop()  # noqa: SLF001
             return None
-        _held.add(relay_lock)
         return relay_lock
+
+    def _take(self) -> None:
+        with GATE.use():  # a child that did not know of the lock would keep it
+            self._fd = _locked_fd(self._outbox)
+            _held.add(self)
 
     def keep(self) -> None:
         """Take the lock again if its file was deleted, replaced or emptied.
@@ -116,7 +123,8 @@ class RelayLock:
         with suppress(_Taken, OSError, OutboxError):
             held = os.fstat(self._fd)
             if not _leads_to(self._path, held):
-                fd, self._fd = self._fd, _locked_fd(self._outbox)
+                fd = self._fd
+                self._take()
                 os.close(fd)
             elif held.st_size:
                 return
@@ -149,16 +157,17 @@ def holder_pid(outbox: Path) -> int | None:
     pid = _named_pid(outbox)
     if pid is None:
         return None
-    try:
-        fd = open_side_file(outbox, _SUFFIX, os.O_RDONLY)
-    except (OSError, OutboxError):
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return pid
-    finally:
-        os.close(fd)
+    with GATE.use():  # a child would keep the shared lock
+        try:
+            fd = open_side_file(outbox, _SUFFIX, os.O_RDONLY)
+        except (OSError, OutboxError):
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return pid
+        finally:
+            os.close(fd)
     return None
 
 
