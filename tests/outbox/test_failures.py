@@ -2,7 +2,10 @@
 
 import errno
 import os
+import resource
 import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from reliablepub.errors import (
     OutboxError,
     OutboxLocked,
 )
+from reliablepub.outbox.entry import TRANSIENT
 from reliablepub.outbox.sqlite.failures import (
     is_damage,
     is_decided,
@@ -22,6 +26,7 @@ from reliablepub.outbox.sqlite.failures import (
     outbox_error,
     reported,
 )
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 PATH = Path("/outbox.db")
 
@@ -58,6 +63,25 @@ def test_each_code_has_a_meaning(code: int, kind: type[OutboxError], words: str)
     assert type(error) is kind
     assert str(error).startswith(f"outbox {PATH} {words}")
     assert str(error).endswith(" (SQLite: its words, ITS_NAME)")
+
+
+def test_a_shortage_of_descriptors_passes(path: Path, child: Callable[..., int]) -> None:
+    """A relay has its file open, but a fork closes it."""
+
+    def run() -> None:
+        with closing(SqliteStore(path)) as store, ExitStack() as files:
+            store._writer.rest()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            with suppress(OSError):
+                while True:
+                    files.callback(os.close, os.dup(0))
+            with pytest.raises(OutboxDiskFailed, match="no file descriptor is free") as error:
+                store.snapshot()
+            assert isinstance(error.value, TRANSIENT)
+            files.close()
+            store.snapshot()
+
+    assert child(run) == 0
 
 
 def test_an_error_that_is_not_sqlites_own_has_no_code() -> None:

@@ -30,6 +30,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a write for lack of space. A limit on file sizes (``EFBIG``) is not one of them: other,
 shorter files may still grow."""
 
+_CANTOPEN: Final = 14
 _IOERR: Final = 10
 _CORRUPT: Final = 11
 _FULL: Final = 13
@@ -127,7 +128,7 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
             "before are safe; free some space and try again"
         ),
     ),
-    14: (  # SQLITE_CANTOPEN
+    _CANTOPEN: (
         OutboxError,
         (
             "cannot be opened; check its mode and that of its folder, and whether the file system "
@@ -138,12 +139,38 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
 }
 
+_DESCRIPTORS: Final = 4
+"""Files that a connection opens: database, log, index, and a folder."""
+_SHORTAGE: Final = (
+    OutboxDiskFailed,
+    (
+        "cannot be opened, because no file descriptor is free: nothing was stored; close files or "
+        "connections, or raise the limit (ulimit -n, LimitNOFILE=), and try again"
+    ),
+)
+
+
+def _lacks_descriptors() -> bool:
+    """Whether this process, or the system, has too many open files for another connection."""
+    fds: list[int] = []
+    try:
+        while len(fds) < _DESCRIPTORS:
+            fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in {errno.EMFILE, errno.ENFILE}
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return False
+
 
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     """Convert an error of SQLite to an `OutboxError`."""
     kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
     if lacks_index(error) or _is_over_quota(path, error):
         kind, meaning = _MEANING[_FULL]
+    if _code(error) == _CANTOPEN and _lacks_descriptors():
+        kind, meaning = _SHORTAGE
     if is_unfinished(error):
         meaning = "holds an interrupted transaction; the next message or relay rolls it back first"
     name = getattr(error, "sqlite_errorname", type(error).__name__)
