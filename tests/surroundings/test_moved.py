@@ -205,6 +205,19 @@ def test_an_idle_relay_notices_it_too(path: Path) -> None:
     assert not path.exists(), "closing does not make an empty outbox there"
 
 
+def test_a_name_that_is_not_utf_8_is_rescued_too(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.db")
+    publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
+    publisher.publish(b"", message_id="before")
+    path.unlink()
+    with pytest.raises(GONE, match=r"rescued-1: bring"):
+        publisher.publish(b"")
+    with pytest.raises(PublisherFailed):
+        publisher.close()
+    rescued = beside(path, ".rescued-1").rename(tmp_path / "rescued.db")
+    assert "before" in ids_at(rescued)
+
+
 def test_a_copy_that_cannot_be_made_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
 

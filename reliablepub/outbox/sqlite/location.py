@@ -638,11 +638,12 @@ def rescued(
     try:
         copy = _created(copy)
         try:
-            connection.execute("VACUUM INTO ?", (str(copy),))
+            # As bytes: a name need not be UTF-8.
+            connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(copy),))
         except BaseException:
             copy.unlink()
             raise
-    except (OSError, sqlite3.Error) as failure:
+    except (OSError, ValueError, sqlite3.Error) as failure:
         return OutboxMoved(f"{error}. Its content could not be copied to {copy} ({failure})")
     return OutboxMoved(
         f"{error}. A copy of its content is {copy}: bring the messages back with `reliablepub "
