@@ -1,8 +1,15 @@
 """What holds forks back, without a fork."""
 
+import sqlite3
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
 
 from reliablepub.outbox.sqlite.forks import Gate, Keeper
 
@@ -32,3 +39,28 @@ def test_a_keeper_that_comes_during_a_fork_does_not_stop_it() -> None:
     gate._after_in_parent()
     adding.join()
     assert late in gate._keepers
+
+
+ABANDON = """
+import gc, sqlite3, sys
+from reliablepub.outbox.sqlite.forks import abandon
+
+if sys.argv[2]:
+    sys.modules[sys.argv[2]] = None
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA journal_mode = WAL")
+connection.execute("CREATE TABLE orders (id)")
+abandon(connection)
+del connection
+gc.collect()
+"""
+
+
+@pytest.mark.parametrize("missing", ["", "ctypes", "_ctypes"])
+def test_what_is_abandoned_stays_open_until_the_end(path: Path, missing: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", ABANDON, str(path), missing]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert not done.stderr
+    assert path.with_name(path.name + "-wal").stat().st_size, "it was not closed"
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)

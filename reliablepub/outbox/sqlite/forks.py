@@ -186,9 +186,14 @@ def open_files() -> dict[Inode, list[int]]:
 
 def abandon(connection: sqlite3.Connection) -> None:
     """Keep a connection open until the process ends: closing it could delete a log in use."""
-    import ctypes  # noqa: PLC0415 - takes 3 ms, and is rarely needed
+    try:
+        import ctypes  # noqa: PLC0415 - takes 3 ms, and is rarely needed
 
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    except (ImportError, OSError, AttributeError, MemoryError):  # as in `location.libc`
+        # SQLite owns the function, the function its connection: no collector sees the cycle.
+        holder = sqlite3.connect(":memory:", check_same_thread=False)
+        holder.create_function("reliablepub_held", 0, lambda: id((holder, connection)))
 
 
 def _open_databases() -> set[Inode]:
