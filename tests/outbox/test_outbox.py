@@ -21,6 +21,7 @@ from reliablepub.errors import (
     ConfigurationError,
     InvalidMessage,
     NotAnOutbox,
+    OutboxDiskFull,
     OutboxError,
     OutboxFull,
     OutboxInUse,
@@ -205,18 +206,33 @@ def test_the_callers_row_factory_does_not_matter(path: Path, app: sqlite3.Connec
 def test_a_failed_enqueue_spares_the_rest_of_the_transaction(
     path: Path, app: sqlite3.Connection
 ) -> None:
-    outbox = Outbox(path)
+    outbox = Outbox(path, open_messages_max=1)
     with app:
         outbox.enqueue(Message(b"x"), connection=app)
     with app:
         app.execute("INSERT INTO orders VALUES (1)")
-        app.execute("PRAGMA max_page_count = 1").fetchone()
-        (pages,) = app.execute("PRAGMA page_count").fetchone()
-        app.execute(f"PRAGMA max_page_count = {pages}").fetchone()
-        with pytest.raises(OutboxError):
-            outbox.enqueue(Message(b"x" * 100_000), connection=app)
-        if app.in_transaction:
-            app.execute("INSERT INTO orders VALUES (2)")
+        with pytest.raises(OutboxFull) as error:
+            outbox.enqueue(Message(b"x"), connection=app)
+        assert "rolled back" not in str(error.value)
+        app.execute("INSERT INTO orders VALUES (2)")
+    assert app.execute("SELECT id FROM orders").fetchall() == [(1,), (2,)]
+    assert outbox.status().stored == 1
+
+
+def test_a_transaction_that_sqlite_has_ended_on_a_full_disk_is_told(
+    path: Path, app: sqlite3.Connection
+) -> None:
+    outbox = Outbox(path)
+    with app:
+        outbox.enqueue(Message(b"x"), connection=app)
+    app.execute("INSERT INTO orders VALUES (1)")
+    (pages,) = app.execute("PRAGMA page_count").fetchone()
+    app.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    words = r"rolled back your whole transaction: begin it again$"
+    with pytest.raises(OutboxDiskFull, match=words):
+        outbox.enqueue(Message(b"x" * 100_000), connection=app)
+    assert not app.in_transaction
+    assert not app.execute("SELECT id FROM orders").fetchall()
     assert outbox.status().stored == 1
 
 

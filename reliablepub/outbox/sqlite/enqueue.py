@@ -28,7 +28,7 @@ from reliablepub.outbox.sqlite.connections import (
     lacks_outbox,
     ledger_of,
 )
-from reliablepub.outbox.sqlite.failures import raise_reported
+from reliablepub.outbox.sqlite.failures import outbox_error, raise_reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
 from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
@@ -37,6 +37,7 @@ from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.transactions import begin_immediate, transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
+_ENDED: Final = "SQLite has rolled back your whole transaction: begin it again"
 _SYNCHRONOUS_FULL: Final = 2
 _UNSAFE_JOURNALS: Final = ("off", "memory")
 T = TypeVar("T")
@@ -148,10 +149,13 @@ class Enqueuing:
                     cursor.execute("ROLLBACK TO reliablepub_enqueue")
                     cursor.execute("RELEASE reliablepub_enqueue")
                 raise
-        except BaseException:
+        except BaseException as error:
             # Its lock would block all writers until the caller ends it.
             if not is_theirs and connection.in_transaction:
                 cursor.execute("ROLLBACK")
+            if is_theirs and not connection.in_transaction and isinstance(error, sqlite3.Error):
+                told = outbox_error(self.path, error)
+                raise type(told)(f"{told}; {_ENDED}") from error
             raise
         cursor.execute("RELEASE reliablepub_enqueue")
         return done
