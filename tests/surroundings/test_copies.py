@@ -55,6 +55,20 @@ def test_a_lost_lock_is_noticed_and_taken_again(
     assert "the locks on outbox" in caplog.text
 
 
+def test_a_lost_lock_is_not_taken_again_by_closing_what_must_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b""))
+        connection = writer_of(outbox).opened()
+        connection.is_unsure = True
+        os.close(os.open(path, os.O_RDONLY))
+        outbox.enqueue(Message(b""))
+        assert writer_of(outbox).opened() is connection
+    assert "it cannot be opened again before a commit succeeds" in caplog.text
+
+
 def test_without_a_free_descriptor_a_lock_is_not_taken_for_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -497,11 +497,15 @@ class Writer:
         connection.place.check()
         if connection.place.is_locked:
             return connection
+        done = "was opened again"
+        if connection.must_stay:
+            done = "cannot be opened again before a commit succeeds"
         LOGGER.warning(
             "the locks on outbox %s were lost, because this process opened and closed the file "
-            "without SQLite (perhaps to copy it); it was opened again. Copy an outbox with "
-            "sqlite3's backup, or from another process",
+            "without SQLite (perhaps to copy it); it %s. Copy an outbox with sqlite3's backup, or "
+            "from another process",
             self._path,
+            done,
             extra={"event": "locks_lost"},
         )
         self.rest()
