@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -378,6 +379,23 @@ def test_a_run_stopped_while_it_waits_is_not_begun_again(
     )
     assert Outbox(cli.folder / "o.db").status().stored == 30
     assert cli(*publish).json["stored"] == 30, "all were confirmed, so that run has ended"
+
+
+def test_a_position_beyond_the_end_of_the_file_is_no_finished_run(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    """As left by runs on several shards, which earlier versions let add up their records."""
+    path = flights(5)
+    publish = ("publish", path, *TO_ALL, "--outbox", "o.db", "--json")
+    assert cli(*publish, "--url", NOBODY, "--timeout", "0.3").code == 3
+    with sqlite3.connect(cli.folder / "o.db") as database:
+        database.execute("UPDATE reliablepub_sources SET position = 8")
+    ended = cli(*publish)
+    assert ended.code == 4
+    assert "has 8 stored records of " in ended.error
+    assert "some may be missing" in ended.error
+    os.utime(path)
+    assert cli(*publish).json["stored"] == 5
 
 
 def test_what_a_relay_has_published_meanwhile_is_not_published_again(

@@ -124,6 +124,17 @@ def test_publish_refuses_an_ordering_key(cli: Cli, where: str) -> None:
     assert Outbox(where).status().stored == 0
 
 
+def test_publish_refuses_a_file(cli: Cli, where: str) -> None:
+    """Two runs would each take a shard, and count their records as one position in the file."""
+    (cli.folder / "f.txt").write_text("one\ntwo\n")
+    command = ("--outbox", where, "--routing-key", "all")
+    ended = cli("publish", "f.txt", *command)
+    assert ended.code == 2
+    assert "has 2 shards, where the position in a file cannot be kept" in ended.error
+    assert Outbox(where).status().stored == 0
+    assert cli("publish", "-", *command, input="one\ntwo\n").code == 0
+
+
 def _arrived(fake: FakeBroker) -> int:
     return len({message.body for message in fake.messages("all")})
 

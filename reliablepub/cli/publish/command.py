@@ -34,7 +34,7 @@ from reliablepub.cli.options import (
     urls_as_given,
     window_options,
 )
-from reliablepub.cli.output import print_error, print_json, print_note, print_result
+from reliablepub.cli.output import print_error, print_json, print_note, print_result, quoted
 from reliablepub.cli.progress import Bar
 from reliablepub.cli.publish.records import BadRecord, Line, Recipe, Source, read_lines
 from reliablepub.cli.publish.run import Patience, Run, Stopped
@@ -43,6 +43,7 @@ from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.front.publisher import Publisher
+from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.outbox import Outbox
@@ -253,6 +254,8 @@ def _publish(
     timeout_s: float,
     stop: Stop,
 ) -> Summary:
+    if outbox is not None and source.is_regular:
+        _refuse_shards(outbox, source)
     records = _check(source, recipe, stop)
     name = None if records is None or outbox is None else source.identity(recipe)
     begun = time.monotonic()
@@ -264,8 +267,10 @@ def _publish(
     before = publisher.status
     with ExitStack() as stack:
         stack.enter_context(publisher)
-        # The position cannot change meanwhile: this process holds the outbox's lock.
+        # The position cannot change meanwhile: this process relays the outbox, as its only shard.
         done = 0 if outbox is None or name is None else Outbox(outbox).position(name)
+        if records is not None and done > records:
+            raise Failure(_stored_twice(source, done, records), Exit.OUTBOX)
         if done:
             print_note(_resuming(done, records))
             reader.skip(done)
@@ -302,6 +307,35 @@ def _publish(
         seconds=time.monotonic() - begun,
         is_all_read=run.is_all_read,
         is_stream=not source.is_regular,
+    )
+
+
+def _refuse_shards(outbox: Database, source: Source) -> None:
+    """Refuse a file for an outbox with several shards.
+
+    Each run owns one shard, but all shards share the position in the file: two runs side by side
+    would add up what they store, and the next would skip records that neither has stored.
+
+    Raises:
+        Failure: the outbox has several shards.
+    """
+    if outbox.file is not None or not outbox.exists():  # a file has one shard, and so has a new one
+        return
+    shards = len(read_relays(outbox))
+    if shards > 1:
+        raise Failure(
+            f"outbox {outbox.name} has {shards} shards, where the position in a file cannot be "
+            "kept, so `publish` takes no file; give it an outbox of its own, with one shard, or "
+            f"stdin, which is not resumed: - < {quoted(source.name)}; nothing was stored",
+            Exit.BAD_INPUT,
+        )
+
+
+def _stored_twice(source: Source, done: int, records: int) -> str:
+    return (
+        f"the outbox has {done} stored records of {source.name}, which has {records}: several runs "
+        "have stored them at once, and some may be missing; to publish the whole file again, "
+        f"run `touch {quoted(source.name)}` and the same command"
     )
 
 
