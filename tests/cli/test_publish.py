@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -112,6 +113,46 @@ def test_a_bad_line_of_stdin_names_what_is_stored(cli: Cli, fake: FakeBroker) ->
     assert ended.error.endswith("; 3 records before it are stored")
     assert (ended.json["confirmed"], ended.json["stopped"]) == (3, "bad input")
     assert len(fake.messages("all")) == 3
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 7)
+
+
+def _grow(path: Path) -> None:
+    path.write_text(path.read_text() + "more\n")
+
+
+def _rewrite(path: Path) -> None:
+    path.write_text(path.read_text().upper())
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize("change", [_cut, _grow, _rewrite])
+@pytest.mark.parametrize("outbox", [(), ("--outbox", "o.db")])
+def test_a_file_that_is_changed_after_its_check_is_not_reported_as_complete(
+    fake: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    outbox: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "f.txt"
+    path.write_text("one\n\ntwo\nthree\n")
+
+    def opened(*arguments: Any, **options: Any) -> Publisher:
+        change(path)  # the records are checked before the publisher is opened
+        return Publisher(*arguments, **options)
+
+    monkeypatch.setattr("reliablepub.cli.publish.command.Publisher", opened)
+    command = ("publish", str(path), "--routing-key", "all", "--url", fake.url, *outbox, "--json")
+    ended = CliRunner().invoke(main, command)
+    assert ended.exit_code == 2, ended.output
+    stored = len(fake.messages("all"))
+    assert stored >= 2
+    assert ": the file was changed while it was read" in ended.stderr
+    assert json.loads(ended.stdout)["stored"] == stored
 
 
 @pytest.mark.parametrize(

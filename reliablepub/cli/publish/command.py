@@ -257,13 +257,26 @@ def _publish(
     if outbox is not None and source.is_regular:
         _refuse_shards(outbox, source)
     records = _check(source, recipe, stop)
-    name = None if records is None or outbox is None else source.identity(recipe)
+    identity = None if records is None else source.identity(recipe)
+    name = None if outbox is None else identity
     begun = time.monotonic()
     try:
         publisher = open_publisher()
     except OutboxInUse as error:
         raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
-    reader = _Reader(read_lines(source.fd, stop))
+
+    def check_end(reader: _Reader) -> None:
+        """Tell a file that is other than it was checked: records may be missing, or half written.
+
+        Raises:
+            BadRecord: the file was changed.
+        """
+        if records is None or stop.is_set:
+            return
+        if reader.count != records or source.identity(recipe) != identity:
+            raise BadRecord(reader.number + 1, "the file was changed while it was read")
+
+    reader = _Reader(read_lines(source.fd, stop), check_end)
     before = publisher.status
     with ExitStack() as stack:
         stack.enter_context(publisher)
@@ -375,18 +388,32 @@ def _forget(outbox: Database, name: str, run: Run) -> None:
 
 
 class _Reader:
-    """An iterator over lines that counts the records read."""
+    """An iterator over lines that counts the records read.
 
-    def __init__(self, lines: Iterator[Line | None]) -> None:
+    Args:
+        lines: the lines.
+        check_end: called when the lines have ended.
+
+    Attributes:
+        count: number of records read.
+        number: line number of the last of them; 0 before the first.
+    """
+
+    def __init__(self, lines: Iterator[Line | None], check_end: Callable[[_Reader], None]) -> None:
         self._lines = lines
-        self.count = 0
+        self._check_end = check_end
+        self.count = self.number = 0
 
     def skip(self, records: int) -> None:
         """Skip the first records."""
-        for _ in islice(filter(None, self._lines), records):
+        for line in islice(filter(None, self._lines), records):
             self.count += 1
+            self.number = line.number
 
     def __iter__(self) -> Iterator[Line | None]:
         for line in self._lines:
-            self.count += line is not None
+            if line is not None:
+                self.count += 1
+                self.number = line.number
             yield line
+        self._check_end(self)
