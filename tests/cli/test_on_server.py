@@ -550,3 +550,17 @@ def test_an_import_names_the_line_with_a_text_that_a_server_cannot_store(
     assert told.exit_code == 2
     assert "line 2: message_id: has the character U+0000" in told.stderr
     assert Outbox(url).status().open == before + 1
+
+
+def test_publish_checks_what_the_server_cannot_store(
+    run: Run, postgres_outbox: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "records.ndjson"
+    path.write_text('{"id": "a"}\n{"id": "b\\u0000"}\n')
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        options = ("--message-id", "{id}", "--routing-key", "q", "--outbox", postgres_outbox)
+        told = run("publish", str(path), *options, "--url", broker.url, code=2)
+    assert "line 2: message_id: has the character U+0000" in told.stderr
+    assert told.stderr.endswith("; nothing was stored\n")
+    assert Outbox(postgres_outbox).status().stored == 0

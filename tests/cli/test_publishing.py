@@ -12,7 +12,7 @@ from reliablepub.cli.progress import Bar
 from reliablepub.cli.publish.records import BadRecord, Line
 from reliablepub.cli.publish.run import Patience, Run, Stopped, _groups
 from reliablepub.cli.signals import Stop
-from reliablepub.errors import OutboxDiskFull, PublisherClosed
+from reliablepub.errors import InvalidMessage, OutboxDiskFull, PublisherClosed
 from reliablepub.front.receipt import IssuedBatch
 from reliablepub.outbox.entry import Counters, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -114,6 +114,12 @@ def test_the_first_message_goes_alone() -> None:
 def test_an_error_of_the_outbox_ends_it_with_what_is_stored() -> None:
     run = ran(Scripted(OutcomeKind.CONFIRMED, OutboxDiskFull("the disk is full")), lines(100))
     assert (run.stopped, run.error, run.tally.stored) == (Stopped.OUTBOX, "the disk is full", 1)
+
+
+def test_what_the_publisher_refuses_is_bad_input_and_the_result_tells_it() -> None:
+    run = ran(Scripted(OutcomeKind.CONFIRMED, InvalidMessage("ordering_key", "no")), lines(100))
+    assert (run.stopped, run.error) == (Stopped.BAD_INPUT, "ordering_key: no")
+    assert run.tally.stored == 1
 
 
 @pytest.mark.parametrize(("days", "stopped"), [(1, Stopped.NOT_DUE), (-1, Stopped.TIMEOUT)])

@@ -43,6 +43,7 @@ from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.front.publisher import Publisher
+from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -183,7 +184,14 @@ def publish(  # noqa: PLR0917 - one argument for each option
     if not_before is not None and database is None:
         raise click.UsageError("--not-before needs --outbox, where the messages wait")
     recipe = Recipe(
-        exchange, routing_key, message_id, _FORMATS[format_], ordering_key, expires_in_s, not_before
+        exchange,
+        routing_key,
+        message_id,
+        _FORMATS[format_],
+        ordering_key,
+        expires_in_s,
+        not_before,
+        check=None if database is None or database.file is not None else partial(_fits, database),
     )
     if recipe.is_ndjson is False:
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
@@ -320,6 +328,22 @@ def _publish(
         seconds=time.monotonic() - begun,
         is_all_read=run.is_all_read,
         is_stream=not source.is_regular,
+    )
+
+
+def _fits(outbox: Database, message: Message) -> None:
+    """Check that a server can store the message; a file can store any.
+
+    Raises:
+        InvalidMessage: it cannot.
+    """
+    outbox.check_texts(
+        {
+            "exchange": message.exchange,
+            "routing_key": message.routing_key,
+            "message_id": message.message_id,
+            "ordering_key": message.ordering_key,
+        }
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -115,6 +115,7 @@ class Recipe:
         ordering_key: template of the ordering key; None for no key.
         expires_in_s: seconds after storing at which a message expires; None for never.
         not_before: time before which no message is sent; None for at once.
+        check: raises `InvalidMessage` for a message that the outbox cannot store; or None.
     """
 
     exchange: Template
@@ -124,6 +125,7 @@ class Recipe:
     ordering_key: Template | None = None
     expires_in_s: float | None = None
     not_before: datetime | None = None
+    check: Callable[[Message], None] | None = None
 
     def message(self, line: Line) -> Message:
         """Make the message.
@@ -135,7 +137,7 @@ class Recipe:
             self.is_ndjson = line.body.lstrip().startswith(b"{")
         record = _parsed(line) if self.is_ndjson else None
         try:
-            return Message(
+            message = Message(
                 line.body,
                 exchange=self._fill(line, "--exchange", self.exchange, record),
                 routing_key=self._fill(line, "--routing-key", self.routing_key, record),
@@ -145,8 +147,11 @@ class Recipe:
                 not_before=self.not_before,
                 content_type="text/plain" if record is None else "application/json",
             )
+            if self.check is not None:
+                self.check(message)
         except InvalidMessage as error:
             raise BadRecord(line.number, str(error)) from None
+        return message
 
     def _optional(
         self, line: Line, option: str, template: Template | None, record: dict[str, object] | None

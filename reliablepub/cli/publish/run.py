@@ -26,6 +26,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.errors import (
     Damaged,
     Expired,
+    InvalidMessage,
     Nacked,
     OutboxError,
     PublisherClosed,
@@ -221,7 +222,7 @@ class Run:
         """
         try:
             self._store(lines, message)
-        except BadRecord as error:
+        except (BadRecord, InvalidMessage) as error:  # the second one: of the publisher's outbox
             self._end(Stopped.BAD_INPUT, str(error))
         except (OutboxError, PublisherClosed) as error:
             self._end(Stopped.OUTBOX, str(error))
