@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -133,6 +135,34 @@ def test_publish_refuses_a_file(cli: Cli, where: str) -> None:
     assert "has 2 shards, where the position in a file cannot be kept" in ended.error
     assert Outbox(where).status().stored == 0
     assert cli("publish", "-", *command, input="one\ntwo\n").code == 0
+
+
+def test_draining_one_shard_is_not_draining_the_outbox(
+    cli: Cli, fake: FakeBroker, where: str
+) -> None:
+    with Outbox(where) as outbox:
+        for message in keyed(0, 40):
+            outbox.enqueue(message)
+    command = ("relay", "--drain", "--outbox", where, "--json")
+    one = cli(*command)
+    left = 40 - len(fake.messages("all"))
+    assert 0 < left < 40
+    assert (one.code, one.json["confirmed"], one.json["open"]) == (3, 40 - left, left)
+    assert "the outbox has 2 shards, and this relay has drained one of them" in one.error
+
+    owner = cli.begin("relay", "--outbox", where)  # takes the drained shard
+    assert line_of(owner) == "connected to the broker\n"
+    other = cli(*command)
+    assert (other.code, other.json["open"]) == (0, 0), other.err
+    end(cli, owner)
+    assert _arrived(fake) == 40
+
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    with Outbox(where) as outbox:
+        for message in keyed(0, KEYS):
+            outbox.enqueue(replace(message, not_before=tomorrow))
+    waiting = cli(*command)
+    assert (waiting.code, waiting.json["open"]) == (0, KEYS), waiting.err
 
 
 def _arrived(fake: FakeBroker) -> int:

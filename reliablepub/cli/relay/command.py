@@ -49,6 +49,7 @@ from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import NotAnOutbox
 from reliablepub.front.environment import OUTBOX_VARIABLE, URL_VARIABLE
+from reliablepub.outbox.admin.inspection import read_due
 from reliablepub.outbox.database import Database
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import printable
@@ -80,7 +81,10 @@ class _Relay(ConfigurableCommand):
             "(messages that are parked or wait are reported)"
         ),
         2: "bad usage or configuration",
-        3: "--drain was interrupted while messages were open, or a second signal ended the relay",
+        3: (
+            "--drain was interrupted while messages were open, or has left some in other shards; "
+            "or a second signal ended the relay"
+        ),
         4: "the outbox cannot be used, another process relays it, or the relay has failed",
     },
 )
@@ -190,8 +194,13 @@ def relay(  # noqa: PLR0917 - one argument for each option
         with health, loglines.records(), service:
             service.run(is_draining=drain)
     is_json = as_json or loglines.is_json()
-    _report(database.name, service, time.monotonic() - begun, as_json=is_json)
     status = service.status
+    shards, open_, due = 1, status.open, 0
+    if drain and not stop.is_set and database.file is None:
+        shards, open_, due = read_due(database)
+    _report(database.name, service, time.monotonic() - begun, open_, as_json=is_json)
+    if shards > 1 and due:
+        return _left_in_shards(shards, due)
     return _drained(status, is_done=not stop.is_set) if drain and status.open else Exit.CONFIRMED
 
 
@@ -263,7 +272,7 @@ def _healthy(
         yield
 
 
-def _report(outbox: str, service: Service, seconds: float, *, as_json: bool) -> None:
+def _report(outbox: str, service: Service, seconds: float, open_: int, *, as_json: bool) -> None:
     counters, last = service.status.counters, service.last
     # An operator may have put parked messages back meanwhile, so the difference can be negative.
     confirmed, parked = service.confirmed, max(0, service.parked)
@@ -273,14 +282,14 @@ def _report(outbox: str, service: Service, seconds: float, *, as_json: bool) -> 
                 "outbox": outbox,
                 "confirmed": confirmed,
                 "parked": parked,
-                "open": None if service.is_standing_by else counters.open,
+                "open": None if service.is_standing_by else open_,
                 "seconds": round(seconds, 3),
                 "link": last.link.value,
                 "reason": last.reason,
             }
         )
         return
-    left = "" if service.is_standing_by else f", {counters.open} open"
+    left = "" if service.is_standing_by else f", {open_} open"
     print_result(
         f"{outbox}: {confirmed} confirmed, {parked} parked{left} in {seconds:.1f} s "
         f"({service.last.trouble if service.is_standing_by else describe(last)})"
@@ -304,6 +313,17 @@ def _drained(status: Status, *, is_done: bool) -> Exit:
         "holds; see `reliablepub outbox schedule` and `reliablepub outbox keys`"
     )
     return Exit.CONFIRMED
+
+
+def _left_in_shards(shards: int, due: int) -> Exit:
+    """Say that the outbox is not drained: a relay sends the messages of one shard only."""
+    are = "is" if due == 1 else "are"
+    print_error(
+        f"the outbox has {shards} shards, and this relay has drained one of them; "
+        f"{count_of(due, 'message')} that may be sent now {are} open in the others: start "
+        f"{shards} times `reliablepub relay --drain` at once, or leave them to running relays"
+    )
+    return Exit.OPEN
 
 
 def _still_open(status: Status) -> str:

@@ -179,6 +179,38 @@ def read_relays(database: Database) -> list[Relaying]:
         return session.relays()
 
 
+def read_due(database: Database) -> tuple[int, int, int]:
+    """Count what a relay of one shard, which has nothing left to send, leaves in the others.
+
+    Returns:
+        number of shards, of open messages, and of those that a relay would send now: that wait for
+        no time, nor for a message of their ordering key.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with database.reading() as session:
+        [found] = session.select(_DUE, {"now": time.time()})
+        return len(session.relays()), found["open"], found["due"]
+
+
+_DUE: Final = """
+SELECT count(*) AS open, count(CASE WHEN
+    (m.due_at IS NULL OR m.due_at <= :now OR m.due_at = 'infinity')
+    AND NOT EXISTS (
+        SELECT 1 FROM reliablepub_messages AS e
+        WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+    ) AND NOT EXISTS (
+        SELECT 1 FROM reliablepub_parked AS p
+        WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+        AND p.id < m.id
+    )
+    THEN 1 END) AS due
+FROM reliablepub_messages AS m
+"""
+"""Those with an infinite time wait for a paused destination, where a relay sends probes."""
+
+
 def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
     """Return messages that were given up, in the order in which they were.
 
