@@ -262,6 +262,50 @@ def test_what_cannot_be_opened_is_reopened_as_it_was(
     assert "reopened with the earlier settings: window_max is 0" in capsys.readouterr().err
 
 
+def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
+    fake: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    opened = Settings.open
+    windows: list[int] = []
+
+    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
+        windows.append(self.window_max)
+        if len(windows) == 2:  # another standby was faster
+            raise OutboxInUse("another relay has it")
+        return opened(self, hooks)
+
+    monkeypatch.setattr(Settings, "open", open_)
+    told: list[str] = []
+
+    def life() -> Iterator[None]:
+        stop.is_reopen_due = True
+        while len(windows) < 3:
+            yield
+
+    stop = Stepping(life())
+    service = Service(
+        settings,
+        lambda: replace(settings, window_max=777),
+        stop=cast("Stop", stop),
+        notifier=cast(
+            "Notifier", SimpleNamespace(tell=lambda **told_: told.extend(told_), watchdog_s=None)
+        ),
+        hooks=[],
+        is_standby=True,
+    )
+    with service:
+        service.run(is_draining=False)
+    assert windows == [1_000, 777, 777]
+    assert "READY" in told[told.index("RELOADING") :], "systemd waits for the end of the reload"
+    said = capsys.readouterr().err
+    assert "standing by: another relay has it" in said
+    assert "earlier settings" not in said
+
+
 def test_a_standby_waits_while_the_outbox_cannot_be_reached(
     fake: FakeBroker,
     tmp_path: Path,

@@ -313,12 +313,14 @@ class Service:
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
         self._notifier.tell(RELOADING=1, MONOTONIC_USEC=now_us)
         settings = self._read_again()
-        if settings is not None:
-            publisher.close()
-            self._publisher = self._opened_anew(settings)
-            self._notes = _link_notes()
-        self._told = ""
-        self._notifier.tell(READY=1)
+        try:
+            if settings is not None:
+                publisher.close()
+                self._publisher = self._opened_anew(settings)
+                self._notes = _link_notes()
+        finally:  # also a standby that has lost the outbox to another goes on
+            self._told = ""
+            self._notifier.tell(READY=1)
 
     def _read_again(self) -> Settings | None:
         """The settings as they are now; None if they are wrong, which a line on stderr says."""
@@ -348,9 +350,16 @@ class Service:
                 raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
 
     def _opened_anew(self, settings: Settings) -> Publisher:
-        """Open with the new settings; if that fails, reopen with the old ones."""
+        """Open with the new settings; if that fails, reopen with the old ones.
+
+        Raises:
+            OutboxInUse: another relay has taken the outbox over; a standby keeps the new settings.
+        """
         try:
             publisher = settings.open(self._hooks)
+        except OutboxInUse:  # not for the settings: they are right
+            self._settings = settings
+            raise
         except ReliablePubError as error:
             publisher = self._settings.open(self._hooks)
             print_note(f"reopened with the earlier settings: {error}", event="not_reopened")
