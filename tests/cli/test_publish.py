@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from reliablepub import Outbox, Publisher
+from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import NOBODY, Cli
@@ -391,6 +392,32 @@ def test_a_run_killed_while_it_waits_is_not_begun_again(
     assert second.code == 0, second.err
     assert "all 30 records were stored by a run that did not finish" in second.err
     assert all(len(set(ids)) == 1 for ids in arrived().values())
+
+
+def test_a_resumed_run_does_not_wait_for_a_reminder(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    with Outbox(cli.folder / "o.db") as outbox:
+        outbox.create()
+        outbox.enqueue(Message(b"remember", routing_key="all", not_before=tomorrow))
+    publish = ("publish", flights(30), *TO_ALL, "--outbox", "o.db", "--json")
+    assert cli(*publish, "--url", NOBODY, "--timeout", "0.3").code == 3
+    second = cli(*publish)
+    assert (second.code, second.json["stored"], second.err.count("\n")) == (0, 0, 1), second.err
+    assert second.json["outbox"]["open"] == 1
+    assert len(fake.messages("all")) == 30
+    assert cli(*publish).json["stored"] == 30, "that run has ended"
+
+
+def test_a_resumed_run_waits_for_what_an_ordering_key_holds(cli: Cli, fake: FakeBroker) -> None:
+    (cli.folder / "f.txt").write_text("1\n2\n")
+    key = ("--ordering-key", "k", "--routing-key", "gone")
+    publish = ("publish", "f.txt", *key, "--outbox", "o.db", "--json", "--timeout", "1")
+    assert cli(*publish).code == 1
+    again = cli(*publish)
+    assert (again.code, again.json["stopped"]) == (3, "timeout"), "the key is still held"
+    assert again.json["stored"] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])

@@ -62,10 +62,11 @@ class Scripted:
                 receipt.given_up(ENTRY, Outcome(verdict))
         return receipt
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float) -> Status:
         del timeout_s
         if self.is_closed:
             raise PublisherClosed("the publisher has failed")
+        return self.status
 
     def close(self, timeout_s: float) -> None:
         del timeout_s

@@ -305,6 +305,7 @@ def _publish(
             bar=bar,
             patience=Patience(timeout_s, begun),
             not_before=recipe.not_before,
+            count_waiting=partial(_count_waiting, outbox),
         )
         run.run(reader, recipe.message)
     is_all_stored = records is not None and done + run.tally.stored >= records
@@ -400,6 +401,10 @@ def _resuming(done: int, records: int | None) -> str:
     if done == records:
         return f"all {done} records were stored by a run that did not finish; none is left to store"
     return f"resuming at record {done + 1}: {done} were stored by a run that did not finish"
+
+
+def _count_waiting(outbox: Database | None) -> int:
+    return 0 if outbox is None else Outbox(outbox).status().waiting
 
 
 def _forget(outbox: Database, name: str, run: Run) -> None:

@@ -180,6 +180,7 @@ class Run:
         patience: the timeout of every wait.
         not_before: time before which no message is sent, and for which the run does not wait; or
             None.
+        count_waiting: counts the messages in the outbox that wait for a time.
         tally: outcomes of the messages.
         stopped: why the run ended early, or None.
         error: the error that ended the run, in one line; or empty.
@@ -195,6 +196,7 @@ class Run:
     bar: Bar
     patience: Patience
     not_before: datetime | None = None
+    count_waiting: Callable[[], int] = lambda: 0
     tally: Tally = field(default_factory=Tally)
     stopped: Stopped | None = None
     error: str = ""
@@ -323,11 +325,22 @@ class Run:
             if self._is_early():
                 self._end(Stopped.NOT_DUE)
                 return
+            if not self.tally.open and self._has_sent_all():
+                return
             if self._is_wait_over():
                 return
             if self.stop.wait(0.02):
                 self._end(Stopped.INTERRUPTED)
                 return
+
+    def _has_sent_all(self) -> bool:
+        """Whether the outbox holds nothing but messages whose time has not come.
+
+        The messages of the earlier run cannot be told from others, such as an application's
+        reminders for next month. Those that wait for an ordering key count as open.
+        """
+        status = self.publisher.flush(timeout_s=LOOK_S)
+        return status.is_flushed and status.open <= self.count_waiting()
 
     def _is_wait_over(self) -> bool:
         now = time.monotonic()

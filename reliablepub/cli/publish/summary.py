@@ -59,8 +59,12 @@ class Summary:
 
     @property
     def open(self) -> int:
-        """Messages without a final outcome, including those of a resumed run."""
-        return self.status.open if self.before is not None else self.tally.open
+        """Messages without a final outcome, including those of a resumed run.
+
+        A run that nothing stopped has waited for all but messages whose time has not come.
+        """
+        has_earlier = self.before is not None and self.stopped is not None
+        return self.status.open if has_earlier else self.tally.open
 
     @property
     def parked_before(self) -> int:
