@@ -85,7 +85,10 @@ class _Relay(ConfigurableCommand):
             "--drain was interrupted while messages were open, or has left some in other shards; "
             "or a second signal ended the relay"
         ),
-        4: "the outbox cannot be used, another process relays it, or the relay has failed",
+        4: (
+            "the outbox cannot be used, another process relays it, --health-port cannot be opened, "
+            "or the relay has failed"
+        ),
     },
 )
 @config_option
@@ -265,7 +268,9 @@ def _healthy(
         server = HealthServer(host, port, Health(lambda: service.status), expose)
     except OSError as error:
         problem = f"cannot listen on {host} port {port} for --health-port: {error.strerror}"
-        raise Failure(problem, Exit.BAD_INPUT) from None
+        # Not BAD_INPUT, after which a service manager gives up: the port may be free again soon,
+        # and the address may be there once the network is up.
+        raise Failure(problem, Exit.OUTBOX) from None
     with server:
         metrics = expose if isinstance(expose, str) else "/metrics"
         print_note(f"health: {server.url}/live, /ready, {metrics}", event="health")
