@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
@@ -104,7 +105,7 @@ class CommandLine(LazyGroup):
             return Exit.BAD_INPUT
         except (click.ClickException, click.Abort, ReliablePubError, OSError) as error:
             text, code = _ending(error)
-            print_error(text)
+            print_error(_without_passwords(text, sys.argv[1:] if args is None else args))
             return code
         finally:
             if loglines.is_json() and sys.exc_info()[0] is None:  # else the hook prints a bug
@@ -135,6 +136,27 @@ def _ending(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a kind of e
             return f"{error.filename}: {error.strerror}", Exit.BAD_INPUT
         case _:
             return str(error), Exit.BAD_INPUT
+
+
+def _without_passwords(text: str, arguments: Sequence[str]) -> str:
+    """Withhold the passwords of URLs, which click and the system's errors repeat as they are.
+
+    A password may hold any character, even spaces and `@`, so arguments are looked for as a whole.
+    """
+    for argument in arguments:
+        for given in (argument, repr(argument)[1:-1]):
+            if "://" in given:
+                text = text.replace(given, _withheld(given))
+    return _SECRET.sub(r"\1...@", _SECRET_OF_LIBPQ.sub(r"\1...", text))
+
+
+def _withheld(argument: str) -> str:
+    return _SECRET_IN_ARGUMENT.sub(r"\1...@", _SECRET_OF_LIBPQ.sub(r"\1...", argument))
+
+
+_SECRET: Final = re.compile(r"(://[^\s:]*:)\S*@")
+_SECRET_IN_ARGUMENT: Final = re.compile(r"(://[^:]*:).*@", re.DOTALL)
+_SECRET_OF_LIBPQ: Final = re.compile(r"([?&]password=)[^\s&]*")
 
 
 def _plug_ins() -> dict[str, EntryPoint]:

@@ -136,3 +136,24 @@ def test_an_outbox_that_may_not_be_read_is_one_that_cannot_be_used(
     finally:
         os.seteuid(0)
     assert (result.exit_code, str(path) in result.stderr) == (4, True)
+
+
+@pytest.mark.parametrize("password", ["s3cret", "s3/c#r?t", "s3c@s3cret", "s3 cret", "s3'cr\"\tet"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "relay --outbox o.db --url amqp://h URL",
+        "doctor --outbox o.db --url amqp://h URL",
+        "publish URL --routing-key q --url amqp://h",
+        "publish f --routing-key q --url amqp://h --timeout URL",
+        "topology check URL --url amqp://h",
+        "URL",
+    ],
+)
+def test_no_error_repeats_the_password_of_a_url(arguments: str, password: str) -> None:
+    given = [word.replace("URL", f"amqp://b:{password}@h2/") for word in arguments.split(" ")]
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert not any(part in result.output for part in ("s3", "cret"))
+    assert "amqp://b:...@h2" in result.stderr
