@@ -49,7 +49,10 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
 
     if url is not None:
         parse_addresses(url)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
     is_good, is_of_use = False, True  # the folder, for finding the cause of a failure
     try:
@@ -67,7 +70,8 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
         is_of_use = False
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if not (is_of_use or keep):
             shutil.rmtree(folder, ignore_errors=True)
         else:
@@ -75,6 +79,8 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
     sys.exit(0 if is_good else 1)
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Handle SIGTERM like Ctrl-C, so that all started processes are ended."""
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that all started processes are ended."""
+    if number == signal.SIGHUP:  # the shell and the kernel may both send it
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

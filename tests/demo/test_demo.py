@@ -141,7 +141,7 @@ def test_a_broker_that_is_gone_at_the_end_does_not_cost_the_ledger(
     assert "stay[/]: the broker of --url cannot be used" in said[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_ends_what_it_started(
     environment: dict[str, str], number: signal.Signals
 ) -> None:
