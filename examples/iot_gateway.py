@@ -4,7 +4,7 @@ Needs only reliablepub; starts a fake broker, and stops it from time to time::
 
     python examples/iot_gateway.py
 
-or uses your own, which stays up: ``python examples/iot_gateway.py amqp://guest@localhost/``
+or uses your own, which stays up: ``python examples/iot_gateway.py amqp://guest:guest@localhost/``
 
 It prints::
 

@@ -218,7 +218,7 @@ class Topology:
 
         try:
             tables = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also of an endless number
             msg = f"the topology is not valid TOML: {error}"
             raise ConfigurationError(msg) from error
         declare = tables.pop("declare", True)

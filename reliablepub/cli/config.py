@@ -111,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of an endless number
         raise click.UsageError(f"{path} is not valid TOML: {error}") from None
 
 

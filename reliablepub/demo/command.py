@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
+from urllib.parse import urlsplit
 
 import click
 from rich.console import Console
@@ -49,10 +51,12 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
 
     if url is not None:
         parse_addresses(url)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _interrupt)
+        parts = urlsplit(url)
+        if parts.username is not None and parts.password is None:  # pika's URLs cannot say that
+            raise click.UsageError(
+                "--url has a user and no password; write amqp://USER:PASSWORD@..."
+            )
+    before = _interrupted_by_signals()
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
     is_good, is_of_use = False, True  # the folder, for finding the cause of a failure
     try:
@@ -79,8 +83,24 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
     sys.exit(0 if is_good else 1)
 
 
+def _check(url: str) -> None:
+    parse_addresses(url)
+    parts = urlsplit(url)
+    if parts.username is not None and parts.password is None:  # pika's URLs cannot say that
+        raise click.UsageError("--url has a user and no password; write amqp://USER:PASSWORD@...")
+
+
+def _interrupted_by_signals() -> dict[signal.Signals, Any]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C; return the handlers before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
+    return before
+
+
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that all started processes are ended."""
+    """Interrupt the demo, so that all started processes are ended."""
     if number == signal.SIGHUP:  # the shell and the kernel may both send it
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

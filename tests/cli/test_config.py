@@ -105,6 +105,7 @@ def test_a_variable_that_is_nearly_one_of_an_option_is_told(
         ("window = 'many'", "Invalid value for '--window'"),
         ("window = ", "is not valid TOML: Invalid value"),
         (f"a = {'[' * 3_000}", "is not valid TOML"),
+        (f"window = {'1' * 5_000}", "is not valid TOML: Exceeds the limit"),
         ("url = 'amqp://x:hush@y/'", "url holds a password"),
         ("password-file = 'nowhere'", "cannot read the password file nowhere: No such file"),
     ],

@@ -55,6 +55,7 @@ def test_an_empty_file_wants_nothing() -> None:
     [
         ("[[exchange]", "is not valid TOML"),
         (f"a = {'[' * 3_000}", "is not valid TOML"),
+        (f"declare = {'1' * 5_000}", "is not valid TOML: Exceeds the limit"),
         ("declare = 1", "declare is 1"),
         ("[[exchanges]]\nname = 'x'", "has exchanges; known are"),
         ("exchange = 'x'", r"write \[\[exchange\]\]"),
