@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from reliablepub.cli.output import print_note
@@ -45,7 +45,8 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         """Stop updating; the last state stays on the terminal."""
         if self._progress is not None:
-            self._progress.stop()
+            with suppress(OSError):  # the terminal may be gone, which ends no command
+                self._progress.stop()
             self._progress = None
 
     def show(self, *, stored: int, settled: int) -> None:
@@ -59,7 +60,8 @@ class Bar:
         if self._progress is None:
             print_note(text)
         else:
-            self._progress.console.print(one_line(text), markup=False, highlight=False)
+            with suppress(OSError):
+                self._progress.console.print(one_line(text), markup=False, highlight=False)
 
 
 @contextmanager

@@ -68,6 +68,35 @@ def test_an_outbox_never_gets_the_descriptor_of_a_closed_stream(path: Path) -> N
     assert json.loads(shell(line, path).stdout)["records"] == 0
 
 
+@pytest.mark.parametrize("form", ["", " --json"])
+def test_publish_has_its_own_code_though_nobody_reads_the_result(path: Path, form: str) -> None:
+    with FakeBroker() as broker:
+        publish = f"RUN publish - --routing-key nowhere --url {broker.url}{form}"
+        line = f"exec 3> >(exec 0<&-); wait $!; {publish} >&3"
+        ended = shell(line, path, b"x\n")
+    assert ended.returncode == 1, ended.stderr
+    assert b"Error: 1 message given up (1 returned)" in ended.stderr
+
+
+def test_a_terminal_that_is_closed_ends_no_publisher(path: Path) -> None:
+    ours, theirs = os.openpty()
+    line = "RUN publish - --routing-key q --url amqp://127.0.0.1:1/ --timeout 2"
+    publisher = subprocess.Popen(
+        ["bash", "-c", f"trap '' HUP; exec {line.replace('RUN', _COMMAND)}"],
+        cwd=path.parent,
+        env=_PLAIN | {"TERM": "xterm"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    os.read(ours, 1)  # the bars are there
+    os.close(ours)
+    out, _ = publisher.communicate(b"x\n", timeout=60)
+    assert (publisher.returncode, out[:32]) == (3, b"-: 1 record, 1 accepted, 0 confi"), out
+
+
 @pytest.mark.parametrize("line", ["RUN --help", "RUN --version", "RUN relay --help"])
 def test_a_reader_that_ends_before_the_help_interrupts(path: Path, line: str) -> None:
     ended = shell(f"{line} | true; echo ${{PIPESTATUS[0]}}", path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -228,12 +228,13 @@ def publish(  # noqa: PLR0917 - one argument for each option
             timeout_s=timeout_s,
             stop=stop,
         )
-    if as_json:
-        print_json(summary.as_json())
-    else:
-        print_result(summary.headline())
     for line in summary.problems():
         print_error(line)
+    with suppress(BrokenPipeError):  # whoever reads the exit code alone gets the right one
+        if as_json:
+            print_json(summary.as_json())
+        else:
+            print_result(summary.headline())
     return summary.exit
 
 
