@@ -27,8 +27,10 @@ from reliablepub import Publisher
 from reliablepub.testing import FakeBroker, faults
 
 
-def handle_once(db: sqlite3.Connection, message_id: str, body: bytes) -> bool:
+def handle_once(db: sqlite3.Connection, message_id: str | None, body: bytes) -> bool:
     """Handle a message unless its id was handled before, in one transaction."""
+    if not message_id:  # of another publisher: all such messages would pass for one
+        raise ValueError("the message has no message_id, so it may be a duplicate or not")
     with db:
         new = db.execute("INSERT OR IGNORE INTO handled VALUES (?)", (message_id,)).rowcount
         if new:
@@ -58,7 +60,7 @@ def main() -> None:
         for method, properties, body in channel.consume(queue, inactivity_timeout=0.5):
             if method is None or properties is None or body is None:
                 break
-            is_new = handle_once(db, properties.message_id or "", body)
+            is_new = handle_once(db, properties.message_id, body)
             channel.basic_ack(method.delivery_tag)
             print("handled" if is_new else "known already")
         print("greetings:", [row[0] for row in db.execute("SELECT text FROM greetings")])

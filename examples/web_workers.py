@@ -16,6 +16,7 @@ It prints::
 
 import json
 import multiprocessing
+import os
 import sqlite3
 import subprocess
 import sys
@@ -47,8 +48,13 @@ def work(path: Path, queue: str, worker: int) -> None:
 def relay(path: Path, url: str) -> dict[str, int]:
     """Run the relay until the outbox is empty; in production systemd keeps it running."""
     command = [sys.executable, "-m", "reliablepub", "relay", "--drain", "--json"]
-    command += ["--outbox", str(path), "--url", url]
-    result: dict[str, int] = json.loads(subprocess.check_output(command))  # noqa: S603 - our own command
+    command += ["--outbox", str(path)]
+    # The URL is no argument: every user can read those of a process, and the password in it.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RELIABLEPUB_")}
+    environment["RELIABLEPUB_URL"] = url
+    result: dict[str, int] = json.loads(
+        subprocess.check_output(command, env=environment)  # noqa: S603 - our own command
+    )
     return result
 
 

@@ -17,6 +17,7 @@ from typing import Final, Self
 import click
 
 _COMMAND: Final = (sys.executable, "-m", "reliablepub")
+_VARIABLES: Final = "RELIABLEPUB_"
 _URL_VARIABLE: Final = "RELIABLEPUB_URL"
 _START_S: Final = 20.0
 _STOP_S: Final = 5.0
@@ -39,6 +40,12 @@ class Command:
     ) -> None:
         self._name = arguments[0]
         self._log = log
+        # The user's options are for the user's outbox: some of them would break the demo.
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)
+        }
+        if url is not None:
+            environment[_URL_VARIABLE] = url
         with log.open("ab") as output:
             # A session of its own, so that Ctrl-C reaches only the demo, which ends the process.
             self._process = subprocess.Popen(  # noqa: S603 - reliablepub's command line
@@ -46,7 +53,7 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if is_read else output,
                 stderr=output,
-                env=os.environ if url is None else os.environ | {_URL_VARIABLE: url},
+                env=environment,
                 start_new_session=True,
             )
 

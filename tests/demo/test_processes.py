@@ -22,6 +22,13 @@ def test_a_relay_drains_what_is_open(tmp_path: Path, fake_broker: FakeBroker) ->
     assert len(fake_broker.messages("flights")) == 1
 
 
+def test_the_users_variables_are_not_for_the_demo(
+    tmp_path: Path, fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RELIABLEPUB_PASSWORD_FILE", str(tmp_path / "none"))
+    test_a_relay_drains_what_is_open(tmp_path, fake_broker)
+
+
 def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     arguments = ("outbox", "status", "--outbox", str(tmp_path / "none.db"))
     with (
