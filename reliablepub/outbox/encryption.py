@@ -24,6 +24,7 @@ import hmac
 import json
 import logging
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ def exposure(path: str | os.PathLike[str]) -> str:
         return ""
     return (
         f"other users of this machine can read or replace {path} (mode {stat.S_IMODE(mode):04o}), "
-        f"and it holds a secret; chmod 600 {path}"
+        f"and it holds a secret; chmod 600 {shlex.quote(str(path))}"
     )
 
 

@@ -1,12 +1,13 @@
 """What shows a password or a key to others: refused, or warned of in one line."""
 
+import json
 import ssl
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from reliablepub import ConfigurationError, Message, Outbox, OutboxKeys, Publisher
+from reliablepub import ConfigurationError, Message, Outbox, OutboxError, OutboxKeys, Publisher
 from reliablepub.cli import main
 from reliablepub.outbox.encryption import exposure
 from reliablepub.testing import FakeBroker
@@ -148,6 +149,26 @@ def test_a_file_with_a_secret_that_others_can_read_is_warned_of(
     caplog.clear()
     OutboxKeys.read(keys)
     assert len(caplog.records) == warnings
+
+
+def test_a_remedy_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    secret = tmp_path / "my key; x"
+    secret.write_text("hush")
+    secret.chmod(0o644)
+    assert exposure(secret).endswith(f"; chmod 600 '{secret}'")
+
+    outbox = tmp_path / "my outbox.db"
+    with Outbox(outbox) as opened:
+        opened.create()
+    outbox.chmod(0o644)
+    found = CliRunner().invoke(main, ["outbox", "check", "--outbox", str(outbox), "--json"])
+    [remedy] = [row["remedy"] for row in json.loads(found.stdout) if row["check"] == "access"]
+    assert remedy == f"they can read message bodies: chmod 600 '{outbox}'"
+    outbox.with_name("my outbox.db-wal").touch()
+    outbox.chmod(0o600)
+    outbox.with_name("my outbox.db-wal").chmod(0o640)
+    with pytest.raises(OutboxError, match=f"; chmod 600 '{outbox}-wal', "):
+        Publisher("amqp://localhost/", outbox=outbox, close_timeout_s=0)
 
 
 def test_the_key_of_a_certificate_is_a_secret_too(path: Path, tmp_path: Path) -> None:

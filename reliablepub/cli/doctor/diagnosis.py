@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from reliablepub.cli.output import age, count_of, paused_words, size_of
+from reliablepub.cli.output import age, count_of, paused_words, quoted, size_of
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.admin.inspection import OutboxStatus
@@ -244,7 +244,7 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         found: state of the file.
         audit: result of the audit; None if the tables cannot be read.
     """
-    salvage = f"stop its relay, then reliablepub outbox salvage {path} NEW"
+    salvage = f"stop its relay, then reliablepub outbox salvage {quoted(path)} NEW"
     yield _of_file("pages", found.pages, "every page is whole", salvage)
     parts = [f"{name} is missing" for name in found.missing]
     parts += [f"{name} was changed" for name in found.changed]
@@ -270,7 +270,7 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         "access",
         warn_unless(not is_open),
         "its mode lets other users read or write it" if is_open else "only the owner has access",
-        f"they can read message bodies: chmod 600 {path}",
+        f"they can read message bodies: chmod 600 {quoted(path)}",
     )
     if found.folder:
         where, _, remedy = found.folder.partition("; ")

@@ -41,6 +41,7 @@ import logging
 import os
 import pwd
 import re
+import shlex
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -212,7 +213,7 @@ def _check(outbox: Path, suffix: str, found: os.stat_result) -> None:
             outbox,
             f"{name} has mode {stat.S_IMODE(found.st_mode):04o}, which grants access to users "
             f"without access to the outbox (mode {stat.S_IMODE(mode):04o})",
-            f"chmod {stat.S_IMODE(mode):o} {name}",
+            f"chmod {stat.S_IMODE(mode):o} {shlex.quote(name)}",
         )
 
 
