@@ -228,6 +228,11 @@ def publish(  # noqa: PLR0917 - one argument for each option
             timeout_s=timeout_s,
             stop=stop,
         )
+    _print(summary, as_json=as_json)
+    return summary.exit
+
+
+def _print(summary: Summary, *, as_json: bool) -> None:
     for line in summary.problems():
         print_error(line)
     with suppress(BrokenPipeError):  # whoever reads the exit code alone gets the right one
@@ -235,7 +240,6 @@ def publish(  # noqa: PLR0917 - one argument for each option
             print_json(summary.as_json())
         else:
             print_result(summary.headline())
-    return summary.exit
 
 
 def _refuse_fields(*templates: Template | None) -> None:
@@ -273,18 +277,7 @@ def _publish(
         publisher = open_publisher()
     except OutboxInUse as error:
         raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
-
-    def check_end(reader: _Reader) -> None:
-        """Tell a file that is other than it was checked: records may be missing, or half written.
-
-        Raises:
-            BadRecord: the file was changed.
-        """
-        if records is None or stop.is_set:
-            return
-        if reader.count != records or source.identity(recipe) != identity:
-            raise BadRecord(reader.number + 1, "the file was changed while it was read")
-
+    check_end = partial(_check_end, source, recipe, stop, (records, identity))
     reader = _Reader(read_lines(source.fd, stop), check_end)
     before = publisher.status
     with ExitStack() as stack:
@@ -396,6 +389,31 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
     if stop.is_set:
         raise Failure("interrupted while checking; nothing was stored", Exit.OPEN)
     return records
+
+
+def _check_end(
+    source: Source,
+    recipe: Recipe,
+    stop: Stop,
+    checked: tuple[int | None, str | None],
+    reader: _Reader,
+) -> None:
+    """Tell a file that is other than it was checked: records may be missing, or half written.
+
+    Args:
+        source: the input.
+        recipe: how its lines become messages.
+        stop: set if the end is that of the run, and not of the file.
+        checked: number of records and identity of the file when it was checked; None for a stream.
+        reader: the reader, at its end.
+
+    Raises:
+        BadRecord: the file was changed.
+    """
+    if source.is_regular and not stop.is_set:
+        found = (reader.count, source.identity(recipe))
+        if found != checked:
+            raise BadRecord(reader.number + 1, "the file was changed while it was read")
 
 
 def _resuming(done: int, records: int | None) -> str:
