@@ -196,10 +196,13 @@ def test_the_number_of_a_deleted_log_may_be_another_databases(
 
 
 def test_the_callers_row_factory_does_not_matter(path: Path, app: sqlite3.Connection) -> None:
-    app.row_factory = lambda cursor, row: {"only": "dicts"}
+    def factory(_cursor: sqlite3.Cursor, _row: tuple[object, ...]) -> dict[str, str]:
+        return {"only": "dicts"}
+
+    app.row_factory = factory
     with app:
         Outbox(path).enqueue(Message(b"x"), connection=app)
-    assert app.row_factory is not None
+    assert app.row_factory is factory
     assert Outbox(path).status().open == 1
 
 

@@ -341,7 +341,7 @@ def test_a_publisher_sends_slow_and_rolled_back_rows_once_and_never(url: str) ->
                     message = Message(b"", routing_key="orders", message_id=name)
                     outbox.enqueue(message, connection=connection)
                 other.rollback()
-            assert publisher.flush(20)
+            assert publisher.flush(20).is_flushed
             assert {name.split("-")[0] for name in sent_ids(broker)} == {"own"}
             slow.commit()
             until(lambda: len(sent_ids(broker)) >= 14)
@@ -692,7 +692,7 @@ def test_a_publisher_outlives_its_database(
             postgres_server.start()
             until(lambda: not publisher.status.trouble)
             publish(publisher, 20)
-            assert publisher.flush(20)
+            assert publisher.flush(20).is_flushed
         sent = {*sent_ids(broker)}
     assert sent >= {*stored}
     assert len(stored) == 40
@@ -722,12 +722,12 @@ def test_a_pgbouncer_may_lend_its_connections_by_transaction(
             with psycopg.connect(pgbouncer_url, prepare_threshold=None) as application:
                 message = Message(b"", routing_key="orders", message_id=f"a-{n}")
                 outbox.enqueue(message, connection=application)
-        assert publisher.flush(20)
+        assert publisher.flush(20).is_flushed
         later = Message(b"", routing_key="orders", not_before=datetime(2100, 1, 1, tzinfo=UTC))
         outbox.enqueue(later)
         assert outbox.retry([row["id"] for row in outbox.rows("open")]) == 1  # type: ignore[misc]
         broker.wait_for(lambda: len(sent_ids(broker)) == 31, timeout_s=20)
-        assert publisher.flush(20)
+        assert publisher.flush(20).is_flushed
         assert [n for n in sent_ids(broker) if n[0] == "p"] == [f"p-{n}" for n in range(10)]
     assert counted(url) == (0, 0, 0, 0)
 

@@ -268,7 +268,7 @@ def test_a_publisher_goes_on(url: str, break_: Break, fault: str) -> None:
             else:
                 accepted += 1
         assert accepted == 5
-        assert publisher.flush(20)
+        assert publisher.flush(20).is_flushed
         counters = publisher.status.counters
         assert counters.confirmed == counters.stored >= 6
         assert len(broker.messages("orders")) >= counters.stored
@@ -382,7 +382,7 @@ def test_a_server_that_became_a_replica_stores_nothing_and_is_waited_for(
                     break
                 except (OutboxUnreachable, OutboxLocked):
                     time.sleep(0.1)
-            assert publisher.flush(20)
+            assert publisher.flush(20).is_flushed
         assert {m.body for m in broker.messages("orders")} == {b"before", b"after", b"again"}
     assert_counted(url)
 

@@ -273,7 +273,7 @@ def test_a_schema_may_have_any_name(postgres_url: str, schema: str) -> None:
         app.rollback()
     with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
         broker.declare_queue("orders")
-        assert publisher.flush(20)
+        assert publisher.flush(20).is_flushed
         assert sorted(message.body for message in broker.messages("orders")) == [b"1", b"2"]
     assert outbox.status().open == 0
     assert not outbox.audit().differences

@@ -151,7 +151,7 @@ def test_enqueued_keys_stay_in_order_and_every_shard_has_its_share(
                 application.commit()
     broker.wait_for(lambda: len(bodies(broker)) >= 400, timeout_s=60)
     for publisher in relays:
-        assert publisher.flush(20)
+        assert publisher.flush(20).is_flushed
     arrived = bodies(broker)
     assert len(arrived) == 400
     assert_in_order(arrived, 400, keys=40)
@@ -245,5 +245,5 @@ def test_operators_take_their_turns_while_all_relays_are_busy(
     print("took", took)
     assert sorted(took)[2] < 5.0  # a busy machine may hold up one or two
     for publisher in relays:
-        assert publisher.flush(20)
+        assert publisher.flush(20).is_flushed
     assert_ledgers(url)

@@ -146,7 +146,7 @@ def test_beside_a_relay(outbox: Outbox, where: Where, broker: FakeBroker) -> Non
         assert outbox.cancel("a")
         assert outbox.reschedule("b", in_s(-5))
         assert wait_for_bodies(broker, 1) == ["b"]
-        assert publisher.flush(PATIENCE_S)
+        assert publisher.flush(PATIENCE_S).is_flushed
         assert outbox.cancel("b") is ScheduleChange.TOO_LATE
         assert outbox.reschedule("b", in_s(10)) is ScheduleChange.TOO_LATE
     assert counts(outbox) == (3, 1, 1)

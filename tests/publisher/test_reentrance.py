@@ -177,7 +177,7 @@ def test_a_lock_of_the_applications_around_publish_and_in_a_hook_is_not_for_ever
                 lambda: publisher.publish(b"y", routing_key="q"),
                 lambda: publisher.publish_many(Message(b"y", routing_key="q") for _ in range(9)),
                 publisher.flush,
-                lambda: publisher.publish_many([]).wait() and receipt.result(),
+                lambda: (publisher.publish_many([]).wait(), receipt.result()),
                 publisher.close,
             ):
                 with pytest.raises(RelayHeldUp, match=r"Hook\.on_stored\) has not returned"):

@@ -143,7 +143,7 @@ class Draining:
     def _flush(self, outbox: Path | str, count: int) -> None:
         with Publisher(self.amqp_url, outbox=outbox) as publisher:
             before = publisher.status.counters.confirmed
-            assert publisher.flush(timeout_s=600)
+            assert publisher.flush(timeout_s=600).is_flushed
             assert publisher.status.counters.confirmed - before <= count
             assert publisher.status.open == 0
 

@@ -80,7 +80,7 @@ def test_a_mistake_in_a_file_is_named(text: str, problem: str) -> None:
         lambda: Exchange("x" * 256),
         lambda: Exchange("\udcff"),
         lambda: Queue(""),
-        lambda: Queue("x", arguments={}) and Queue("é" * 128),
+        lambda: Queue("é" * 128),
         lambda: Binding("", queue="q"),
         lambda: Binding("x", queue="q", to_exchange="y"),
         lambda: Binding("x", queue="q", routing_key="k" * 256),
