@@ -15,11 +15,19 @@ from reliablepub import Message, Outbox
 
 @dataclass
 class Told:
-    """What callers were told, by number of the message."""
+    """What callers were told, by number of the message.
+
+    Attributes:
+        stored: the call returned.
+        confirmed: the broker has it.
+        failed: it was given up.
+        refused: it was not stored, says the error. `OutboxUnsure` does not say so.
+    """
 
     stored: set[int] = field(default_factory=set)
     confirmed: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -87,6 +95,7 @@ def close_account(
         "lost": told.stored - arrived - parked,
         "confirmed falsely": told.confirmed - arrived,
         "told as failed, and not parked": told.failed - parked,
+        "refused, and there": told.refused & (arrived | parked),
         "parked without a reason": without_reason,
         "still open": still_open,
     }
@@ -117,12 +126,32 @@ def _number(row: dict[str, object]) -> int:
     return int(str(row["message_id"]).removeprefix("n"))
 
 
-def attempts(outbox: Path) -> tuple[int, int, int]:
-    """Uncertain attempts, refused ones, and most that were uncertain on one channel."""
+@dataclass(frozen=True)
+class Attempts:
+    """Those that were not confirmed.
+
+    Attributes:
+        uncertain: they got no answer.
+        nacked: the queue may have the message nevertheless.
+        refused: returned, nacked or refused; nacked ones included.
+        uncertain_at_once: most that were uncertain on one channel.
+    """
+
+    uncertain: int
+    nacked: int
+    refused: int
+    uncertain_at_once: int
+
+
+def attempts(outbox: Path) -> Attempts:
     with closing(sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)) as db:
         rows = db.execute(
             "SELECT outcome, epoch, count(*) FROM reliablepub_history GROUP BY 1, 2"
         ).fetchall()
     uncertain = [count for outcome, _, count in rows if outcome == "uncertain"]
-    refused = sum(c for outcome, _, c in rows if outcome not in ("uncertain", "confirmed"))
-    return sum(uncertain), refused, max(uncertain, default=0)
+    return Attempts(
+        uncertain=sum(uncertain),
+        nacked=sum(c for outcome, _, c in rows if outcome == "nacked"),
+        refused=sum(c for outcome, _, c in rows if outcome not in ("uncertain", "confirmed")),
+        uncertain_at_once=max(uncertain, default=0),
+    )

@@ -137,17 +137,20 @@ class Arena:
             told = load.settle()
             connections = status.connects
         took_s = time.monotonic() - began
-        uncertain, refused, per_epoch = attempts(self.outbox)
+        failed = attempts(self.outbox)
         account = close_account(
             told,
             self.arrivals(),
             self.outbox,
             lambda number: message(self.exchange, number),
-            duplicates_max=uncertain + refused,
+            duplicates_max=failed.uncertain + failed.nacked,
         )
         wrong = list(account.wrong)
-        if per_epoch > WINDOW_MAX:
-            wrong.append(f"{per_epoch} messages were uncertain at once; the window is {WINDOW_MAX}")
+        if failed.uncertain_at_once > WINDOW_MAX:
+            wrong.append(
+                f"{failed.uncertain_at_once} messages were uncertain at once; "
+                f"the window is {WINDOW_MAX}"
+            )
         return Result(
             seconds=round(took_s, 1),
             incidents=incidents,
@@ -155,8 +158,8 @@ class Arena:
             turned_away=load.turned_away,
             confirmed=len(told.confirmed),
             duplicates=account.duplicates,
-            uncertain=uncertain,
-            refused=refused,
+            uncertain=failed.uncertain,
+            refused=failed.refused,
             connections=connections,
             wrong=wrong,
         )

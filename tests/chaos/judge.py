@@ -154,7 +154,7 @@ def judge(
     acked = told.confirmed if load.history is None else load.history.acked()
     excused = {n for n in missing & acked if kind_of(load.kinds, n) in BROKER_MAY_LOSE}
     account = close_account(
-        Told(told.stored - excused, told.confirmed - excused, told.failed),
+        Told(told.stored - excused, told.confirmed - excused, told.failed, told.refused),
         [(body, message_id) for _, body, message_id in mine],
         load.outbox,
         lambda number: message(exchange, load.kinds, number),

@@ -118,6 +118,7 @@ class Load:
             receipt = self._publisher.publish_many(map(self._message_of, numbers))
         except (OutboxDiskFull, OutboxFull):
             self.turned_away += PIECE
+            self.told.refused |= set(numbers)  # a piece is one commit
             time.sleep(0.05)
             return
         self.told.stored |= set(numbers)

@@ -35,7 +35,7 @@ import pika
 from reliablepub import Message, Publisher, StillOpen
 from tests.amqp_probe import AmqpProbe
 from tests.chaos import judge, partitions, picture
-from tests.chaos.account import attempts
+from tests.chaos.account import Attempts, attempts
 from tests.chaos.cluster import NAME, Cluster, NotWhole, apart
 from tests.chaos.judge import KINDS, History
 from tests.chaos.load import OPTIONS, RATE_PER_S, WINDOW_MAX, Load
@@ -122,11 +122,9 @@ class Part:
             self.load.settle()
 
     @cached_property
-    def attempts(self) -> tuple[int, int, int]:
-        """Uncertain ones, refused ones, and most that were uncertain on one channel; at the end."""
-        if self.outbox is None:
-            return 0, 0, 0
-        return attempts(self.outbox)
+    def attempts(self) -> Attempts:
+        """Those that were not confirmed; at the end."""
+        return Attempts(0, 0, 0, 0) if self.outbox is None else attempts(self.outbox)
 
 
 class Stuck(Exception):
@@ -276,8 +274,9 @@ class Set:
         kinds: dict[str, dict[str, int]] = {}
         wrong = [*self._stuck]
         for part in self._parts:
-            uncertain, refused, most = part.attempts
-            failed = len(arrivals) if part.outbox is None else uncertain + refused
+            tried = part.attempts
+            failed = len(arrivals) if part.outbox is None else tried.uncertain + tried.refused
+            most = tried.uncertain_at_once
             found = judge.Load(part.kinds, part.load.told, part.history, part.outbox, failed)
             figures, more = judge.judge(found, self._exchange, arrivals)
             kinds |= judge.as_json(figures)
@@ -296,8 +295,8 @@ class Set:
             "took_s": took_s,
             "incidents": self._incidents,
             "kinds": kinds,
-            "uncertain": sum(uncertain for uncertain, _, _ in attempts),
-            "refused": sum(refused for _, refused, _ in attempts),
+            "uncertain": sum(each.uncertain for each in attempts),
+            "refused": sum(each.refused for each in attempts),
             "wrong": wrong,
         }
 

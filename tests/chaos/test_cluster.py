@@ -292,6 +292,9 @@ class _Relay:
                 for each in again:
                     self._send(each)
                 again.clear()
+        if fault == "stores what it refuses":
+            self.told.refused.add(301)
+            self._arrive(301, "n301")
         if fault == "an id for each attempt":
             self._arrive(10, "m10")
 
@@ -329,6 +332,7 @@ def test_a_relay_that_sends_again_is_right() -> None:
         ("a write is a confirm", "told as confirmed, and no confirm came"),
         ("an id for each attempt", "10 arrived as n10 and as m10"),
         ("later ones first", "out of order"),
+        ("stores what it refuses", "refused, and there: [301]"),
     ],
 )
 def test_a_careless_relay_is_caught(fault: str, verdict: str) -> None:
