@@ -15,7 +15,6 @@ from reliablepub import Publisher
 from reliablepub.cli.output import age, ago
 from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
 from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
@@ -476,10 +475,11 @@ def test_what_cannot_be_sent_is_parked_and_the_relay_goes_on(
             with Publisher(broker.url, outbox=path) as publisher:
                 publisher.publish(b"new", routing_key="all").result(30)
                 publisher.flush(30)
-        assert {bytes(m.body) for m in broker.messages("all")} - {b"planted"} == {b"fine", b"new"}
+        bodies = {bytes(m.body) for m in broker.messages("all")}
+    assert bodies - {b"planted"} == {b"fine", b"new"}
     status = Outbox(path).status()
     assert status.open == 0
-    assert read_contents(outbox_at(path), 1) is None or status.parked + status.expired == 1
+    assert b"planted" in bodies or status.parked + status.expired == 1, "it may not just go"
 
 
 INF = float("inf")
