@@ -274,6 +274,16 @@ def attempt(case: Case, name: str, path: Path, faulty: Shim, arm: Callable[[], N
             assert found == before, f"it was reported as not done: {error}"
 
 
+NEVER = {
+    *((name, kind) for name in ("looking", "reading") for kind in ("full", "write", "sync")),
+    ("reading", "readonly"),
+    *(
+        (name, "cantopen")
+        for name in ("turn", "settle", "enqueue_opened", "enqueue_within", "closing", "reading")
+    ),
+}
+"""Calls that a case never makes: it only reads, or has its files open before they fail."""
+
 ONCE_OR_FOR_GOOD = pytest.mark.parametrize(
     ("is_persistent", "which"),
     [
@@ -314,6 +324,7 @@ def test_the_nth_call_fails(
         assert "m-999" in open_ids(path)
         shutil.rmtree(folder)
         if not faulty.hits:
+            assert at > 1 or (name, kind) in NEVER, "no such call was made to fail"
             return
     pytest.fail("it has more calls than that")
 
@@ -359,6 +370,7 @@ def test_the_creation_of_an_outbox_survives_the_nth_failure(
         assert open_ids(path) == {"m-2"}
         shutil.rmtree(folder)
         if not faulty.hits:
+            assert at > 1, "no such call was made to fail"
             return
     pytest.fail("it has more calls than that")
 
