@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from tests.chaos.cluster import Cluster
@@ -27,19 +27,23 @@ class Scene:
         cluster: the nodes and their links.
         queues: by kind.
         chance: which node, and for how long.
+        unanswered: what a node was asked in vain; such a fault may not have happened.
     """
 
     cluster: Cluster
     queues: Mapping[str, str]
     chance: random.Random
+    unanswered: list[str] = field(default_factory=list)
 
     def others(self, number: int) -> list[int]:
         return [other for other in NODES if other != number]
 
     def ask(self, number: int, *words: str) -> None:
         """Run rabbitmqctl on a node, which may be in no state to answer."""
-        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+        try:
             self.cluster.nodes[number].ctl(*words)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            self.unanswered.append(f"{' '.join(words)}: {error}")
 
 
 Fault: TypeAlias = Callable[[Scene, int], AbstractContextManager[None]]

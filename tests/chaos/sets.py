@@ -214,6 +214,8 @@ class Set:
             with suppress(NotStarted):  # such a node is started again with the others
                 partitions.happen(scene, names)
             incident |= {"ended_s": self._now_s, "restarted": 0, "outage": ""}
+            incident["unanswered"] = [*scene.unanswered]
+            scene.unanswered.clear()
             self._incidents.append(incident)
             try:
                 incident["restarted"] = self._cluster.become_whole(HEALS_WITHIN_S)

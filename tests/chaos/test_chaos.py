@@ -8,7 +8,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,6 +34,14 @@ TOUR = [
     "broker frozen for longer than a heartbeat",
     "answers withheld and then cut",
 ]
+SHOWN: dict[str, Callable[[Result], bool]] = {
+    "network cut": lambda r: r.connections > r.incidents,
+    "all connections closed by an operator": lambda r: r.connections > r.incidents,
+    "answers withheld and then cut": lambda r: r.connections > r.incidents and r.uncertain > 0,
+    "network loses connections": lambda r: r.connections > 1,
+    "binding removed": lambda r: r.refused > 0,
+}
+"""By what it can be seen that the trouble happened."""
 CLUSTERED = [name for name, scenario in SCENARIOS.items() if scenario.is_clustered]
 
 
@@ -85,6 +93,7 @@ def hold(name: str, arena: Arena, *, for_s: float) -> None:
     report(name, arena, result)
     assert result.wrong == []
     assert result.stored == result.confirmed > 0
+    assert name not in SHOWN or SHOWN[name](result), f"nothing shows it: {result}"
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -353,6 +354,19 @@ def test_only_what_was_confirmed_to_a_classic_queue_or_a_stream_is_the_brokers_l
     assert [what for what in wrong if what.startswith("lost")] == (
         [] if is_the_brokers else [f"lost: [{gone}]"]
     )
+
+
+def test_what_a_node_is_asked_in_vain_is_told() -> None:
+    class Node:
+        def ctl(self, *words: str) -> None:
+            if words[0] == "clear_policy":
+                raise RuntimeError("no answer")
+
+    cluster: Any = SimpleNamespace(nodes=[Node()])
+    scene = partitions.Scene(cluster, {}, random.Random(1))
+    with partitions.policy_changed(scene, 0):
+        assert scene.unanswered == []
+    assert scene.unanswered == ["clear_policy p0: no answer"]
 
 
 def test_a_seed_is_a_schedule_and_the_sets_have_every_fault() -> None:
