@@ -299,7 +299,7 @@ def test_the_log_stays_short_without_a_relay(
 
     monkeypatch.setattr("reliablepub.outbox.admin.interventions.CHUNK", 8)
     prune(outbox_at(path), times(parked_before=NOW), progress=look)
-    assert longest > 0
+    assert 0 < longest < 4 << 20
 
 
 def test_a_file_that_is_no_outbox_is_left_alone(path: Path) -> None:

@@ -205,6 +205,7 @@ def test_a_callback_that_adds_a_callback_waits_for_no_interrupted_thread(
         inner.add_done_callback(lambda done: done.add_done_callback(lambda _: added.set()))
         assert added.wait(60)
 
+    calls = 0
     for at in interrupted_everywhere():
         receipt = publisher.publish(b"x", routing_key="q")
         with Interruption(at, publish_and_wait) as interruption:
@@ -212,6 +213,8 @@ def test_a_callback_that_adds_a_callback_waits_for_no_interrupted_thread(
             receipt.result(30)
         if not interruption.is_done:
             break
+        calls += 1
+    assert calls > 100
 
 
 def test_ctrl_c_is_raised_wherever_it_interrupts_a_callback(publisher: Publisher) -> None:
@@ -222,6 +225,7 @@ def test_ctrl_c_is_raised_wherever_it_interrupts_a_callback(publisher: Publisher
 
     receipt = publisher.publish(b"x", routing_key="q")
     receipt.result(30)
+    calls = 0
     for at in interrupted_everywhere():
         interruption = Interruption(at, ctrl_c)
         is_raised = False
@@ -233,6 +237,8 @@ def test_ctrl_c_is_raised_wherever_it_interrupts_a_callback(publisher: Publisher
         if not interruption.is_done:
             break
         assert is_raised, f"suppressed before instruction {at}"
+        calls += 1
+    assert calls > 100
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -163,7 +163,9 @@ def test_a_line_names_the_trace_that_the_message_was_published_in(
     assert [vars(record)["trace_id"] for record in log.records] == [trace_id, None, None]
 
 
-def test_what_is_not_logged_is_not_counted(written: Journal, now: Now) -> None:
+def test_what_is_not_logged_is_not_counted(
+    written: Journal, now: Now, log: pytest.LogCaptureFixture
+) -> None:
     journal.MESSAGES.setLevel(logging.CRITICAL)
     try:
         written.on_nacked([attempt("nacked")] * 3)
@@ -171,6 +173,7 @@ def test_what_is_not_logged_is_not_counted(written: Journal, now: Now) -> None:
         journal.MESSAGES.setLevel(logging.NOTSET)
     now.now += 100
     written.turned(Status())
+    assert log.records == []
 
 
 def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
