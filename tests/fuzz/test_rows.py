@@ -40,8 +40,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.text(max_size=4)
-            | st.sampled_from(["$bytes", "$decimal", "$datetime", "$table", "$key"]),
+            st.text(max_size=4) | st.sampled_from(TAGS),
             inner,
             max_size=4,
         )
