@@ -129,7 +129,7 @@ def test_a_broker_that_takes_no_bytes_is_given_up_in_time(
         # By its confirms: heartbeats would tell after 20 s.
         assert time.monotonic() - frozen_at < 10 * TIMEOUT_S
         rig.thaw()
-        receipt.wait(60)
+        assert receipt.wait(60).confirmed == len(messages)
     rig.probe.drain(queue, 1 + len(messages))
 
 
@@ -141,7 +141,7 @@ def test_a_broker_that_takes_bytes_and_confirms_nothing_is_given_up(
     with front_door(slow(fake.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
         messages = [Message(bytes(100_000), routing_key="q")] * 3
         receipt = publisher.publish_many(messages)
-        receipt.wait(60)
+        assert receipt.wait(60).confirmed == len(messages)
     assert len(fake.messages("q")) == 6
 
 
@@ -155,4 +155,4 @@ def test_a_confirm_that_is_missing_is_noticed_while_bytes_leave_all_the_time(
         receipt = publisher.publish_many([Message(bytes(50_000), routing_key="q")] * 40)
         until(lambda: uncertain(outbox) > 0)
         assert receipt.confirmed < 35, "long before the last byte has left"
-        receipt.wait(60)
+        assert receipt.wait(60).confirmed == 40
