@@ -122,6 +122,20 @@ def test_rows_of_bent_pages(folder: Path) -> None:
     some(given(files())(lambda pair: rows_are_read(folder, *pair)))()
 
 
+def test_an_outbox_that_is_not_bent_is_salvaged_whole(folder: Path) -> None:
+    """Of bent ones some are refused: that not all are, nothing else says."""
+    path = put(folder, *samples()[-1])
+    (folder / "whole").mkdir()
+    with Outbox(folder / "whole" / "new.db") as outbox:
+        found = outbox.salvage(path)
+        assert (found.open, found.parked) == (12, 0)
+        assert {str(row["message_id"]) for row in outbox.rows("open")} == {
+            f"m{n}" for n in range(12)
+        }
+    with closing(Pages(path)) as pages:
+        assert sum(1 for _ in pages.rows()) >= 12
+
+
 def test_bent_outboxes_are_salvaged(folder: Path) -> None:
     few = settings(short, max_examples=8)
     few(given(files())(lambda pair: what_is_intact_is_salvaged(folder, *pair)))()

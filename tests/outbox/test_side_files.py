@@ -132,6 +132,10 @@ def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
     assert int(stranger("wc -c < p.db-wal")) == 0
 
 
+BEFORE_SQLITE = {(1, False), (2, False), (1, True), (3, True)}
+"""Looks, and whether the outbox is new, after which there is still something to plant."""
+
+
 @pytest.mark.parametrize("at_look", [1, 2, 3, 4])
 @pytest.mark.parametrize("is_new", [False, True])
 def test_root_takes_over_no_log_that_is_planted_in_between(
@@ -147,6 +151,7 @@ def test_root_takes_over_no_log_that_is_planted_in_between(
             outbox.enqueue(Message(b""))
     check = location.check_side_files
     looks = 0
+    owners: list[int] = []
 
     def late(outbox: Path, *more: tuple[str, ...]) -> None:
         nonlocal looks
@@ -157,12 +162,15 @@ def test_root_takes_over_no_log_that_is_planted_in_between(
                 "for s in wal shm; do [ -e p.db-$s ] || : > p.db-$s; done; "
                 "[ -r p.db-wal ] && exec 3<p.db-wal; :"
             )
+            owners.extend(shared.with_name(f"p.db-{s}").stat().st_uid for s in ("wal", "shm"))
 
     monkeypatch.setattr("reliablepub.outbox.sqlite.connections.check_side_files", late)
     monkeypatch.setattr("reliablepub.outbox.sqlite.location.check_side_files", late)
     for use in (lambda: Outbox(shared).enqueue(Message(BODY)), lambda: SqliteStore(shared).close()):
         with suppress(OutboxError):
             use()
+    assert (STRANGER in owners) == ((at_look, is_new) in BEFORE_SQLITE)
+    assert owners, "nobody looked so often"
     assert int(stranger(f"[ -e /dev/fd/3 ] && grep -c -a '{BODY[:25].decode()}' <&3") or 0) == 0
 
 
