@@ -11,6 +11,7 @@ import pytest
 from reliablepub import AsyncPublisher
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
+from tests.missing import needed
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -19,7 +20,7 @@ Run = Callable[[Coroutine[Any, Any, T]], T]
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
     if name == "asyncio":
         return asyncio.new_event_loop
-    uvloop = pytest.importorskip("uvloop", reason="an event loop of others; optional")
+    uvloop = needed("uvloop")
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
 

@@ -40,6 +40,7 @@ from reliablepub.relay.handover import CHUNK_MESSAGES_MAX
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 from tests.async_publisher.conftest import Run
+from tests.missing import needed
 from tests.policies import AT_ONCE
 from tests.waiting import until, until_async
 
@@ -506,7 +507,7 @@ def test_a_relay_that_dies_is_told_to_every_task(
 
 
 def test_anyio_s_cancel_scopes_are_as_harmless_as_any(broker: FakeBroker, path: Path) -> None:
-    anyio = pytest.importorskip("anyio", reason="comes with the examples' frameworks")
+    anyio = needed("anyio")  # comes with the examples' frameworks
 
     async def main() -> None:
         broker.inject(faults.HoldConfirms(times=100))

@@ -6,7 +6,6 @@ line of JSON, and a picture, in the folder that RELIABLEPUB_CHAOS_REPORT names, 
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import disks
 from tests.chaos.arena import Arena, Result
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenarios import SCENARIOS, Scenario
@@ -131,13 +131,8 @@ def test_one_thing_after_another(arena: Arena) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 12 MiB: the outbox's reserve, its log, and little else."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with disks.small_disk(tmp_path, "tmpfs", 12) as folder:
+        yield folder
 
 
 @pytest.mark.parametrize(

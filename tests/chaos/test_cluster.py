@@ -29,6 +29,7 @@ from tests.chaos.judge import KINDS, History, kind_of, out_of_order
 from tests.chaos.partitions import LINKS, OTHERS
 from tests.chaos.plain import ALL_CONFIRMED, control
 from tests.chaos.sets import HANDLINGS, Part, Plan, Stuck, outage, play, with_plain_pika
+from tests.missing import miss
 from tests.rabbitmq import ROOT, is_installed
 
 SETS = 14
@@ -39,14 +40,16 @@ NEWEST = Path(os.environ.get("RABBITMQ_CACHE", ".rabbitmq-versions")).absolute()
 """Where `make rabbitmq-versions` has unpacked RabbitMQ 4.3: every other set runs on it."""
 SOAK_S = float(os.environ.get("RELIABLEPUB_CHAOS_S", "180"))
 
-real = [
-    pytest.mark.rabbit,
-    pytest.mark.skipif(not is_installed(ROOT), reason="no RabbitMQ here"),
-    pytest.mark.skipif(
-        not networks.are_possible(),
-        reason="no cluster is partitioned here: root, iproute2 and network namespaces are needed",
-    ),
-]
+real = [pytest.mark.rabbit, pytest.mark.usefixtures("divisible")]
+
+
+@pytest.fixture(scope="module")
+def divisible() -> None:
+    """There is a RabbitMQ, and a network that can be cut."""
+    if not is_installed(ROOT):
+        miss("no RabbitMQ here")
+    if not networks.are_possible():
+        miss("no cluster is partitioned here: root, iproute2 and network namespaces are needed")
 
 
 def with_marks(test: Any) -> Any:

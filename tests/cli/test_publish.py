@@ -1,6 +1,5 @@
 """`reliablepub publish`: every way it can end."""
 
-import json
 import os
 import signal
 import sqlite3
@@ -19,6 +18,7 @@ from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import NOBODY, Cli
+from tests.disks import small_disk
 from tests.waiting import until
 
 TO_ALL = ("--exchange", "flights", "--routing-key", "flight.{carrier}.{to.code}")
@@ -583,28 +583,17 @@ def test_an_outbox_in_use_is_not_shared(cli: Cli, flights: Flights) -> None:
 
 
 def test_a_full_disk_keeps_what_was_accepted(cli: Cli, flights: Flights) -> None:
-    """In a mount namespace of its own, so that no test needs to be root or to clean up."""
     path = flights(20_000)
-    disk = cli.folder / "disk"
-    disk.mkdir()
-    own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    mount = f"mount -t tmpfs -o size=9m tmpfs {disk}"  # 5 MiB of it are the reserve
-    if subprocess.run([*own, mount], check=False, capture_output=True).returncode != 0:
-        pytest.skip("no mount namespaces here")
-    program = f"{sys.executable} -m reliablepub"
-    script = (
-        f"{mount}; {program} publish {path} {' '.join(TO_ALL)} --outbox {disk}/o.db --url {NOBODY}"
-        f" --timeout 0.3 --json; echo $?; {program} outbox status --outbox {disk}/o.db --json"
-    )
-    done = subprocess.run(
-        [*own, script], env=cli.environment, capture_output=True, text=True, check=True
-    )
-    result, code, status = done.stdout.splitlines()
-    assert code == "4", done.stderr
-    assert "Error: outbox" in done.stderr
-    assert "the disk is full" in done.stderr
-    assert 0 < json.loads(result)["stored"] < 20_000
-    assert json.loads(status)["open"] == json.loads(result)["stored"]
+    with small_disk(cli.folder, "tmpfs", 9) as disk:  # 5 MiB of it are the reserve
+        where = ("--outbox", f"{disk}/o.db", "--json")
+        ended = cli("publish", path, *TO_ALL, *where, "--url", NOBODY, "--timeout", "0.3")
+        status = cli("outbox", "status", *where)
+    assert ended.code == 4, ended.err
+    assert "Error: outbox" in ended.err
+    assert "the disk is full" in ended.err
+    stored = ended.json["stored"]
+    assert 0 < stored < 20_000
+    assert status.json["open"] == stored
 
 
 def test_memory_stays_bounded(cli: Cli, flights: Flights) -> None:

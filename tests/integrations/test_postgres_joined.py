@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from reliablepub import Message, NotAnOutbox, Outbox
 from reliablepub.integrations.sqlalchemy import SessionOutbox
 from tests.integrations.engines import async_engine_of, engine_of
+from tests.missing import needed
 
 pytestmark = pytest.mark.postgres
 
@@ -125,7 +126,7 @@ def test_a_message_goes_with_sqlalchemys_transaction_and_savepoint(
 def test_a_message_goes_with_an_asynchronous_session(
     driver: str, outbox: Outbox, postgres_outbox: str
 ) -> None:
-    pytest.importorskip(driver)
+    needed(driver)
 
     async def enqueue() -> None:
         engine = async_engine_of(postgres_outbox, driver)
@@ -144,7 +145,7 @@ def test_a_message_goes_with_an_asynchronous_session(
 def test_a_message_is_cancelled_in_an_asynchronous_session(
     driver: str, outbox: Outbox, postgres_outbox: str
 ) -> None:
-    pytest.importorskip(driver)
+    needed(driver)
     of_sessions = SessionOutbox(outbox)
     for key in ("a", "b", "c"):
         outbox.enqueue(message(key), key=key)
@@ -170,7 +171,7 @@ def test_a_message_is_cancelled_in_an_asynchronous_session(
 def test_an_outbox_is_created_in_an_asynchronous_transaction(
     driver: str, postgres_url: str
 ) -> None:
-    pytest.importorskip(driver)
+    needed(driver)
     outbox = SessionOutbox(Outbox(postgres_url))
 
     async def create() -> None:

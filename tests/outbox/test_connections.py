@@ -19,6 +19,7 @@ from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
+from tests.disks import small_disk
 from tests.outbox.conftest import Make
 from tests.outbox.shim import IOERR_SHMMAP, shim
 from tests.sqlite import sql, writer_of
@@ -310,16 +311,11 @@ def test_an_error_inside_a_transaction_undoes_it(path: Path) -> None:
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
     """A file system that cannot be written, with an outbox on it."""
-    folder = tmp_path / "read-only"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a file system needs root")
-    with closing(SqliteStore(folder / "outbox.db")) as store:
-        store.commit(Changes(new=[Entry(Message(b"", message_id="m"), 1.0)]))
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path, "tmpfs") as folder:
+        with closing(SqliteStore(folder / "outbox.db")) as store:
+            store.commit(Changes(new=[Entry(Message(b"", message_id="m"), 1.0)]))
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        yield folder
 
 
 def test_a_read_only_file_system_is_named(read_only: Path) -> None:
