@@ -49,7 +49,8 @@ def divisible() -> None:
     if not is_installed(ROOT):
         miss("no RabbitMQ here")
     if not networks.are_possible():
-        miss("no cluster is partitioned here: root, iproute2 and network namespaces are needed")
+        # Also with CI=true: a container may lack the right, whoever runs in it.
+        pytest.skip("no cluster is partitioned here: root, iproute2, network namespaces are needed")
 
 
 def with_marks(test: Any) -> Any:

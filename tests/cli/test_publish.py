@@ -1,5 +1,6 @@
 """`reliablepub publish`: every way it can end."""
 
+import json
 import os
 import signal
 import sqlite3
