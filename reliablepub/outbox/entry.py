@@ -667,8 +667,9 @@ class Store(Protocol):
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``, or None.
 
         Retries and `HELD` entries count. A message with a ``not_before`` after ``at`` does not
-        count, nor does one whose ordering key is held by a parked message. After many messages
-        that do not count, it is the id of the next one, to go on from.
+        count, nor does one behind it with its ordering key, or one whose key is held by a parked
+        message. After many messages that do not count, it is the id of the next one, to go on
+        from.
         """
 
     def held_exchanges(self, limit: int) -> Sequence[HeldExchange]:

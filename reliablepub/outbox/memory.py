@@ -266,11 +266,11 @@ class MemoryStore:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
         for id_ in range(max(first_id, self._lowest_open()), self._snapshot.last_id + 1):
             entry = self._open.get(id_)
-            if entry is None:
+            if entry is None or not _is_awaited(entry, at):
                 continue
-            if entry.due_at is None or entry.due_at <= at or entry.due_at == HELD:
-                return id_
-            if entry.nacked or entry.returned or entry.refused or entry.refused_at is not None:
+            key = entry.message.ordering_key
+            first = None if key is None else self._first_of(key)
+            if first is None or _is_awaited(first, at):
                 return id_
         return None
 
@@ -363,3 +363,10 @@ class MemoryStore:
     def close(self, last: Mapping[str, object] | None = None) -> None:  # noqa: ARG002 - not shown
         """Drop all entries."""
         self._open.clear()
+
+
+def _is_awaited(entry: Entry, at: float) -> bool:
+    """Whether an entry was to be sent by ``at``: it waits for no time that its sender chose."""
+    if entry.due_at is None or entry.due_at <= at or entry.due_at == HELD:
+        return True
+    return bool(entry.nacked + entry.returned + entry.refused) or entry.refused_at is not None

@@ -69,6 +69,13 @@ class StoreMachine(RuleBasedStateMachine):
         earlier = [n for n, row in self.rows.items() if n < id_ and row.message.ordering_key == key]
         return key is None or not (earlier or self.is_held(id_))
 
+    def is_awaited(self, id_: int, at: float) -> bool:
+        """Whether neither it nor the first one of its key waits for a time that was chosen."""
+        key = self.rows[id_].message.ordering_key
+        same = [n for n, row in self.rows.items() if key and row.message.ordering_key == key]
+        rows = self.rows[id_], self.rows[min(same, default=id_)]
+        return all(row.due_at is None or row.due_at <= at or row.nacked for row in rows)
+
     def is_held(self, id_: int) -> bool:
         key = self.rows[id_].message.ordering_key
         return key is not None and any(n < id_ and k == key for n, k in self.holding.items())
@@ -164,9 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
         free = [n for n in self.rows if not self.is_held(n)]
         assert self.store.lowest_awaited(0, 1e12) == min(free, default=None)
         awaited = [
-            n
-            for n, row in self.rows.items()
-            if n > 2 and n in free and (row.due_at is None or row.due_at <= 4 or row.nacked)
+            n for n, row in self.rows.items() if n > 2 and n in free and self.is_awaited(n, 4)
         ]
         assert self.store.lowest_awaited(3, 4.0) == min(awaited, default=None)
 

@@ -542,9 +542,13 @@ def test_messages_that_wait_for_something_are_not_called_hidden(store: Store) ->
     w = World(store, policy=PARK_AT_ONCE)
     w.connect()
     w.hand_over("a", "b", ordering_key="k")
-    w.hand_over("later", not_before=datetime.fromtimestamp(w.time.wall + 500.0, tz=UTC))
+    later = datetime.fromtimestamp(w.time.wall + 500.0, tz=UTC)
+    w.hand_over("later", not_before=later)
+    w.hand_over("first", not_before=later, ordering_key="l")
+    w.hand_over("behind", ordering_key="l")
     w.turn()
     w.nack(1)
+    assert w.relay.lowest_awaited(3, w.time.wall) is None, "a flush waits for none of them"
     for _ in range(4):
         w.turn(after_s=STRANDED_S)
         assert w.relay.status.reason == ""

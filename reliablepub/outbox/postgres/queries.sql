@@ -549,6 +549,11 @@ AND (m.ordering_key IS NULL OR NOT EXISTS (
     SELECT 1 FROM reliablepub_parked AS p
     WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
     AND p.id < m.id
+) AND NOT EXISTS ( -- nor behind a first one that waits for its time
+    SELECT 1 FROM reliablepub_messages AS f
+    WHERE f.id = (SELECT min(e.id) FROM reliablepub_messages AS e WHERE e.ordering_key = m.ordering_key)
+    AND f.id < m.id AND f.due_at > :at AND f.due_at < 'infinity'
+    AND f.nacked + f.returned + f.refused = 0 AND f.refused_at IS NULL
 ))
 ORDER BY m.id LIMIT 1;
 
