@@ -144,19 +144,21 @@ def _without_passwords(text: str, arguments: Sequence[str]) -> str:
     A password may hold any character, even spaces and `@`, so arguments are looked for as a whole.
     """
     for argument in arguments:
-        for given in (argument, repr(argument)[1:-1]):
+        value, address = argument.partition("=")[2], argument.partition("://")[2]
+        for given in (argument, repr(argument)[1:-1], value, address and f"://{address}"):
             if "://" in given:
                 text = text.replace(given, _withheld(given))
     return _SECRET.sub(r"\1...@", _SECRET_OF_LIBPQ.sub(r"\1...", text))
 
 
 def _withheld(argument: str) -> str:
-    return _SECRET_IN_ARGUMENT.sub(r"\1...@", _SECRET_OF_LIBPQ.sub(r"\1...", argument))
+    return _SECRET_IN_ARGUMENT.sub(r"\1...@", _SECRET_OF_LIBPQ_IN_ARGUMENT.sub(r"\1...", argument))
 
 
-_SECRET: Final = re.compile(r"(://[^\s:]*:)\S*@")
+_SECRET: Final = re.compile(r"(://[^\s:@/]*:)[^\s,]*@")
 _SECRET_IN_ARGUMENT: Final = re.compile(r"(://[^:]*:).*@", re.DOTALL)
-_SECRET_OF_LIBPQ: Final = re.compile(r"([?&]password=)[^\s&]*")
+_SECRET_OF_LIBPQ: Final = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
+_SECRET_OF_LIBPQ_IN_ARGUMENT: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.DOTALL)
 
 
 def _plug_ins() -> dict[str, EntryPoint]:

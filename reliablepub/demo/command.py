@@ -50,12 +50,7 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
         console.print(f"[dim]{time.monotonic() - began:5.1f} s[/]  {text}")
 
     if url is not None:
-        parse_addresses(url)
-        parts = urlsplit(url)
-        if parts.username is not None and parts.password is None:  # pika's URLs cannot say that
-            raise click.UsageError(
-                "--url has a user and no password; write amqp://USER:PASSWORD@..."
-            )
+        _check(url)
     before = _interrupted_by_signals()
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
     is_good, is_of_use = False, True  # the folder, for finding the cause of a failure

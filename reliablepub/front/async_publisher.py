@@ -32,7 +32,7 @@ from reliablepub.front.environment import (
     urls_of_environment,
 )
 from reliablepub.front.options import PublisherOptions, check_names, new_client
-from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
+from reliablepub.front.relay_client import LOOK_S
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import identified
 from reliablepub.outbox.opening import Where
@@ -197,7 +197,7 @@ class AsyncPublisher:
             a receipt that counts their outcomes.
 
         Raises:
-            InvalidMessage: an item is not a `Message`.
+            InvalidMessage: an item is not a `Message`, or ``source`` is longer than 2 600 bytes.
             OutboxFull: the outbox had no room in time.
             OutboxDiskFull: the disk is full.
             OutboxUnsure: the disk, the network or the relay failed during a commit. Whether its
@@ -225,7 +225,7 @@ class AsyncPublisher:
                             stream=stream,
                         )
                     )
-                    if len(under_way) > CHUNKS_UNDER_WAY:
+                    while client.must_wait(under_way):
                         await self._until_stored(under_way[0])
                         under_way.popleft()
             while under_way:

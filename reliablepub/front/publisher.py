@@ -24,7 +24,7 @@ from reliablepub.front.environment import (
 )
 from reliablepub.front.options import PublisherOptions, check_names, new_client
 from reliablepub.front.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
-from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
+from reliablepub.front.relay_client import LOOK_S
 from reliablepub.front.waits import seconds_of
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import identified
@@ -156,7 +156,7 @@ class Publisher:
             a receipt that counts their outcomes.
 
         Raises:
-            InvalidMessage: an item is not a `Message`.
+            InvalidMessage: an item is not a `Message`, or ``source`` is longer than 2 600 bytes.
             OutboxFull: the outbox had no room in time.
             OutboxDiskFull: the disk is full.
             OutboxUnsure: the disk, the network or the relay failed during a commit. Whether its
@@ -185,7 +185,7 @@ class Publisher:
                         stream=stream,
                     )
                 )
-                if len(under_way) > CHUNKS_UNDER_WAY:
+                while client.must_wait(under_way):
                     self._wait_stored(under_way[0])
                     under_way.popleft()
             while under_way:

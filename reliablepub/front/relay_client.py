@@ -29,7 +29,14 @@ from reliablepub.headers import utf8
 from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Waiter, never_fits, stamped
-from reliablepub.relay.handover import CHUNK_MESSAGES_MAX, Chunk, Cutter, FlagT, Stream
+from reliablepub.relay.handover import (
+    CHUNK_BYTES_MAX,
+    CHUNK_MESSAGES_MAX,
+    Chunk,
+    Cutter,
+    FlagT,
+    Stream,
+)
 from reliablepub.relay.intake import TURN_MESSAGES_MAX
 from reliablepub.relay.status import Status, described
 from reliablepub.relay.thread import Observer, Parts, RelayThread
@@ -40,6 +47,7 @@ CHUNKS_UNDER_WAY: Final = 2 * TURN_MESSAGES_MAX // CHUNK_MESSAGES_MAX - 1
 With that one, they are as many as two turns take in: while a turn's commit waits for the disk, the
 caller makes the messages of the next turn.
 """
+_BYTES_UNDER_WAY_MAX: Final = (CHUNKS_UNDER_WAY + 1) * CHUNK_BYTES_MAX
 LOOK_S: Final = 0.05
 """Interval at which a caller that waits for a commit checks whether to give up."""
 SOURCE_BYTES_MAX: Final = 2_600
@@ -210,6 +218,19 @@ class RelayClient:
     def rejected(self, count: int, error: ReliablePubError) -> None:
         """Tell the hooks that messages were not accepted, before the caller gets the error."""
         tell_rejected(self._rejections, count, error)
+
+    def must_wait(self, under_way: Sequence[Chunk[FlagT]]) -> bool:
+        """Whether the first of the chunks under way is to be waited for before the next one.
+
+        So that an error of it is heard soon, and that chunks of a single large message, which the
+        number of chunks does not bound, do not fill memory.
+        """
+        if not under_way:
+            return False
+        is_many = len(under_way) > CHUNKS_UNDER_WAY or under_way[0].is_told
+        return is_many or (
+            len(under_way) > 1 and sum(chunk.size for chunk in under_way) > _BYTES_UNDER_WAY_MAX
+        )
 
     def withdraw_if_full(self, chunk: Chunk[FlagT]) -> None:
         """Withdraw a chunk whose caller has waited long enough, if the outbox has no room for it.

@@ -10,7 +10,7 @@ import pytest
 from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxMoved
 from reliablepub.outbox.entry import Changes, Entry
-from reliablepub.outbox.sqlite import store
+from reliablepub.outbox.sqlite import location, store
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.sqlite import sql, writer_of
@@ -166,3 +166,53 @@ def test_a_descriptor_that_is_another_files_by_now_says_nothing(tmp_path: Path) 
         for fd in (file.fileno(), -1, 9_999):
             place._locked_fd, place._changes = fd, 1_000
             place.check()
+
+
+def test_a_counter_that_another_thread_has_read_later_is_no_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that enqueue through one `Outbox` share its `Place`."""
+    path = tmp_path / "outbox.db"
+    enqueue(path, "old", 1)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("SELECT count(*) FROM reliablepub_messages").fetchall()
+        place = Place(path)
+        counters = [place._changes, place._changes + 1]
+
+        def read(_fd: int) -> int:
+            counter = counters.pop(0)
+            if counters:
+                place.check_content()  # in another thread, before this one compares
+            return counter
+
+        monkeypatch.setattr(location, "_changes", read)
+        place.check_content()
+        assert not place.is_overwritten
+        counters = [place._changes]
+        place.check_content()
+
+
+def test_a_restore_is_noticed_although_the_connection_that_saw_the_file_first_is_closed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "outbox.db"
+    enqueue(path, "old", OLD)
+    backup = back_up(path)
+    outbox = Outbox(path)
+    first, second = sqlite3.connect(path), sqlite3.connect(path)
+    for connection in (first, second):
+        with connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS orders (id)")
+            outbox.enqueue(Message(b""), connection=connection)
+    first.close()
+    enqueue(path, "new", OLD)
+    checkpoint(path)
+    with second:
+        outbox.enqueue(Message(b""), connection=second)
+    subprocess.run(["cp", backup, path], check=True)
+    for _ in range(2):
+        second.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutboxMoved):
+            outbox.enqueue(Message(b""), connection=second)
+        second.rollback()
+    second.close()

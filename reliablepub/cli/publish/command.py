@@ -6,9 +6,10 @@ how they work.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -235,11 +236,14 @@ def publish(  # noqa: PLR0917 - one argument for each option
 def _print(summary: Summary, *, as_json: bool) -> None:
     for line in summary.problems():
         print_error(line)
-    with suppress(BrokenPipeError):  # whoever reads the exit code alone gets the right one
+    try:
         if as_json:
             print_json(summary.as_json())
         else:
             print_result(summary.headline())
+    except OSError as error:  # whoever reads the exit code alone gets the right one
+        if error.errno not in (errno.EPIPE, errno.EIO):  # nobody reads it, or a closed terminal
+            print_error(f"the result cannot be written: {error.strerror}")
 
 
 def _refuse_fields(*templates: Template | None) -> None:
@@ -270,14 +274,14 @@ def _publish(
     if outbox is not None and source.is_regular:
         _refuse_shards(outbox, source)
     records = _check(source, recipe, stop)
-    identity = None if records is None else source.identity(recipe)
-    name = None if outbox is None else identity
+    version = source.version
+    name = None if records is None or outbox is None else source.identity(recipe)
     begun = time.monotonic()
     try:
         publisher = open_publisher()
     except OutboxInUse as error:
         raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
-    check_end = partial(_check_end, source, recipe, stop, (records, identity))
+    check_end = partial(_check_end, source, stop, (records, version))
     reader = _Reader(read_lines(source.fd, stop), check_end)
     before = publisher.status
     with ExitStack() as stack:
@@ -393,27 +397,23 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
 
 def _check_end(
     source: Source,
-    recipe: Recipe,
     stop: Stop,
-    checked: tuple[int | None, str | None],
+    checked: tuple[int | None, tuple[int, int]],
     reader: _Reader,
 ) -> None:
     """Tell a file that is other than it was checked: records may be missing, or half written.
 
     Args:
         source: the input.
-        recipe: how its lines become messages.
         stop: set if the end is that of the run, and not of the file.
-        checked: number of records and identity of the file when it was checked; None for a stream.
+        checked: number of records, None for a stream, and `Source.version` when it was checked.
         reader: the reader, at its end.
 
     Raises:
         BadRecord: the file was changed.
     """
-    if source.is_regular and not stop.is_set:
-        found = (reader.count, source.identity(recipe))
-        if found != checked:
-            raise BadRecord(reader.number + 1, "the file was changed while it was read")
+    if source.is_regular and not stop.is_set and (reader.count, source.version) != checked:
+        raise BadRecord(reader.number + 1, "the file was changed while it was read")
 
 
 def _resuming(done: int, records: int | None) -> str:

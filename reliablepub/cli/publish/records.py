@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, Self
 
@@ -20,6 +21,7 @@ from reliablepub.cli import compressed
 from reliablepub.cli.publish.template import FieldError, Template
 from reliablepub.cli.signals import Stop, readable
 from reliablepub.errors import InvalidMessage
+from reliablepub.front.relay_client import SOURCE_BYTES_MAX
 from reliablepub.message import BODY_BYTES_MAX, Message
 
 _BLOCK_BYTES: Final = 256 * 1024
@@ -263,14 +265,14 @@ class Source:
         ``--not-before`` and ``--expires-in`` are not part of the name: an interrupted run resumes
         with other times too.
         """
-        found = os.fstat(self.fd)
+        size, mtime_ns = self.version
         optional = {"message_id": recipe.message_id, "ordering_key": recipe.ordering_key}
         given = {name: template.text for name, template in optional.items() if template is not None}
-        return json.dumps(
+        name = json.dumps(
             {
                 "path": str(Path(self.name).resolve()),
-                "size": found.st_size,
-                "mtime_ns": found.st_mtime_ns,
+                "size": size,
+                "mtime_ns": mtime_ns,
                 "exchange": recipe.exchange.text,
                 "routing_key": recipe.routing_key.text,
                 "message_id": None,  # names stay those of versions without these two templates
@@ -278,3 +280,12 @@ class Source:
             }
             | given
         )
+        if len(name) <= SOURCE_BYTES_MAX:
+            return name
+        return sha256(name.encode()).hexdigest()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Size and modification time, which a changed file does not keep."""
+        found = os.fstat(self.fd)
+        return found.st_size, found.st_mtime_ns

@@ -183,19 +183,22 @@ def read_due(database: Database) -> tuple[int, int, int]:
     """Count what a relay of one shard, which has nothing left to send, leaves in the others.
 
     Returns:
-        number of shards, of open messages, and of those that a relay would send now: that wait for
-        no time, nor for a message of their ordering key.
+        number of shards, of open messages, and of those in shards without a relay that one would
+        send now: that wait for no time, nor for a message of their ordering key.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        [found] = session.select(_DUE, {"now": time.time()})
-        return len(session.relays()), found["open"], found["due"]
+        relays = session.relays()
+        free = {relay.shard for relay in relays if relay.pid is None}
+        found = list(session.select(_DUE, {"now": time.time()}))
+        due = sum(row["due"] for row in found if row["shard"] in free)
+        return len(relays), sum(row["open"] for row in found), due
 
 
 _DUE: Final = """
-SELECT count(*) AS open, count(CASE WHEN
+SELECT m.shard, count(*) AS open, count(CASE WHEN
     (m.due_at IS NULL OR m.due_at <= :now OR m.due_at = 'infinity')
     AND NOT EXISTS (
         SELECT 1 FROM reliablepub_messages AS e
@@ -206,7 +209,7 @@ SELECT count(*) AS open, count(CASE WHEN
         AND p.id < m.id
     )
     THEN 1 END) AS due
-FROM reliablepub_messages AS m
+FROM reliablepub_messages AS m GROUP BY m.shard
 """
 """Those with an infinite time wait for a paused destination, where a relay sends probes."""
 

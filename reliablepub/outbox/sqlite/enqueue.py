@@ -54,12 +54,12 @@ _MARKS: Final = weakref.WeakValueDictionary[int, _Mark]()
 """Marks by the ``id`` of their connection."""
 
 
-def _mark_of(connection: sqlite3.Connection) -> weakref.ref[_Mark]:
+def _mark_of(connection: sqlite3.Connection) -> _Mark:
     mark = _MARKS.get(id(connection))
     if mark is None:
         mark = _MARKS[id(connection)] = _Mark()
         sqlite3.Connection.create_function(connection, "reliablepub_mark", 0, mark)
-    return weakref.ref(mark)
+    return mark
 
 
 @dataclass(slots=True)
@@ -74,8 +74,8 @@ class Enqueuing:
     path: Path
     ballast: Ballast
     _place: Place | None = field(default=None, init=False)
-    _mark: weakref.ref[_Mark] | None = field(default=None, init=False)
-    """On the connection that had the files of `_place` open."""
+    _marks: weakref.WeakSet[_Mark] = field(default_factory=weakref.WeakSet, init=False)
+    """On the connections that had the files of `_place` open."""
     _checked: tuple[int, str] | None = field(default=None, init=False)
     """The process, and the name by which the connection knows the file: checked for `_place`."""
 
@@ -247,7 +247,8 @@ class Enqueuing:
         if self._place is None:
             self._take_place(cursor)
             return
-        is_open = self._mark is not None and self._mark() is not None
+        is_open = bool(self._marks)  # before this connection's own
+        self._marks.add(_mark_of(cursor.connection))
         try:
             self._place.check()
         except OutboxMoved:
@@ -262,13 +263,14 @@ class Enqueuing:
             self._check_same_file(cursor)
             self._take_place(cursor)
         else:
-            if not is_open:
+            # A place is taken anew only if it must be: that lists all descriptors of the process.
+            if not (is_open or self._place.has_descriptor):
                 self._take_place(cursor)
 
     def _take_place(self, cursor: sqlite3.Cursor) -> None:
         """Record the files at the path, which the caller's connection has open."""
         self._place = _place(cursor, self.path)
-        self._mark = _mark_of(cursor.connection)
+        self._marks = weakref.WeakSet([_mark_of(cursor.connection)])
 
 
 def _place(cursor: sqlite3.Cursor, path: Path) -> Place:

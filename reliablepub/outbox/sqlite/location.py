@@ -307,6 +307,11 @@ class Place:
                 raise self._moved()
         self.check_content()
 
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether the descriptor through which content is compared is still of this file."""
+        return self._is_ours(self._locked_fd)
+
     def check_content(self) -> None:
         """Compare the database's change counter with the one seen last. Cheaper than `check`.
 
@@ -315,13 +320,14 @@ class Place:
         """
         if self._inodes[1] is None:
             return  # without a log, SQLite itself asks for the counter before it reads
+        seen = self._changes  # before the file is read: threads share this object
         changes = _changes(self._locked_fd)
-        if changes == self._changes or not self._is_ours(self._locked_fd):
+        if changes == seen or not self._is_ours(self._locked_fd):
             return
-        if changes < self._changes:
+        if changes < seen:
             self.is_overwritten = True
             raise moved(self._path, "was overwritten, perhaps by a backup,")
-        self._changes = changes
+        self._changes = max(changes, self._changes)
 
     def note_index(self) -> None:
         """Note the header of the log's index, with which `has_new_index` compares."""
