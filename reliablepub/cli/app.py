@@ -35,6 +35,10 @@ _BUILT_IN: Final = {
     "topology": "reliablepub.cli.topology:topology",
     "watch": "reliablepub.cli.watch.command:watch",
 }
+_SECRET: Final = re.compile(r"(://[^\s:@/]*:)[^\s,]*@")
+_SECRET_IN_ARGUMENT: Final = re.compile(r"(://[^:]*:).*@", re.DOTALL)
+_SECRET_OF_LIBPQ: Final = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
+_SECRET_OF_LIBPQ_IN_ARGUMENT: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.DOTALL)
 
 
 class CommandLine(LazyGroup):
@@ -153,12 +157,6 @@ def _without_passwords(text: str, arguments: Sequence[str]) -> str:
 
 def _withheld(argument: str) -> str:
     return _SECRET_IN_ARGUMENT.sub(r"\1...@", _SECRET_OF_LIBPQ_IN_ARGUMENT.sub(r"\1...", argument))
-
-
-_SECRET: Final = re.compile(r"(://[^\s:@/]*:)[^\s,]*@")
-_SECRET_IN_ARGUMENT: Final = re.compile(r"(://[^:]*:).*@", re.DOTALL)
-_SECRET_OF_LIBPQ: Final = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
-_SECRET_OF_LIBPQ_IN_ARGUMENT: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.DOTALL)
 
 
 def _plug_ins() -> dict[str, EntryPoint]:

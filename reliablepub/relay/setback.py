@@ -35,13 +35,11 @@ class Setback:
     Attributes:
         trouble: text of `Status.trouble`; empty after a commit that succeeded.
         refusal: why new messages are rejected; None while they are accepted.
-        is_held: whether commits and sending pause.
     """
 
     def __init__(self) -> None:
         self.trouble = ""
         self.refusal: OutboxError | None = None
-        self.is_held = False
         self._refusal_ends_at = self._hold_ends_at = inf
 
     def commit_failed(self, error: OutboxError, now: float, *, has_new: bool) -> None:
@@ -57,7 +55,7 @@ class Setback:
         if has_new:
             self._refuse(error, now)
         else:
-            self.is_held, self._hold_ends_at = True, now + RETRY_S
+            self._hold_ends_at = now + RETRY_S
 
     def read_failed(self, error: OutboxError, now: float) -> None:
         """Do both: what cannot be read now cannot be written either."""
@@ -77,11 +75,16 @@ class Setback:
                 refusal, until the next commit that fails.
         """
         if now >= self._hold_ends_at:
-            self.is_held, self._hold_ends_at = False, inf
+            self._hold_ends_at = inf
         if now >= self._refusal_ends_at:
             self.refusal, self._refusal_ends_at = None, inf
             if is_readable and not self.is_held:
                 self.trouble = ""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether commits and sending pause."""
+        return self._hold_ends_at < inf
 
     @property
     def next_at(self) -> float:

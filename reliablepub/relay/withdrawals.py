@@ -67,8 +67,7 @@ class Withdrawals:
         ids = {change.id for change in touched}
         buffered = {entry for entry in self.session.buffered_keys() if entry.id in ids}
         self.session.withdraw(buffered)
-        # Entries postponed or given up unsent in this turn are neither in flight nor in the
-        # session.
+        # Those postponed or given up unsent in this turn are neither in flight nor in the session.
         held = {entry.id: entry for entry in (*buffered, *self.settling.take_back(ids))}
         for entry in held.values():
             self.loaded.unload(entry)
