@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
@@ -23,6 +22,7 @@ import click
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure, LazyGroup
 from reliablepub.cli.output import print_error
+from reliablepub.cli.passwords import without_passwords
 from reliablepub.errors import OutboxError, PublisherClosed, RelayHeldUp, ReliablePubError
 
 PLUG_INS: Final = "reliablepub.commands"
@@ -35,10 +35,6 @@ _BUILT_IN: Final = {
     "topology": "reliablepub.cli.topology:topology",
     "watch": "reliablepub.cli.watch.command:watch",
 }
-_SECRET: Final = re.compile(r"(://[^\s:@/]*:)[^\s,]*@")
-_SECRET_IN_ARGUMENT: Final = re.compile(r"(://[^:]*:).*@", re.DOTALL)
-_SECRET_OF_LIBPQ: Final = re.compile(r"([?&](?:ssl)?password=)[^\s&]*")
-_SECRET_OF_LIBPQ_IN_ARGUMENT: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.DOTALL)
 
 
 class CommandLine(LazyGroup):
@@ -109,7 +105,7 @@ class CommandLine(LazyGroup):
             return Exit.BAD_INPUT
         except (click.ClickException, click.Abort, ReliablePubError, OSError) as error:
             text, code = _ending(error)
-            print_error(_without_passwords(text, sys.argv[1:] if args is None else args))
+            print_error(without_passwords(text, sys.argv[1:] if args is None else args))
             return code
         finally:
             if loglines.is_json() and sys.exc_info()[0] is None:  # else the hook prints a bug
@@ -140,23 +136,6 @@ def _ending(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a kind of e
             return f"{error.filename}: {error.strerror}", Exit.BAD_INPUT
         case _:
             return str(error), Exit.BAD_INPUT
-
-
-def _without_passwords(text: str, arguments: Sequence[str]) -> str:
-    """Withhold the passwords of URLs, which click and the system's errors repeat as they are.
-
-    A password may hold any character, even spaces and `@`, so arguments are looked for as a whole.
-    """
-    for argument in arguments:
-        value, address = argument.partition("=")[2], argument.partition("://")[2]
-        for given in (argument, repr(argument)[1:-1], value, address and f"://{address}"):
-            if "://" in given:
-                text = text.replace(given, _withheld(given))
-    return _SECRET.sub(r"\1...@", _SECRET_OF_LIBPQ.sub(r"\1...", text))
-
-
-def _withheld(argument: str) -> str:
-    return _SECRET_IN_ARGUMENT.sub(r"\1...@", _SECRET_OF_LIBPQ_IN_ARGUMENT.sub(r"\1...", argument))
 
 
 def _plug_ins() -> dict[str, EntryPoint]:

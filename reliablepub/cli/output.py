@@ -25,6 +25,7 @@ import click
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.grid import lay_out
+from reliablepub.cli.passwords import without_passwords
 from reliablepub.printable import one_line, printable
 
 _AGE_MAX_S: Final = 1e11
@@ -143,6 +144,7 @@ def print_note(text: str, *, event: str = "note") -> None:
 
     A note that begins with ``warning:`` has the level WARNING there.
     """
+    text = without_passwords(text)
     said = one_line(text).removeprefix(_WARNING)
     if text.startswith(_WARNING):
         loglines.warned(said)

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from reliablepub import ConfigurationError, Message, Outbox, OutboxError, OutboxKeys, Publisher
 from reliablepub.cli import main
+from reliablepub.cli.output import print_note
 from reliablepub.outbox.encryption import exposure
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import address as address_module
@@ -110,11 +111,20 @@ def test_a_password_in_a_file_is_none_on_the_command_line(path: Path, tmp_path: 
     assert "can see a password in --url" in said
 
 
+def test_no_note_repeats_the_password_of_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    print_note("not reopened: cannot parse 'amqp://b:hu@sh@h/' and 'postgresql://h?password=hu@sh'")
+    told = capsys.readouterr().err
+    assert told == (
+        "not reopened: cannot parse 'amqp://b:...@h/' and 'postgresql://h?password=...\n"
+    ), "the rest of a word may belong to the password"
+
+
 @pytest.mark.parametrize(
     ("outbox", "is_seen"),
     [
         ("postgresql://app:hush@127.0.0.1:1/shop", 1),
         ("postgresql://app@127.0.0.1:1/shop?password=hush", 1),
+        ("postgresql://app@127.0.0.1:1/shop?sslpassword=hush", 1),
         ("postgresql://app@127.0.0.1:1/shop", 0),
     ],
 )

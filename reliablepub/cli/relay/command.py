@@ -7,11 +7,10 @@ failures are logged.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -45,6 +44,7 @@ from reliablepub.cli.output import (
     print_result,
     quoted,
 )
+from reliablepub.cli.passwords import has_libpq_password
 from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import NotAnOutbox, OutboxError
@@ -58,9 +58,6 @@ from reliablepub.transport.address import has_password
 
 if TYPE_CHECKING:
     from reliablepub.observe.health import Exposition
-
-
-_PASSWORD_OF_LIBPQ: Final = re.compile(r"[?&]password=.")
 
 
 class _Relay(ConfigurableCommand):
@@ -239,7 +236,7 @@ def _warn_of_passwords(ctx: click.Context) -> None:
     ):
         print_note(seen.format("--url", f"--password-file or {URL_VARIABLE}"))
     if ctx.get_parameter_source("database") is ParameterSource.COMMANDLINE and (
-        has_password(outbox) or _PASSWORD_OF_LIBPQ.search(outbox)
+        has_password(outbox) or has_libpq_password(outbox)
     ):
         print_note(seen.format("--outbox", f"~/.pgpass, PGPASSWORD or {OUTBOX_VARIABLE}"))
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Self
 
 import click
@@ -43,9 +44,9 @@ from reliablepub.relay.status import Link, Status
 from reliablepub.transport.address import parse_addresses
 
 _LOOK_S: Final = 0.05
-_REST_S: Final = 0.5
-"""The longest interval between two looks at a relay whose status does not change."""
-_ALIVE_S: Final = 1.0
+_REST_S: Final = 1.0
+"""The longest interval between two looks at a relay whose status does not change, and the shortest
+between two messages to the service manager."""
 _STANDBY_S: Final = 0.05
 """Interval at which a standby tries to own the outbox."""
 _STANDING_BY: Final = "standing by: another relay owns the outbox"
@@ -235,19 +236,19 @@ class Service:
     def _rest(self) -> float:
         """How long to wait for the next look: twice as long each time that nothing has changed."""
         before, self._seen = self._seen, self.status
-        most_s = min(_REST_S, (self._notifier.watchdog_s or _ALIVE_S) / 2)
+        most_s = min(_REST_S, (self._notifier.watchdog_s or inf) / 2)
         self._pause_s = min(2 * self._pause_s, most_s) if self._seen == before else _LOOK_S
         return self._pause_s
 
     def _is_done(self, publisher: Publisher, *, is_draining: bool) -> bool:
         """Look after the publisher; return whether it is drained."""
         status = publisher.status
-        if self._is_standby and status.link is Link.FAILED:
-            publisher.flush(timeout_s=0)  # raises: `run` says why, and that this relay stands by
+        if status.link is Link.FAILED:
+            publisher.flush(timeout_s=0)  # raises the cause; a standby says it, and stands by again
         self._notes.look(status)
         if is_draining and (not status.open or publisher.flush(timeout_s=_LOOK_S).is_flushed):
             return True
-        self._look_after(publisher, status, time.monotonic())
+        self._look_after(status, time.monotonic())
         if self._stop.is_reopen_due:
             self._stop.is_reopen_due = False
             self._reopen(publisher)
@@ -289,11 +290,10 @@ class Service:
         self._notifier.tell(STATUS="standing by", WATCHDOG=1)
         self._stop.wait(_STANDBY_S)
 
-    def _look_after(self, publisher: Publisher, status: Status, now: float) -> None:
+    def _look_after(self, status: Status, now: float) -> None:
         """Send the status (at most once a second) and the watchdog message when they are due."""
         if now >= self._alive_at:
-            self._alive_at = now + _ALIVE_S
-            publisher.flush(timeout_s=0)  # raises if the publisher has failed
+            self._alive_at = now + _REST_S
             in_short = _in_short(status)
             if in_short != self._told:
                 self._told = in_short

@@ -1,0 +1,54 @@
+"""Withholds the passwords of URLs in what the command line prints on stderr.
+
+Knows: URLs of brokers and of libpq. Must never know: what is printed, or why.
+
+A password may hold any character, even spaces and `@`, so an argument is looked for as a whole; in
+other text a password ends at a space.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+_IN_TEXT: Final = (
+    (re.compile(r"([?&](?:ssl)?password=)[^\s&]*"), r"\1..."),
+    (re.compile(r"(://[^\s:@/]*:)[^\s,]*@"), r"\1...@"),
+)
+_IN_ARGUMENT: Final = (
+    (re.compile(r"([?&](?:ssl)?password=)[^&]*", re.DOTALL), r"\1..."),
+    (re.compile(r"(://[^:]*:).*@", re.DOTALL), r"\1...@"),
+)
+_OF_LIBPQ: Final = re.compile(r"[?&](?:ssl)?password=.", re.DOTALL)
+
+
+def without_passwords(text: str, arguments: Sequence[str] = ()) -> str:
+    """Withhold the passwords of URLs, which click and the system's errors repeat as they are.
+
+    Args:
+        text: what is to be printed.
+        arguments: arguments of the command line that the text may repeat.
+    """
+    for given in _spellings(arguments):
+        if "://" in given:
+            text = text.replace(given, _replaced(given, _IN_ARGUMENT))
+    return _replaced(text, _IN_TEXT)
+
+
+def has_libpq_password(name: str) -> bool:
+    """Whether the name of a database has a password among its parameters (libpq's URIs)."""
+    return _OF_LIBPQ.search(name) is not None
+
+
+def _replaced(text: str, patterns: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, instead in patterns:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def _spellings(arguments: Sequence[str]) -> Iterator[str]:
+    """Ways in which an error may repeat an argument: whole, quoted, or in part."""
+    for argument in arguments:
+        value, address = argument.partition("=")[2], argument.partition("://")[2]
+        yield from (argument, repr(argument)[1:-1], value, address and f"://{address}")
