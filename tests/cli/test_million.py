@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from reliablepub.cli.commands import Exit
 from reliablepub.outbox.admin.selection import Selection
 from reliablepub.outbox.sqlite.database import SqliteSession
 from reliablepub.outbox.sqlite.space import Ballast
@@ -127,4 +128,5 @@ def test_answers_out_of_a_million(tmp_path: Path) -> None:
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         print(f"{words:>58}  {seconds:6.2f} s  {cpu:6.2f} s of processor  exit {done.returncode}")
         assert b"Traceback" not in done.stderr
+        assert done.returncode != Exit.BAD_INPUT or "nobody" in words, done.stderr
     path.unlink()

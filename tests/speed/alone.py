@@ -66,6 +66,9 @@ class Figure:
         memory_mib: most memory so far, less what the process had before the first message.
         in_flight: most messages in flight so far.
         opened_s: what it took to open the publisher; with a backlog, until the first confirm.
+        began_at: when the first of them was dealt with (seconds of the monotonic clock, which all
+            processes share).
+        ended_at: when the last of them was.
     """
 
     messages: int
@@ -74,6 +77,8 @@ class Figure:
     memory_mib: float
     in_flight: int
     opened_s: float
+    began_at: float
+    ended_at: float
 
 
 def run(job: Job, timeout_s: float = 3_600.0) -> list[Figure]:
@@ -86,12 +91,12 @@ def run(job: Job, timeout_s: float = 3_600.0) -> list[Figure]:
 
 
 @contextmanager
-def relay(url: str, outbox: str) -> Iterator[None]:
-    """`reliablepub relay` for the block, which ends it at once."""
+def relay(url: str, outbox: str) -> Iterator[int]:
+    """`reliablepub relay` for the block, which ends it at once; its process id."""
     command = [str(Path(sys.executable).with_name("reliablepub")), "relay", "--url", url]
     with subprocess.Popen([*command, "--outbox", outbox], stderr=subprocess.DEVNULL) as process:
         try:
-            yield
+            yield process.pid
         finally:
             process.kill()
 
@@ -112,7 +117,7 @@ class Meter:
         self._go_on()
 
     def _go_on(self) -> None:
-        self._since, self._cpu_s = time.perf_counter(), time.process_time()
+        self._since, self._cpu_s = time.monotonic(), time.process_time()
 
     def look(self) -> None:
         """At what changes meanwhile."""
@@ -122,17 +127,20 @@ class Meter:
     def figure(self, messages: int) -> Figure:
         """As of now, when so many have been dealt with in all."""
         count = max(1, messages - self._messages)
-        took_s, cpu_s = time.perf_counter() - self._since, time.process_time() - self._cpu_s
+        began_at, ended_at = self._since, time.monotonic()
+        cpu_s = time.process_time() - self._cpu_s
         memory = _memory("VmHWM") - self._memory
         self._messages = messages
         self._go_on()
         return Figure(
             messages=messages,
-            per_second=count / took_s,
+            per_second=count / (ended_at - began_at),
             cpu_us=cpu_s / count * 1e6,
             memory_mib=memory / _MIB,
             in_flight=self._in_flight,
             opened_s=self._opened_s,
+            began_at=began_at,
+            ended_at=ended_at,
         )
 
 

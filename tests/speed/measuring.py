@@ -4,6 +4,7 @@ It knows clocks, medians and Markdown. It must never know a broker, or who publi
 """
 
 import gc
+import random
 import resource
 import statistics
 import time
@@ -48,6 +49,11 @@ class Results:
             statistics.median(run.per_second for run in runs),
             statistics.median(run.cpu_us for run in runs),
         )
+
+    def spread(self) -> float:
+        """By what share of its median a way's slowest and fastest round differ: the median way."""
+        rates = [[run.per_second for run in runs] for runs in self._runs.values()]
+        return statistics.median((max(one) - min(one)) / statistics.median(one) for one in rates)
 
     def ratio(self, name: str, other: str) -> float:
         """How many times as many messages a second: the median of each round's ratio."""
@@ -103,11 +109,15 @@ class Goal:
 def in_rounds(
     ways: Mapping[str, Way], count: int, rounds: int, between: Callable[[], object]
 ) -> Results:
-    """Every way once, then every way again: a machine that becomes busy disturbs all of them."""
+    """Every way once, then every way again: a machine that becomes busy disturbs all of them.
+
+    Each round has an order of its own, so that none always follows the one that leaves most to do.
+    """
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     with without_old_garbage():
         for _ in range(rounds):
-            for name, way in ways.items():
+            for name in random.sample(list(ways), len(ways)):
+                way = ways[name]
                 runs[name].append(measured(way.publish, round(count * way.share)))
                 between()
     return Results(runs)

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Sequence
 from struct import Struct
 from typing import Any
-from urllib.parse import urlsplit
 
 import aio_pika
 import pika
@@ -22,7 +21,9 @@ from pika.adapters.select_connection import SelectConnection
 from reliablepub.headers import ATTEMPT_HEADER
 
 BODY = b"x" * 1_024
-WINDOW = 1_000
+WINDOW = 4_096
+"""As many messages in flight as a `Publisher` finds at most by default."""
+TASKS = 1_000
 
 _CONFIRM = Struct(">BHIHHQBB")
 _ACK = 80
@@ -166,7 +167,7 @@ def pika_unconfirmed(url: str, queues: Sequence[str], count: int) -> None:
 
 
 def aio_pika_tasks(url: str, queues: Sequence[str], count: int) -> None:
-    """aio-pika, with as many tasks as the window is wide."""
+    """aio-pika, with so many tasks that each wait for a confirm."""
 
     async def main() -> None:
         async with await aio_pika.connect(url) as connection:
@@ -178,7 +179,7 @@ def aio_pika_tasks(url: str, queues: Sequence[str], count: int) -> None:
                     message = aio_pika.Message(BODY, delivery_mode=2)
                     await exchange.publish(message, name)
 
-            await asyncio.gather(*(task() for _ in range(WINDOW)))
+            await asyncio.gather(*(task() for _ in range(TASKS)))
 
     asyncio.run(main())
 
@@ -195,14 +196,15 @@ def _publish_frames(queue: str, properties: commands.Basic.Properties | None = N
 
 def _connected(url: str, *, is_confirming: bool = True) -> socket.socket:
     """A socket with an open channel, in confirm mode if wanted."""
-    parts = urlsplit(url)
-    wire = socket.create_connection((parts.hostname, parts.port))
+    parts = pika.URLParameters(url)
+    wire = socket.create_connection((parts.host, parts.port))
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as all the others do
-    login = f"\0{parts.username}\0{parts.password}"
+    assert isinstance(parts.credentials, pika.PlainCredentials)
+    login = f"\0{parts.credentials.username}\0{parts.credentials.password}"
     tune = [
         commands.Connection.StartOk({}, "PLAIN", login, "en_US"),
         commands.Connection.TuneOk(2047, 131_072, 0),
-        commands.Connection.Open("/"),
+        commands.Connection.Open(parts.virtual_host),
         commands.Channel.Open(),
     ]
     if is_confirming:

@@ -91,11 +91,11 @@ class Doors:
         return publish
 
     def of_tasks(self, count: int) -> Callable[[int], object]:
-        messages, path = iter(self._messages(count)), self._path()
+        queues, path = itertools.islice(itertools.cycle(self.queues), count), self._path()
 
         async def each(publisher: AsyncPublisher) -> None:
-            for message in messages:  # which all tasks share
-                await (await publisher.publish(message)).result(WAIT_S)
+            for queue in queues:  # which all tasks share
+                await (await publisher.publish(BODY, routing_key=queue)).result(WAIT_S)
 
         async def publish() -> None:
             async with AsyncPublisher(self.url, outbox=path) as publisher:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import Message, Outbox, Publisher
+from reliablepub import Message, Outbox, Publisher, Receipt
 from reliablepub._core.events import Batch
 from reliablepub.outbox.entry import Changes, Entry, Sent, new_id
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -35,6 +35,7 @@ ROUNDS = 5
 ONE_BY_ONE = 200
 THREADS = 64
 LASTS_S = 2.0
+STEADY = (100, 1_000, 4_000)
 AT_ONCE = 40_000
 A_COMMIT = 500
 WRITERS = 5
@@ -159,12 +160,27 @@ class Load:
 
     Args:
         every_s: seconds from one publish of a thread to its next; 0 publishes as fast as it can.
+        hears: whether to learn when each message is confirmed.
+
+    Attributes:
+        taken_s: how long each call took.
+        late_s: the same, from the moment at which it was due.
+        confirmed_s: from the call to the confirm.
     """
 
-    def __init__(self, publisher: Publisher, queues: Sequence[str], every_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        queues: Sequence[str],
+        every_s: float = 0.0,
+        *,
+        hears: bool = False,
+    ) -> None:
         self._publisher, self._queues, self._every_s = publisher, queues, every_s
+        self._hears = hears
         self.taken_s: list[float] = []
         self.late_s: list[float] = []
+        self.confirmed_s: list[float] = []
 
     def run(self, lasts_s: float) -> float:
         """Publish for a while.
@@ -190,15 +206,22 @@ class Load:
             if due > now:
                 time.sleep(due - now)
             begun = time.perf_counter()
-            self._publisher.publish(BODY, routing_key=queue)
+            receipt = self._publisher.publish(BODY, routing_key=queue)
             ended = time.perf_counter()
+            if self._hears:
+                receipt.add_done_callback(partial(self._confirmed, begun))
             self.taken_s.append(ended - begun)
             self.late_s.append(ended - due)
             due = due + self._every_s if self._every_s else ended
 
+    def _confirmed(self, begun: float, receipt: Receipt) -> None:
+        receipt.result(0)
+        self.confirmed_s.append(time.perf_counter() - begun)
+
 
 def test_many_threads_and_half_of_what_they_can(publisher: Publisher, queues: list[str]) -> None:
     rates: list[float] = []
+    half_rates: list[float] = []
     full = Load(publisher, queues)
     half = Load(publisher, queues)
     for _ in range(ROUNDS):
@@ -207,7 +230,7 @@ def test_many_threads_and_half_of_what_they_can(publisher: Publisher, queues: li
         full.taken_s += load.taken_s
         assert publisher.flush(60).is_flushed
         load = Load(publisher, queues, every_s=2 * THREADS / rates[-1])
-        load.run(LASTS_S)
+        half_rates.append(load.run(LASTS_S))
         half.taken_s += load.taken_s
         half.late_s += load.late_s
         assert publisher.flush(60).is_flushed
@@ -223,12 +246,27 @@ def test_many_threads_and_half_of_what_they_can(publisher: Publisher, queues: li
             for name, taken in columns
         ],
     )
+    print(f"half of that was {spaced(statistics.median(half_rates))} a second")
     check(
         [
             Goal(f"durable a second, {THREADS} threads", statistics.median(rates), 15_000.0),
             Goal("p99 at half load, ms", percentile_ms(half.taken_s, 99), 10.0, is_most=True),
         ]
     )
+
+
+def test_from_a_call_to_the_confirm_at_a_steady_rate(
+    publisher: Publisher, queues: list[str]
+) -> None:
+    rows = []
+    for rate in STEADY:
+        load = Load(publisher, queues, every_s=THREADS / rate, hears=True)
+        reached = load.run(ROUNDS * LASTS_S)
+        assert publisher.flush(60).is_flushed
+        for what, taken in (("`publish()`", load.late_s), ("the confirm", load.confirmed_s)):
+            at = [f"{percentile_ms(taken, percent):.1f} ms" for percent in (50, 99, 100)]
+            rows.append((spaced(reached), what, *at))
+    print_table(("messages a second", "until", "p50", "p99", "worst"), rows)
 
 
 def test_many_at_once_while_the_broker_is_away(tmp_path: Path) -> None:
@@ -243,6 +281,8 @@ def test_many_at_once_while_the_broker_is_away(tmp_path: Path) -> None:
     names = (f"`sqlite3` alone, {A_COMMIT} rows a commit", "`publish_many`, the broker is away")
     rows = [(name, spaced(rate)) for name, rate in zip(names, rates, strict=True)]
     print_table(("", "durable a second"), rows)
+    on_disk = Outbox(tmp_path / "0.db").status().bytes_on_disk / AT_ONCE
+    print(f"a message of {len(BODY)} bytes takes {on_disk:.0f} bytes of disk while it waits")
     check(
         [
             Goal("`publish_many`, durable a second", rates[1], 25_000.0),
