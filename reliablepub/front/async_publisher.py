@@ -237,17 +237,18 @@ class AsyncPublisher:
                 with suppress(RelayHeldUp):
                     if left:
                         await left[-1].done.wait(1.0)
-            finally:
+            finally:  # also if it is cancelled meanwhile
                 stream.error = stream.error or error
-            for chunk in left:  # wait, so that the note counts chunks that the relay has taken
-                if not chunk.withdraw():
-                    with suppress(RelayHeldUp):
-                        await chunk.done.wait()
+                taken = _withdraw(left)
+            for chunk in taken:  # wait, so that the note counts chunks that the relay has taken
+                with suppress(RelayHeldUp):
+                    await chunk.done.wait()
             client.not_stored(under_way, error)
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
         except BaseException as error:  # cancelled: no caller waits for the other chunks
             stream.error = stream.error or error  # the relay stores no later chunk of the stream
+            _withdraw(under_way)
             raise
         return receipt
 
@@ -261,7 +262,8 @@ class AsyncPublisher:
     async def flush(self, timeout_s: float | None = None) -> Status:
         """Wait until every message that the outbox holds now, and that may be sent now, is settled.
 
-        It does not wait for messages whose ``not_before`` has not come, nor does `aclose`.
+        It does not wait for messages whose ``not_before`` has not come, nor for those behind such a
+        message, or a parked one, of their ordering key; nor does `aclose`.
 
         Args:
             timeout_s: seconds, or None to wait without limit; a negative time is 0.
@@ -369,6 +371,11 @@ class AsyncPublisher:
                 client.withdraw_if_full(chunk)
                 wait_s = LOOK_S
         client.check_stored(chunk)
+
+
+def _withdraw(chunks: Iterable[Chunk[Signal]]) -> list[Chunk[Signal]]:
+    """Withdraw chunks, which would stay in the inbox; return those that the relay has taken."""
+    return [chunk for chunk in chunks if not chunk.withdraw()]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -215,7 +215,8 @@ class Publisher:
     def flush(self, timeout_s: float | None = None) -> Status:
         """Wait until every message that the outbox holds now, and that may be sent now, is settled.
 
-        It does not wait for messages whose ``not_before`` has not come, nor does `close`.
+        It does not wait for messages whose ``not_before`` has not come, nor for those behind such a
+        message, or a parked one, of their ordering key; nor does `close`.
 
         Args:
             timeout_s: seconds, or None to wait without limit; a negative time is 0.

@@ -370,9 +370,9 @@ class Outbox:
         """Put parked messages back: they are due now, and their refusals no longer count.
 
         Args:
-            ids: ids of the messages (`ParkedMessage.id`); None for all parked and expired ones, which
-                lose their deadlines. An open message that waits for a retry becomes due too. Other
-                ids are ignored.
+            ids: ids of the messages (`ParkedMessage.id`); None for all that are parked or expired;
+                expired ones lose their deadlines. An open message that waits for a retry becomes
+                due too. Other ids are ignored.
 
         Returns:
             How many messages are due now.

@@ -407,9 +407,12 @@ class Inbox:
         self._many = 2 * len(waiting) + WITHDRAWN_MAX
 
     def _is_first(self, chunk: Chunk[Any]) -> bool:
-        """Whether the chunk is the oldest. If not, the caller of an older one wakes the relay."""
+        """Whether the chunk is the oldest. If not, the caller of an older one wakes the relay.
+
+        That of a withdrawn one does not.
+        """
         try:
-            return self.chunks[0] is chunk
+            return self.chunks[0] is chunk or self.chunks[0].is_claimed
         except IndexError:  # the relay has taken all chunks
             return False
 

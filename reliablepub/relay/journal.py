@@ -464,7 +464,8 @@ class Journal:
             about += f", {one_line(what)}" if what else ""
         else:
             about += f", exchange {what!r}"
-        values = (name, "" if has_reason else what, code, found.count, round(found.seconds, 1))
+        exchange = "" if has_reason else what and printable(what)
+        values = (name, exchange, code, found.count, round(found.seconds, 1))
         fields = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
         words = f"{about}: {found.count} more in {found.seconds:.1f} s"
         self._log(logger, level, words, fields)

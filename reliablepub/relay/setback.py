@@ -24,7 +24,7 @@ _TROUBLE: Final = {
     OutboxDiskFailed: "the disk of the outbox fails: look at the system's log",
     OutboxLocked: "the outbox is locked by another process",
     OutboxUnreachable: "the database of the outbox cannot be reached",
-    OutboxUnsure: "the disk of the outbox fails: look at the system's log",
+    OutboxUnsure: "a commit was cut off: look at the system's log, or the database server's",
 }
 """Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
 
@@ -33,7 +33,8 @@ class Setback:
     """What the relay does not do for `RETRY_S` after the store has failed.
 
     Attributes:
-        trouble: text of `Status.trouble`; empty after a commit that succeeded.
+        trouble: text of `Status.trouble`; empty once a commit has succeeded, or nothing is held
+            back any more.
         refusal: why new messages are rejected; None while they are accepted.
     """
 
@@ -72,14 +73,14 @@ class Setback:
         Args:
             now: monotonic seconds.
             is_readable: whether the last read has succeeded. If so, the trouble ends with the
-                refusal, until the next commit that fails.
+                refusal and the hold, until the next commit that fails.
         """
         if now >= self._hold_ends_at:
             self._hold_ends_at = inf
         if now >= self._refusal_ends_at:
             self.refusal, self._refusal_ends_at = None, inf
-            if is_readable and not self.is_held:
-                self.trouble = ""
+        if is_readable and self.refusal is None and not self.is_held:
+            self.trouble = ""
 
     @property
     def is_held(self) -> bool:
@@ -92,4 +93,16 @@ class Setback:
         return min(self._refusal_ends_at, self._hold_ends_at)
 
     def _refuse(self, error: OutboxError, now: float) -> None:
+        if isinstance(error, OutboxUnsure):  # which is true only of messages of that commit
+            error = _cause_of(error)
         self.refusal, self._refusal_ends_at = error, now + RETRY_S
+
+
+def _cause_of(unsure: OutboxUnsure) -> OutboxError:
+    """What callers are told whose messages were in no commit."""
+    if isinstance(unsure.__cause__, OutboxUnreachable | OutboxLocked):
+        return unsure.__cause__
+    words = "the commit before was cut off, so this message was not stored; try it again"
+    error = OutboxDiskFailed(f"{words} ({unsure})")
+    error.__cause__ = unsure
+    return error

@@ -144,8 +144,8 @@ class Paused:
         probe_in_s: seconds until the next message is sent as a probe.
         since: when the destination was paused; wall clock, seconds since 1970.
         reason: the last refusal, with the broker's reply text.
-        waiting: messages that wait for the destination. Those that expire, or that an operator
-            parks or discards, are counted until the next probe.
+        waiting: messages that wait for the destination. Those that expire, that an operator parks
+            or discards, or that could not be stored, are counted until the next probe.
     """
 
     exchange: str

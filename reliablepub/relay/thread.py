@@ -43,8 +43,9 @@ from reliablepub.transport.base import Transport
 class Flush:
     """A wait until every message that the store holds at its beginning is settled.
 
-    Messages whose sender chose a later time (``not_before``) are not waited for. Otherwise one
-    message for tomorrow would delay every flush, and `close`, until tomorrow.
+    Messages whose sender chose a later time (``not_before``) are not waited for, nor those behind
+    such a message, or a parked one, of their ordering key. Otherwise one message for tomorrow would
+    delay every flush, and `close`, until tomorrow.
 
     Attributes:
         done: set when the flush is complete.
@@ -77,7 +78,7 @@ class Flush:
 
 LOGGER: Final = logging.getLogger("reliablepub.relay")
 LAST_CONFIRMS_S: Final = 1.0
-"""How long `RelayThread.close` waits for confirms of messages in flight after sending stops."""
+"""How long a relay that closes waits for confirms of messages in flight, once it sends no more."""
 HELD_UP_S: Final = 30.0
 """How long callers wait for the relay while one callback of the application does not return."""
 GATHERINGS: Final = 8
@@ -319,11 +320,6 @@ class RelayThread:
     def end_flush(self, flush: Flush) -> None:
         """Forget a flush."""
         self._flushes.pop(flush, None)
-
-    def close(self, timeout_s: float) -> None:
-        """Publish until no message is open or the time is up; then end. Waits for the end."""
-        self.begin_close(timeout_s)
-        self.join()
 
     def begin_close(self, timeout_s: float) -> None:
         """Publish until no message is open or the time is up; then end. Does not wait.

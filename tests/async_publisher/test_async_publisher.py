@@ -222,6 +222,27 @@ def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
     run(main())
 
 
+def test_a_stream_that_is_cancelled_leaves_nothing_in_the_inbox(run: Run[None], path: Path) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(
+            AWAY, outbox=path, open_messages_max=1, close_timeout_s=0
+        ) as publisher:
+            await publisher.publish(b"x")
+            tasks = [
+                asyncio.create_task(one)
+                for one in (publisher.publish(b"x"), publisher.publish_many(messages(9_000)))
+            ]
+            inbox = publisher._client.relay.inbox
+            await until_async(lambda: len(inbox.chunks) > CHUNKS_UNDER_WAY)
+            tasks[1].cancel()
+            await asyncio.wait([tasks[1]])
+            assert [len(chunk.messages) for chunk in inbox.chunks if not chunk.is_claimed] == [1]
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
+
+    run(main())
+
+
 # -------------------------------------------------------------------- a full outbox
 
 

@@ -295,6 +295,14 @@ def test_the_picture_of_the_performance_page_shows_its_table() -> None:
     assert bars.PICTURE.read_text() == bars.drawn(page), again
 
 
+def test_the_figures_of_the_readme_are_those_of_the_performance_page() -> None:
+    rows = [row for row in README.splitlines() if row.startswith("| ") and "/performance.md" in row]
+    figures = re.findall(r"\b\d{1,3}(?: \d{3})+\b|\b\d+ µs", " ".join(rows))
+    assert len(figures) > 5, "the table is read"
+    shown = set(re.findall(r"\b\d{1,3}(?: \d{3})+\b|\b\d+ µs", bars.PAGE.read_text()))
+    assert set(figures) <= shown
+
+
 def test_the_walk_of_a_message_names_what_there_is() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     walk = text.partition("### One message")[2].partition("###")[0]

@@ -8,6 +8,7 @@ from reliablepub.errors import (
     OutboxDiskFailed,
     OutboxDiskFull,
     OutboxLocked,
+    OutboxUnreachable,
     OutboxUnsure,
     ReliablePubError,
 )
@@ -54,6 +55,34 @@ def test_callers_of_the_turn_get_the_error_and_nothing_is_sent(
     assert w.sent == []
     assert w.in_memory == (0, 0)
     assert w.session.buffered == 0
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (None, OutboxDiskFailed),
+        (OSError("input/output error"), OutboxDiskFailed),
+        (OutboxUnreachable("no answer"), OutboxUnreachable),
+        (OutboxLocked("no answer in time"), OutboxLocked),
+    ],
+)
+def test_only_the_messages_of_a_commit_that_was_cut_off_may_be_stored(
+    world: Build, cause: Exception | None, kind: type[ReliablePubError]
+) -> None:
+    w = world()
+
+    def cut_off(_turn: Changes) -> ReliablePubError:
+        error = OutboxUnsure("cut off")
+        error.__cause__ = cause
+        return error
+
+    w.store.fails = cut_off
+    told = w.hand_over("a")
+    w.turn()
+    later = w.hand_over("b")
+    w.turn()
+    assert (type(told.error), type(later.error)) == (OutboxUnsure, kind)
+    assert later.error.retryable
 
 
 @pytest.mark.parametrize("fails", [disk_full, locked, failing, unsure])
@@ -163,7 +192,7 @@ def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build
 
 @pytest.mark.parametrize(
     ("fails", "words"),
-    [(disk_full, "disk full"), (locked, "locked"), (failing, "fails"), (unsure, "fails")],
+    [(disk_full, "disk full"), (locked, "locked"), (failing, "fails"), (unsure, "cut off")],
 )
 def test_the_status_says_what_keeps_the_relay_from_recording(
     world: Build, fails: Callable[[Changes], ReliablePubError], words: str

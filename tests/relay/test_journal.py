@@ -14,6 +14,7 @@ from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
 from reliablepub.outbox.entry import Counters
 from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.printable import printable
 from reliablepub.relay import journal, thread
 from reliablepub.relay.journal import EVENTS, SUM_FIELDS, Journal, LogWriter
 from reliablepub.relay.status import Status
@@ -130,6 +131,17 @@ def test_ten_thousand_refusals_a_second_are_two_lines_in_ten(
     )
     written.close()
     assert 1 + sum(vars(record)["count"] for record in log.records[1:]) == 100_000
+
+
+def test_a_sum_shows_an_exchange_as_one_line(
+    written: Journal, now: Now, log: pytest.LogCaptureFixture
+) -> None:
+    event = replace(attempt("nacked"), exchange="orders\n\x1b[2J")
+    written.on_nacked([event] * 1_000)
+    now.now += 11
+    written.turned(Status())
+    _, repeated = log.records
+    assert vars(repeated)["exchange"] == printable("orders\n\x1b[2J") != "orders\n\x1b[2J"
 
 
 def test_errors_of_many_exchanges_stay_errors(

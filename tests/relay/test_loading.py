@@ -277,6 +277,21 @@ def test_trouble_stays_the_same_while_the_store_cannot_be_read(
     assert w.relay.status.trouble == ""
 
 
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_trouble_of_an_idle_relay_ends_with_the_first_read_that_succeeds(
+    sqlite: SqliteStore, kind: type[OutboxError]
+) -> None:
+    w = World(sqlite, bell=sqlite.bell)
+    for _ in range(30):
+        w.turn(after_s=0.1)
+    fails_once(w, "changed_elsewhere", kind)
+    w.turn(after_s=1.0)
+    assert w.relay.status.trouble
+    for _ in range(20):
+        w.turn(after_s=RETRY_S / 2)
+    assert w.relay.status.trouble == "", "with nothing to commit"
+
+
 def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, path: Path) -> None:
     w = World(sqlite)
     w.connect()

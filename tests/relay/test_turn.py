@@ -22,7 +22,7 @@ from reliablepub.outbox.entry import Changes, Snapshot
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
-from reliablepub.relay.handover import WITHDRAWN_MAX, Chunk, Latch, Stream
+from reliablepub.relay.handover import WITHDRAWN_MAX, Chunk, Inbox, Latch, Stream
 from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S
 from reliablepub.relay.status import Link
 from tests.relay.conftest import Build
@@ -198,6 +198,17 @@ def test_a_chunk_that_is_not_taken_drops_its_messages(world: Build) -> None:
     with pytest.raises(PublisherClosed):
         w.inbox.put(late)
     assert [chunk.messages for chunk in (withdrawn, late)] == [(), ()]
+
+
+def test_a_chunk_behind_withdrawn_ones_wakes_the_relay() -> None:
+    woken = []
+    inbox = Inbox(lambda: woken.append(len(inbox.chunks)))
+    first, second, third = (Chunk([Message(b"")], Latch()) for _ in range(3))
+    inbox.put(first)
+    inbox.put(second)
+    first.withdraw()
+    inbox.put(third)
+    assert woken == [1, 3], "nobody else would: the caller of the first has gone"
 
 
 def test_a_turn_while_a_chunk_is_withdrawn_leaves_no_gap_in_its_stream(world: Build) -> None:

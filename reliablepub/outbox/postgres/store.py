@@ -691,10 +691,12 @@ class PostgresStore:
         self._unsure[token] = list(new_ids)
         if not new_ids:  # recording outcomes again changes nothing; the tags may be stored
             return error if isinstance(error, OutboxUnreachable) else OutboxUnreachable(str(error))
-        return OutboxUnsure(
+        unsure = OutboxUnsure(
             f"outbox {self._server}: the connection was lost during the commit, so it is unknown "
             f"whether the message is stored; look for it when the database is back ({error})"
         )
+        unsure.__cause__ = error
+        return unsure
 
     def _snapshot(self) -> Snapshot:
         counters, seen = self._counters, self._seen
