@@ -82,6 +82,7 @@ def test_only_the_messages_of_a_commit_that_was_cut_off_may_be_stored(
     later = w.hand_over("b")
     w.turn()
     assert (type(told.error), type(later.error)) == (OutboxUnsure, kind)
+    assert isinstance(later.error, ReliablePubError)
     assert later.error.retryable
 
 
