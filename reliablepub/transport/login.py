@@ -37,7 +37,8 @@ LOGGER: Final = logging.getLogger("reliablepub.link")
 PATIENCE_S: Final = 10.0
 """Seconds that an attempt to connect waits for the provider; as long as for TCP."""
 STALE_S: Final = 30.0
-"""Age in seconds from which a late answer is not used: the provider is asked again."""
+"""Age in seconds, from the question, above which an answer that no login waited for is not used:
+the provider is asked again."""
 _RENEW_AFTER: Final = 2 / 3
 _RENEW_MIN_S: Final = 0.5
 """A provider that always returns a token about to expire is asked twice a second at most."""
