@@ -381,10 +381,11 @@ class FakeBroker:
         """Issue a token that replaces the password in a login, as RabbitMQ's OAuth 2 plugin does.
 
         It is a JSON Web Token with an expiry (``exp``) and an empty signature. After its expiry, a
-        login with it is refused. An open connection stays open, but each method that needs a
-        permission closes its channel with 403, until ``connection.update-secret`` brings another
-        token. RabbitMQ caches a permission for up to a minute while a channel is busy; this broker
-        does not.
+        login with it is refused. An open connection stays open, as before RabbitMQ 4.3, but each
+        method that needs a permission closes its channel with 403, until
+        ``connection.update-secret`` brings another token. RabbitMQ caches a permission for up to a
+        minute while a channel is busy; this broker does not. Since 4.3, RabbitMQ closes the
+        connection: 320 "credential expired".
 
         Args:
             lifetime_s: Seconds until it expires; 0 or less for an expired token.

@@ -31,11 +31,13 @@ _EXPIRED: Final = 'returned an error: "Provided JWT token has expired'
 def says_expired(code: int, words: str) -> bool:
     """Whether a broker closes a channel because the token of the connection has expired.
 
-    RabbitMQ's OAuth 2 backend keeps the connection open, and refuses operations that need a
-    permission: "403 ACCESS_REFUSED - access to exchange ... refused for user ..., backend
+    Before 4.3, RabbitMQ's OAuth 2 backend keeps the connection open, and refuses operations that
+    need a permission: "403 ACCESS_REFUSED - access to exchange ... refused for user ..., backend
     rabbit_auth_backend_oauth2 returned an error: "Provided JWT token has expired at timestamp
     ...". These words follow names, so a long name may cut them off; then the refusal counts as one
     for lack of permission, and the message is retried as that allows.
+
+    Since 4.3, it closes the connection instead: 320 "CONNECTION_FORCED - credential expired".
     """
     return code == _ACCESS_REFUSED and _EXPIRED in words
 

@@ -213,9 +213,10 @@ class Tenure:
 
     After `_RENEW_AFTER` of the lifetime the provider is asked again, and the broker gets the new
     secret by ``connection.update-secret``. While the provider fails, it is asked again with growing
-    waits until the lifetime ends; then the connection is dropped, because RabbitMQ would refuse
-    the next publishes and blame a message. It is dropped too if the provider names another user,
-    since ``connection.update-secret`` cannot change the user.
+    waits until the lifetime ends; then the connection is dropped: before 4.3, RabbitMQ would
+    refuse the next publishes and blame a message; since 4.3, it closes the connection itself. It is
+    dropped too if the provider names another user, since ``connection.update-secret`` cannot change
+    the user.
 
     All methods must be called on the relay's thread.
 
