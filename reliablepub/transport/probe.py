@@ -172,9 +172,10 @@ class _Asking:
         try:
             if connection is not None:
                 self._answers.clear()
-                with suppress(AMQPError, OSError, BadFrame):
-                    if connection.is_open:
-                        connection.close()
+                # The AssertionError is pika's own, after it has aborted an AMQP handshake.
+                with suppress(AMQPError, OSError, BadFrame, AssertionError):
+                    if not (connection.is_closing or connection.is_closed):
+                        connection.close()  # if it is still opening, pika tries no other address
                         self._answer()
                 self._loop.cut()
                 while not connection.is_closed:

@@ -29,6 +29,7 @@ from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.pika_hooks import WatchedLoop
 from reliablepub.transport.probe import Probe
 from tests.chaos.proxy import Proxy
 from tests.cli.conftest import NOBODY, Run
@@ -235,6 +236,47 @@ def test_a_broker_that_does_not_answer_is_left(run: Run, fake: FakeBroker) -> No
             *_, row = json.loads(run("--url", proxy.url, "--json").stdout)
     assert (row["check"], row["level"]) == ("connection", "problem")
     assert "the broker has not answered within 0.5 s" in row["found"]
+
+
+MOMENTS: dict[str, Callable[[WatchedLoop], bool]] = {
+    "DNS": lambda _: any(isinstance(one, threading.Timer) for one in threading.enumerate()),
+    "TCP": lambda loop: loop.is_writing,
+    "AMQP": lambda loop: loop.fd is not None and not loop.is_writing,
+}
+"""While the probe waits for what: pika resolves names on timers, and sees a connect by a write."""
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupt_while_connecting_ends_every_attempt(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The next address that pika tries would open a connection that is never closed."""
+    port = URL(fake.url).port
+    ports = [1, port] if moment == "TCP" else [port]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", one)) for one in ports]
+    closed = threading.Event()
+    poll = WatchedLoop.poll
+
+    def resolve(**_: object) -> object:
+        if moment == "DNS":
+            closed.wait(5)
+        return found
+
+    def interrupt(loop: WatchedLoop) -> None:
+        if MOMENTS[moment](loop):
+            monkeypatch.setattr(WatchedLoop, "poll", poll)
+            raise KeyboardInterrupt
+        poll(loop)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(WatchedLoop, "poll", interrupt)
+    (address,) = parse_addresses(fake.url)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        probe_module.probe(address, exchanges=[], queues=[])
+    closed.set()
+    assert time.monotonic() - begun < 4
 
 
 @pytest.mark.parametrize(
