@@ -79,7 +79,8 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
 
 
 def _check(url: str) -> None:
-    parse_addresses(url)
+    if len(parse_addresses(url)) > 1:  # pika's URLs name one
+        raise click.UsageError("--url names several hosts; give one")
     parts = urlsplit(url)
     if parts.username is not None and parts.password is None:  # pika's URLs cannot say that
         raise click.UsageError("--url has a user and no password; write amqp://USER:PASSWORD@...")

@@ -107,6 +107,7 @@ def test_a_publisher_that_had_finished_is_not_started_again(
         ("http://u:hush@h/", "the URL's scheme is 'http', which is RabbitMQ's management"),
         ("amqp://u:hush@a..b/", "the URL's host is no host name"),
         ("amqp://u@h/", "--url has a user and no password"),
+        ("amqp://u:hush@a:5672,b:5672/", "--url names several hosts; give one"),
         ("amqp://u:hush/@h/", "write / in a password as %2F"),
     ],
 )
