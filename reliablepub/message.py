@@ -31,7 +31,8 @@ HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
 `ATTEMPT_HEADER`. A content header frame larger than frame_max closes the connection (501)."""
 BODY_BYTES_MAX: Final = 512 * 1024 * 1024
 """RabbitMQ's hard limit. A broker's ``max_message_size`` is usually lower (16 MiB since 4.0)."""
-EXPIRATION_MS_MAX: Final = 4_294_967_295
+EXPIRATION_MS_MAX: Final = 315_360_000_000
+"""Ten years, as RabbitMQ allows (rabbit_misc:check_expiry)."""
 PRIORITY_MAX: Final = 255
 EXPIRES_IN_S_MAX: Final = 1e9
 """About 30 years."""
@@ -87,7 +88,8 @@ class Message:
         persistent: delivery mode 2. A transient message is lost when the broker restarts, even if
             it was confirmed.
         priority: message priority, 0 to 255.
-        expiration: time to live in a queue, in milliseconds; the broker applies it.
+        expiration: time to live in a queue, in milliseconds, at most ten years; the broker applies
+            it.
         timestamp: application-defined time, with a time zone. AMQP keeps whole seconds.
         content_type: MIME type, such as ``application/json``.
         content_encoding: MIME content encoding, such as ``gzip``.

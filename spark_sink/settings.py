@@ -281,7 +281,7 @@ class Settings:
     expiration: int | None = _option(
         "expiration",
         "milliseconds after which the broker drops the message",
-        parse=_whole(0, 2**32 - 1),
+        parse=_whole(0, 315_360_000_000),  # ten years, as for a `Message`
     )
     persistent: bool = _option(
         "persistent",

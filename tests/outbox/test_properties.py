@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reliablepub.headers import ATTEMPT_HEADER, FieldValue
-from reliablepub.message import Message
+from reliablepub.message import EXPIRATION_MS_MAX, Message
 from reliablepub.outbox.rows import from_text, to_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -95,7 +95,7 @@ def test_headers_come_back_to_the_bit(headers: dict[str, FieldValue]) -> None:
             "headers": st.just({}),
             "persistent": st.booleans(),
             "priority": st.integers(0, 255),
-            "expiration": st.integers(0, 2**32 - 1),
+            "expiration": st.integers(0, EXPIRATION_MS_MAX),
             "timestamp": TIMES,
             "content_type": SHORT,
             "content_encoding": SHORT,

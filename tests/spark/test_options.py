@@ -32,6 +32,7 @@ def test_case_and_underscores_make_no_difference(name: str) -> None:
         ({"window": str(2**31)}, "option 'window' must be a whole number from 1 to 2147483647"),
         ({"window": "9" * 5_000}, "option 'window' must be a whole number from 1 to 2147483647"),
         ({"priority": "256"}, "from 0 to 255"),
+        ({"expiration": "315360000001"}, "from 0 to 315360000000"),
         ({"confirmtimeout": "-1"}, "option 'confirmTimeout' must be a number of seconds above 0"),
         ({"confirmtimeout": "nan"}, "option 'confirmTimeout' must be a number of seconds above 0"),
         ({"idletimeout": "1e300"}, "must be a number of seconds above 0 and at most 1000000"),

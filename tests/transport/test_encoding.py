@@ -14,7 +14,7 @@ from pika import spec
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.headers import ATTEMPT_HEADER, FieldValue
-from reliablepub.message import HEADER_BYTES_MAX, Message
+from reliablepub.message import EXPIRATION_MS_MAX, HEADER_BYTES_MAX, Message
 from reliablepub.transport.frames import attempt_number, attempt_tag, encode_properties
 
 ATTEMPT = attempt_number(899, 99, 10**11 - 1)
@@ -53,7 +53,7 @@ messages = st.builds(
     message_id=st.none() | short_strings.filter(bool),
     persistent=st.booleans(),
     priority=st.none() | st.integers(0, 255),
-    expiration=st.none() | st.integers(0, 2**32 - 1),
+    expiration=st.none() | st.integers(0, EXPIRATION_MS_MAX),
     timestamp=st.none() | moments,
     content_type=st.none() | short_strings,
     content_encoding=st.none() | short_strings,
@@ -200,7 +200,7 @@ def test_what_a_message_allows_fits_into_a_frame(size: int, filler: int) -> None
             b"",
             headers={"large": "y" * size},
             priority=255,
-            expiration=2**32 - 1,
+            expiration=EXPIRATION_MS_MAX,
             timestamp=datetime(2026, 1, 1, tzinfo=UTC),
             **texts,
         )
