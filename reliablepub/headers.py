@@ -132,7 +132,7 @@ def utf8(name: str, value: str) -> bytes:
     Raises:
         InvalidMessage: the value is not a str, or holds an unpaired surrogate.
     """
-    if not isinstance(value, str):
+    if not issubclass(type(value), str):  # `isinstance` would let a lazy proxy pass
         raise InvalidMessage(name, f"is {type(value).__name__}, not str")
     try:
         return value.encode()
@@ -162,13 +162,13 @@ def checked_datetime(name: str, value: datetime) -> datetime:
 
 
 def _checked_table(
-    path: str, table: Mapping[object, object], depth: int
+    path: str, table: Mapping[Any, object], depth: int
 ) -> tuple[dict[str, FieldValue], int]:
     """Return a copy of the table, and its encoded size in bytes."""
     copy: dict[str, FieldValue] = {}
     size = 4
     for name, value in table.items():
-        if not isinstance(name, str):
+        if not issubclass(type(name), str):  # `isinstance` would let a lazy proxy pass
             raise InvalidMessage(path, f"has the name {name!r}, which is not a str")
         name = str.__str__(name)  # noqa: PLW2901 - a member of a `StrEnum` becomes a plain str
         inner = f"{path}[{name!r}]"
@@ -198,6 +198,8 @@ def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, in
 
 def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
     copy: FieldValue
+    if value.__class__ is not type(value):  # a lazy proxy, which `match` takes for its object
+        raise InvalidMessage(path, f"is {type(value).__name__}, which AMQP tables cannot hold")
     match value:
         case str():
             copy = str.__str__(value)  # also of a subclass, whose methods may differ

@@ -5,6 +5,10 @@ Must never know: how a message is stored, encoded or sent.
 
 A message that breaks a protocol limit makes the broker close the channel, and every other message
 on that channel loses its confirm. So the constructor rejects it, at the caller's own line.
+
+It rejects lazy proxies too, such as Django's `SimpleLazyObject`. For `isinstance` and ``__class__``
+a proxy is of the type of its object; but SQLite does not store it, and evaluating it may raise, on
+the relay's thread. So the checks use `type`.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.headers import (
@@ -38,6 +42,7 @@ EXPIRES_IN_S_MAX: Final = 1e9
 """About 30 years."""
 
 _FIXED_BYTES: Final = 128
+_type: Final = type  # in `Message.__init__`, `type` is a parameter
 _DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _RARE_SHORT_STRINGS = (
     "content_encoding",
@@ -161,10 +166,10 @@ class Message:
         ordering_key: str | None = None,
     ) -> None:
         """Validate and copy. A generated ``__init__`` would take three times as long."""
-        if body.__class__ is not bytes or len(body) > BODY_BYTES_MAX:  # `type` is a parameter
+        if _type(body) is not bytes or len(body) > BODY_BYTES_MAX:
             raise _invalid_body(body)
-        is_plain = exchange.__class__ is str and routing_key.__class__ is str
-        if not (is_plain and (message_id is None or message_id.__class__ is str)):
+        is_plain = _type(exchange) is str and _type(routing_key) is str
+        if not (is_plain and (message_id is None or _type(message_id) is str)):
             exchange, routing_key = _plain("exchange", exchange), _plain("routing_key", routing_key)
             message_id = None if message_id is None else _plain("message_id", message_id)
         fields = self.__dict__
@@ -175,7 +180,7 @@ class Message:
         if persistent is not True:
             fields["persistent"] = _checked_persistent(persistent)
         if content_type is not None:
-            is_plain = content_type.__class__ is str
+            is_plain = _type(content_type) is str
             content_type = content_type if is_plain else _plain("content_type", content_type)
             size += _short_string_bytes("content_type", content_type)
             fields["content_type"] = content_type
@@ -226,7 +231,7 @@ class Message:
 
     def with_message_id(self, message_id: str) -> Message:
         """Return a copy of this message with the given ``message_id``."""
-        if message_id.__class__ is not str:
+        if type(message_id) is not str:
             message_id = _plain("message_id", message_id)
         given = self.__dict__
         if "message_id" in given or "headers" in given:  # the id shares a frame with the headers
@@ -321,9 +326,9 @@ def _fields_of(value: object) -> dict[str, object]:
     raise TypeError(f"{type(value).__name__} is not a type that JSON has")
 
 
-def _plain(name: str, value: object) -> str:
+def _plain(name: str, value: Any) -> str:  # noqa: ANN401 - whatever the caller gave
     """Return a text as a plain `str`: subclasses, such as `StrEnum`, have methods of their own."""
-    if not isinstance(value, str):
+    if not issubclass(type(value), str):
         raise InvalidMessage(name, f"is {type(value).__name__}, not str")
     return str.__str__(value)
 
@@ -384,21 +389,22 @@ def _short_string_bytes(name: str, value: str) -> int:
     return length
 
 
-def _in_range(name: str, value: object, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+def _in_range(name: str, value: Any, most: int) -> int:  # noqa: ANN401 - whatever was given
+    is_int = issubclass(type(value), int) and type(value) is not bool
+    if not is_int or not 0 <= value <= most:
         raise InvalidMessage(name, f"is not a whole number from 0 to {most}")
     return int(value)  # an IntEnum becomes a plain int
 
 
-def _checked_time(name: str, value: object) -> datetime:
-    if not isinstance(value, datetime):
+def _checked_time(name: str, value: Any) -> datetime:  # noqa: ANN401 - whatever was given
+    if not issubclass(type(value), datetime):
         raise InvalidMessage(name, f"is {type(value).__name__}, not a datetime")
     return checked_datetime(name, value)  # in UTC: a time zone of the caller's may change, or raise
 
 
-def _checked_expires_in(value: object) -> float:
-    is_bool = isinstance(value, bool)
-    if isinstance(value, int | float) and not is_bool and 0 < value <= EXPIRES_IN_S_MAX:
+def _checked_expires_in(value: Any) -> float:  # noqa: ANN401 - whatever was given
+    is_number = issubclass(type(value), int | float) and type(value) is not bool
+    if is_number and 0 < value <= EXPIRES_IN_S_MAX:
         return value if type(value) in (int, float) else float(value)
     problem = f"is {value!r}; a number of seconds, more than 0 and at most {EXPIRES_IN_S_MAX:g}"
     raise InvalidMessage("expires_in_s", problem)

@@ -69,6 +69,9 @@ def identified(given: bytes | Message, fields: MessageFields) -> Message:
         TypeError: there is no such field.
     """
     if isinstance(given, Message):
+        if given.__class__ is not type(given):  # a lazy proxy, evaluated on the relay's thread
+            problem = f"is {type(given).__name__}, not bytes or a reliablepub.Message"
+            raise InvalidMessage("body", problem)
         if fields:
             check_fields(fields)
             problem = "was given beside a Message, which has its own; use dataclasses.replace"
@@ -91,7 +94,7 @@ def stamped(message: Message, stamps: Iterable[Callable[[Message], Message]]) ->
     """
     for stamp in stamps:
         given, message = message, stamp(message)
-        if not isinstance(message, Message):
+        if not issubclass(type(message), Message):  # `isinstance` would let a lazy proxy pass
             raise TypeError(f"{named(stamp)} returned {type(message).__name__}, not a Message")
         if given.message_id not in {None, message.message_id}:
             message = message.with_message_id(given.message_id)

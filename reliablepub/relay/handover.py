@@ -448,7 +448,7 @@ class Cutter:
         Raises:
             InvalidMessage: the argument is not a `Message`.
         """
-        if not isinstance(message, Message):
+        if not issubclass(type(message), Message):  # `isinstance` would let a lazy proxy pass
             problem = f"one is of type {type(message).__name__}, not Message"
             raise InvalidMessage("messages", f"{problem}; Message(body, routing_key=...) makes one")
         if self._stamps:

@@ -40,6 +40,7 @@ from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.lazy import Lazy
 from tests.outbox.conftest import Make
 from tests.outcomes import RETURNED
 from tests.sqlite import sql, writer_of
@@ -142,7 +143,7 @@ def test_a_name_that_is_no_text_is_refused(path: Path, verb: str) -> None:
         getattr(outbox, verb)("\ud800")
 
 
-@pytest.mark.parametrize("key", ["\ud800", b"k"])
+@pytest.mark.parametrize("key", ["\ud800", b"k", pytest.param(Lazy("k"), id="lazy")])
 def test_a_key_that_cannot_be_stored_is_refused(
     path: Path, app: sqlite3.Connection, key: Any
 ) -> None:
@@ -693,15 +694,14 @@ def test_a_hook_adds_to_what_is_stored(path: Path) -> None:
     assert [(m.message_id, m.headers) for m in open_messages(path)] == [(id_, {"signed": True})]
 
 
-def test_a_hook_that_returns_no_message_is_named(path: Path) -> None:
+@pytest.mark.parametrize("found", [None, pytest.param(Lazy(Message(b"x")), id="lazy")])
+def test_a_hook_that_returns_no_message_is_named(path: Path, found: Any) -> None:
     class Forgetful:
-        def stamp(self, message: Message) -> None: ...
+        def stamp(self, message: Message) -> Message:
+            return found  # type: ignore[no-any-return]
 
-    outbox = Outbox(path, hooks=[Forgetful()])  # type: ignore[list-item]
-    with (
-        outbox,
-        pytest.raises(TypeError, match=r"Forgetful\.stamp returned NoneType, not a Message"),
-    ):
+    words = rf"Forgetful\.stamp returned {type(found).__name__}, not a Message"
+    with Outbox(path, hooks=[Forgetful()]) as outbox, pytest.raises(TypeError, match=words):
         outbox.enqueue(b"x")
 
 

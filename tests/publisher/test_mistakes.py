@@ -35,6 +35,7 @@ from reliablepub import (
 from reliablepub.outbox.postgres.enqueue import execute
 from reliablepub.relay.handover import Chunk, Inbox
 from reliablepub.testing import FakeBroker
+from tests.lazy import Lazy
 from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1/"
@@ -205,6 +206,16 @@ def test_messages_that_are_none() -> None:
         words = r"one is of type bytes, not Message; Message\(body, routing_key=...\) makes one"
         with pytest.raises(InvalidMessage, match=words):
             publisher.publish_many([b"x"])  # type: ignore[list-item]
+
+
+def test_a_lazy_proxy_of_a_message_is_none() -> None:
+    """Evaluating it may raise: on the relay's thread, that ends the relay for every caller."""
+    lazy: Any = Lazy(Message(b"x", routing_key="q"))
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with pytest.raises(InvalidMessage, match="body: is Lazy, not bytes or"):
+            publisher.publish(lazy)
+        with pytest.raises(InvalidMessage, match="messages: one is of type Lazy, not Message"):
+            publisher.publish_many([lazy])
 
 
 def test_an_empty_key_would_be_shared_by_all_messages_without_one(path: Path) -> None:

@@ -48,6 +48,7 @@ from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
 from reliablepub.relay.thread import RelayThread
 from reliablepub.testing import FakeBroker, faults
+from tests.lazy import Lazy
 from tests.policies import AT_ONCE
 from tests.waiting import until
 
@@ -691,7 +692,7 @@ def test_a_limit_that_limits_nothing_is_refused_before_a_file_is_made(
 # -------------------------------------------------------------------- what is refused at once
 
 
-@pytest.mark.parametrize("source", ["\ud800", 7])
+@pytest.mark.parametrize("source", ["\ud800", 7, pytest.param(Lazy("s"), id="lazy")])
 def test_a_source_that_cannot_be_stored_is_refused_and_others_go_on(
     publisher: Publisher, source: Any
 ) -> None:

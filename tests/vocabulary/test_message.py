@@ -22,6 +22,7 @@ from reliablepub.message import (
     Message,
 )
 from reliablepub.transport.frames import encode_properties
+from tests.lazy import Lazy
 
 SHORT_STRINGS = [
     "exchange",
@@ -207,6 +208,28 @@ def test_members_of_enums_become_plain_values_elsewhere_too() -> None:
     assert (type(message.priority), type(message.expires_in_s)) == (int, float)
 
 
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+VALUES: dict[str, object] = {
+    "body": b"x",
+    **dict.fromkeys((*SHORT_STRINGS, "ordering_key"), "x"),
+    **dict.fromkeys(("priority", "expiration", "expires_in_s"), 1),
+    **dict.fromkeys(("timestamp", "not_before"), NOON),
+    "persistent": False,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES.items())
+def test_a_lazy_proxy_is_refused(name: str, value: object) -> None:
+    """SQLite does not store it, and evaluating it may raise: both would end the relay."""
+    Message(**{"body": b"", name: value})  # type: ignore[arg-type]
+    assert problem_with(**{name: Lazy(value)}).startswith(f"{name}: is ")
+
+
+def test_a_lazy_proxy_of_a_message_id_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="message_id: is Lazy, not str"):
+        Message(b"").with_message_id(Lazy("id"))  # type: ignore[arg-type]
+
+
 def test_an_empty_message_id_is_no_id() -> None:
     assert "message_id: is empty" in problem_with(message_id="")
 
@@ -370,6 +393,19 @@ def test_headers_refuse_what_amqp_tables_cannot_hold(value: object) -> None:
     assert problem_with(headers={"h": value}).startswith("headers['h']: ")
     assert problem_with(headers={"h": [0, value]}).startswith("headers['h'][1]: ")
     assert problem_with(headers={"h": {"x": value}}).startswith("headers['h']['x']: ")
+
+
+@pytest.mark.parametrize("value", [True, 7, 1.5, "text", b"bytes", Decimal(7), NOON])
+def test_headers_refuse_lazy_proxies(value: object) -> None:
+    words = "is Lazy, which AMQP tables cannot hold"
+    assert problem_with(headers={"h": Lazy(value)}) == f"headers['h']: {words}"
+    assert problem_with(headers={"h": [Lazy(value)]}) == f"headers['h'][0]: {words}"
+    assert "which is not a str" in problem_with(headers={Lazy("name"): 1})
+
+
+@pytest.mark.parametrize("value", [[1, "two"], {"a": 1}])
+def test_a_lazy_proxy_of_a_table_or_list_is_copied(value: object) -> None:
+    assert header(Lazy(value)) == value
 
 
 def test_a_decimal_is_kept_whatever_the_decimal_context() -> None:
