@@ -153,8 +153,9 @@ class Connection:
         if not interval:
             return None
         send_at = self._sent_at + interval / 2
-        # The server does not read a blocked client, so it cannot see the client's heartbeats.
-        return send_at if self._withheld else min(send_at, self._received_at + 2 * interval)
+        # The server sees no heartbeats while it does not read. RabbitMQ does not read a blocked
+        # client either, but reads on while its writer waits (rabbit_reader).
+        return min(send_at, self._received_at + 2 * interval) if self.is_reading else send_at
 
     def has_capability(self, name: str) -> bool:
         """Whether the client announced a capability."""
@@ -188,7 +189,7 @@ class Connection:
         if (
             self._is_closing
             or not self._handshake.is_open
-            or (not self._withheld and self.node.now >= self._received_at + 2 * interval)
+            or (self.is_reading and self.node.now >= self._received_at + 2 * interval)
         ):
             self._end(Ending.FIN)
         else:
@@ -217,7 +218,8 @@ class Connection:
         self._closing_at += seconds
 
     def handle_drained(self) -> None:
-        """Handle a client that has read its output: continue delivering and reading."""
+        """Handle a client that has read its output: restart the heartbeat timeout, and go on."""
+        self._received_at = self.node.now
         for channel in self._channels.values():
             channel.consuming.deliver_all()
         self._run()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 from pamqp.base import Frame
 
-from reliablepub.testing.connection import Ending
+from reliablepub.testing.connection import OUTPUT_MAX_BYTES, Ending
 from reliablepub.testing.node import Node
 from tests.broker.sans_io import CAPABILITIES, Client, encode_publish, node_with_queue
 
@@ -91,6 +91,20 @@ def test_a_blocked_client_is_not_missed(node: Node) -> None:
     node.unblock()
     client.wait(0.01)
     assert client.confirms() == ["ack 1"]
+
+
+def test_a_client_that_does_not_read_is_not_missed(node: Node) -> None:
+    client = Client(node).open(heartbeat=10)
+    client.connection.unsent_bytes = OUTPUT_MAX_BYTES + 1
+    for _ in range(10):
+        client.wait(5.0)
+    assert client.connection.ending is None
+    client.connection.unsent_bytes = 0
+    client.connection.handle_drained()
+    client.wait(19.9)
+    assert client.connection.ending is None
+    client.wait(0.2)
+    assert client.connection.ending is Ending.FIN
 
 
 def test_close_without_close_ok_ends_after_a_while(node: Node, client: Client) -> None:
