@@ -23,8 +23,6 @@ from reliablepub.testing.replies import crashed
 if TYPE_CHECKING:
     from reliablepub.testing.history import Publish
 
-REJECTING = frozenset({"reject-publish", "reject-publish-dlx"})
-
 _BEFORE_ALL = -(1 << 62)
 """Position of the first message that came back to the head of a quorum queue."""
 
@@ -97,6 +95,17 @@ class Queue:
         """Whether it is a quorum queue."""
         return bool(self.arguments) and self.arguments.get("x-queue-type") == "quorum"
 
+    @property
+    def rejects(self) -> bool:
+        """Whether it rejects messages when it is full; otherwise it drops its head.
+
+        A quorum queue takes `reject-publish-dlx` for the default (rabbit_quorum_queue:overflow).
+        """
+        overflow = self.arguments.get("x-overflow")
+        return overflow == "reject-publish" or (
+            overflow == "reject-publish-dlx" and not self.is_quorum
+        )
+
     def writes(self, publish: Publish) -> bool:
         """Whether the message goes to disk: on a quorum queue, whatever its delivery mode."""
         return self.durable and (publish.is_persistent or self.is_quorum)
@@ -105,13 +114,12 @@ class Queue:
         """Add a publish; return None if the queue is full and refuses it."""
         if self.arguments:
             self.expire(now)
-            overflow = self.arguments.get("x-overflow")
             if self.is_quorum:
                 self._refuses = self._refuses and not self._has_room_again()
                 if self._refuses:
                     return None
-            elif overflow in REJECTING and self._is_full(len(publish.body)):
-                if overflow == "reject-publish-dlx":
+            elif self.rejects and self._is_full(len(publish.body)):
+                if self.arguments["x-overflow"] == "reject-publish-dlx":
                     self.bury(publish, "maxlen")
                 return None
         self._position += 1
@@ -132,7 +140,7 @@ class Queue:
 
         A queue that rejects keeps them; if it is a quorum queue, it refuses the next message.
         """
-        if self.arguments and self.arguments.get("x-overflow") in REJECTING:
+        if self.arguments and self.rejects:
             self._refuses = self._refuses or (self.is_quorum and self._is_full(0, room=-1))
             return
         while self.ready and self.arguments and self._is_full(0, room=-1):

@@ -252,6 +252,22 @@ def published(client: RawClient, queue: str) -> str:
     return "ack" if isinstance(heard, commands.Basic.Ack) else "nack"
 
 
+def test_it_takes_a_rejection_with_dead_letters_for_the_default(
+    client: RawClient, queue: str
+) -> None:
+    source = quorum_queue(
+        client,
+        *(b"a", b"b", b"c"),
+        x_max_length=1,
+        x_overflow="reject-publish-dlx",
+        x_dead_letter_exchange="",
+        x_dead_letter_routing_key=queue,
+    )
+    assert client.drained(source) == [b"c"]
+    wait_for_messages(client, queue, 2)
+    assert client.drained(queue) == [b"a", b"b"]
+
+
 def test_a_prefetch_of_the_whole_channel(client: RawClient) -> None:
     queue = quorum_queue(client)
     client.call(commands.Basic.Qos(prefetch_count=5, global_=True), commands.Basic.QosOk)
