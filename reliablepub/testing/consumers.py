@@ -42,7 +42,7 @@ class Receiver(Protocol):
 
     @property
     def is_congested(self) -> bool:
-        """Whether the client reads more slowly than the server sends."""
+        """Whether the client gets no deliveries: it reads too slowly, or the node goes down."""
 
     def has_credit(self) -> bool:
         """Whether the channel-wide prefetch allows another delivery."""

@@ -66,8 +66,8 @@ class Consuming:
 
     @property
     def is_congested(self) -> bool:
-        """Whether the client reads more slowly than the server sends."""
-        return self._channel.connection.is_congested
+        """Whether the client gets no deliveries: it reads too slowly, or the node goes down."""
+        return self._node.is_going_down or self._channel.connection.is_congested
 
     def has_credit(self) -> bool:
         """Whether the channel-wide prefetch allows another delivery."""
@@ -369,7 +369,8 @@ class Consuming:
         deliver(queue, self._node.now)
         vhost = self._channel.connection.vhost
         self._node.keep_while_used(vhost, queue)
-        if queue.auto_delete and not queue.consumers and not queue.is_deleted:
+        is_unused = queue.auto_delete and not queue.consumers and not queue.is_deleted
+        if is_unused and not self._node.is_going_down:
             vhost.remove_queue(queue.name)
 
     def _return_late(self, consumer: Consumer) -> None:

@@ -106,6 +106,8 @@ class Node:
         self.reply_consumers: dict[str, Receiver] = {}
         """Consuming sides of channels with a consumer of direct replies, by its generated name."""
         self.alarm: str | None = None
+        self.is_going_down = False
+        """Whether all connections end at once, so that no consumer takes over from another."""
         self.timers = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
         self._alarms = 0
@@ -310,8 +312,10 @@ class Node:
 
         A clean shutdown writes persistent messages first (`keep_unwritten`); a crash does not.
         """
+        self.is_going_down = True
         for connection in list(self.connections.values()):
             connection.handle_lost()
+        self.is_going_down = False
         self._unwritten, self._held = [], []
         self._settled.clear()
         self.timers.clear()

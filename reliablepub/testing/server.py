@@ -183,10 +183,10 @@ class Server:
 
     def _crash(self, *, lose_unsynced: bool) -> None:
         self.is_up = self.is_frozen = False
+        self._node.restart(keep_unwritten=not lose_unsynced)  # ends all connections at once
         for fd, link in list(self._links.items()):
             link.prepare_reset()
             self._forget(fd, link)
-        self._node.restart(keep_unwritten=not lose_unsynced)
         self._unwatch(self._listener)
         self._listener.close()
         # Bound but not listening: the port refuses, and no other process can take it.

@@ -1,4 +1,4 @@
-"""Faults between a queue and its consumers."""
+"""Faults between a queue and its consumers, and crashes."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,8 @@ def client(fake_broker: FakeBroker) -> Iterator[RawClient]:
         yield client.opened()
 
 
-def consume(client: RawClient, tag: str, *, no_ack: bool = False) -> None:
-    method = commands.Basic.Consume(queue=Q, consumer_tag=tag, no_ack=no_ack)
+def consume(client: RawClient, tag: str, *, queue: str = Q, no_ack: bool = False) -> None:
+    method = commands.Basic.Consume(queue=queue, consumer_tag=tag, no_ack=no_ack)
     client.call(method, commands.Basic.ConsumeOk)
 
 
@@ -148,3 +148,27 @@ def test_a_fault_of_another_queue(fake_broker: FakeBroker, client: RawClient) ->
     fake_broker.publish(b"a", Q)
     assert heard(client, 1) == ["c 1 False b'a'"]
     assert client.told_now() == []
+
+
+def test_a_crash_returns_a_message_once(fake_broker: FakeBroker, client: RawClient) -> None:
+    """It ends all connections at once, so no other consumer gets the message meanwhile."""
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 1}
+    fake_broker.declare_queue("limited", arguments=arguments)
+    fake_broker.inject(faults.LoseAck(nth=2))
+    with RawClient(fake_broker.url) as other:
+        for one in (client, other.opened()):
+            consume(one, "c", queue="limited")
+        fake_broker.publish(b"a", "limited")
+        fake_broker.crash()
+    assert [one.body for one in fake_broker.messages("limited")] == [b"a"]
+    assert fake_broker.faults == (faults.LoseAck(nth=2),)  # it saw one delivery
+
+
+def test_a_crash_deletes_no_durable_queue(fake_broker: FakeBroker, client: RawClient) -> None:
+    """RabbitMQ deletes an auto-delete queue when its last consumer leaves, which none did."""
+    method = commands.Queue.Declare(queue="brief", durable=True, auto_delete=True)
+    client.call(method, commands.Queue.DeclareOk)
+    consume(client, "c", queue="brief")
+    fake_broker.publish(b"a", "brief")
+    fake_broker.crash()
+    assert [one.body for one in fake_broker.messages("brief")] == [b"a"]
