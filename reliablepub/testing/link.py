@@ -83,15 +83,17 @@ class Link:
             return False
         if self._in is not None:
             self._in.passed(len(data), now)
-        is_there = bool(data)
-        if self._tls is not None and data:
+        if not data or self.lingers_until is not None:
+            return bool(data)
+        if self._tls is not None:
             try:
                 data = self._tls.decrypt(data)
-            except ssl.SSLError:
-                is_there, data = False, b""
-        if data and self.lingers_until is None:
+            except ssl.SSLError:  # the next write sends the alert that tells the client why
+                self.connection.drop(reset=False)
+                return True
+        if data:
             self.connection.handle_data(data)
-        return is_there
+        return True
 
     def write(self, now: float) -> bool:
         """Write as much output as the socket takes; False if the client has disconnected."""

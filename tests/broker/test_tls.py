@@ -12,7 +12,7 @@ import pika
 import pytest
 
 from reliablepub.testing import FakeBroker, faults
-from tests.broker.raw_tcp import OPENED, OPENING, hear_out
+from tests.broker.raw_tcp import OPENED, OPENING, connected, hear_out
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,31 @@ def test_who_does_not_speak_tls_is_not_heard(broker: FakeBroker) -> None:
         heard, _ = hear_out(sock)
         assert b"AMQP" not in heard
     assert broker.connections == 0
+
+
+def test_a_client_without_a_certificate_is_told(certificate: Path, trust: ssl.SSLContext) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificate)
+    context.load_cert_chain(certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with FakeBroker(tls=context) as broker, connected(broker) as tcp:
+        sock = trust.wrap_socket(tcp, server_hostname="localhost")
+        with sock, pytest.raises(ssl.SSLError, match="certificate required"):
+            sock.recv(1)
+
+
+def test_a_client_that_speaks_no_common_version_is_told(
+    certificate: Path, trust: ssl.SSLContext
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    trust.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        FakeBroker(tls=context) as broker,
+        connected(broker) as tcp,
+        pytest.raises(ssl.SSLError, match="protocol version"),
+    ):
+        trust.wrap_socket(tcp, server_hostname="localhost")
 
 
 def test_faults_of_the_network_act_within_tls(broker: FakeBroker, trust: ssl.SSLContext) -> None:

@@ -121,7 +121,7 @@ def test_a_client_shows_its_certificate(certificate: Path, tmp_path: Path) -> No
     context = trusting(certificate, shown=certificate)
     with Publisher(broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
         publisher.publish(b"x", routing_key="q").result(60)
-    assert_refused(broker.url, tmp_path / "none.db", "", trusting(certificate))
+    assert_refused(broker.url, tmp_path / "none.db", "certificate required", trusting(certificate))
     broker.stop()
 
 
@@ -136,7 +136,9 @@ def test_rabbitmq_takes_only_clients_that_show_a_certificate(
             receipt = publisher.publish(b"x", routing_key="nobody-is-bound-here")
             until(lambda: publisher.status.connects == 1)
             until(lambda: receipt.is_settled)
-        assert_refused(node.amqps_url, tmp_path / "none.db", "", trusting(certificate))
+        assert_refused(
+            node.amqps_url, tmp_path / "none.db", "certificate required", trusting(certificate)
+        )
         assert_refused(node.amqps_url, tmp_path / "default.db", "certificate", None)
 
 
