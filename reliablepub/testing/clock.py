@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import heapq
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_WALL_END = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""Limit of the clock: a dead letter carries a datetime, and these end with the year 9999."""
 
 
 class Clock:
@@ -28,7 +32,13 @@ class Clock:
         return time.time() + self._ahead_s
 
     def advance(self, seconds: float) -> None:
-        """Set the clock ahead."""
+        """Set the clock ahead.
+
+        Raises:
+            ValueError: `seconds` is negative, not a number, or leads beyond the year 9998.
+        """
+        if not 0 <= seconds <= _WALL_END - self.wall():  # NaN is neither
+            raise ValueError("the clock can only be set ahead, up to the year 9999")
         self._ahead_s += seconds
 
 

@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(refusal.status, {"error": str(refusal)})
         except KeyError as error:
             self._answer(HTTPStatus.NOT_FOUND, {"error": f"there is no {error.args[0]!r}"})
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:  # an integer beyond every float overflows
             self._answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         except RuntimeError as error:  # the broker is not running
             self._answer(HTTPStatus.CONFLICT, {"error": str(error)})

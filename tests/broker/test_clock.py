@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -155,10 +156,26 @@ def test_each_delivery_has_its_own_time(fake_broker: FakeBroker, client: RawClie
     assert client.told()[0].startswith("channel.close 406")
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e12])
 def test_the_clock_goes_ahead_only(seconds: float, fake_broker: FakeBroker) -> None:
     with pytest.raises(ValueError, match="ahead"):
         fake_broker.advance(seconds)
+
+
+def test_it_ends_before_the_year_9999(fake_broker: FakeBroker) -> None:
+    """Dead letters have a date."""
+    arguments = {"x-message-ttl": 1000, "x-dead-letter-exchange": ""}
+    arguments["x-dead-letter-routing-key"] = "dead"
+    fake_broker.declare_queue("dead")
+    fake_broker.declare_queue("q", arguments=arguments)
+    last = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
+    fake_broker.advance(last - time.time())
+    fake_broker.publish(b"a", "q")
+    fake_broker.advance(2.0)
+    [death] = deaths(fake_broker, "dead")
+    assert death["time"].year == 9998
+    with pytest.raises(ValueError, match="ahead"):
+        fake_broker.advance(DAY_S)
 
 
 def test_a_reset_sets_it_right_again(fake_broker: FakeBroker) -> None:

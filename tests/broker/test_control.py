@@ -284,6 +284,10 @@ def test_a_password_of_a_user(server: Control, fake_broker: FakeBroker) -> None:
         ("GET /queues?x=1", None, 400, "there is no argument 'x' here"),
         ("GET /published?limit=x", None, 400, "'limit' must be a whole number"),
         ("GET /published?timeout_s=true", None, 400, "'timeout_s' must be a number"),
+        ("GET /published?at_least=1&timeout_s=1e10", None, 400, "timeout_s must be at most"),
+        ("GET /published?at_least=1&timeout_s=nan", None, 400, "timeout_s must be at most"),
+        ("POST /advance", {"seconds": 1e12}, 400, "up to the year 9999"),
+        ("POST /advance", {"seconds": 10**400}, 400, "too large"),
         ("PUT /users/guest", None, 400, "'password' is missing"),
         ("POST /block", {"reason": 5}, 400, "'reason' must be a string"),
         ("POST /crash", {"lose_unsynced": 1}, 400, "'lose_unsynced' must be true or false"),
@@ -383,7 +387,8 @@ def test_the_clock_is_set_ahead(server: Control, fake_broker: FakeBroker) -> Non
     server.do("POST /advance?seconds=2")
     assert not fake_broker.messages("q")
     status, said = server.ask("POST /advance", {"seconds": -1})
-    assert (status, said) == (400, {"error": "the clock can only be set ahead"})
+    error = "the clock can only be set ahead, up to the year 9999"
+    assert (status, said) == (400, {"error": error})
 
 
 def test_a_fault_of_deliveries(server: Control, fake_broker: FakeBroker) -> None:
