@@ -417,7 +417,7 @@ def test_a_resumed_run_waits_for_what_an_ordering_key_holds(cli: Cli, fake: Fake
     publish = ("publish", "f.txt", *key, "--outbox", "o.db", "--json", "--timeout", "1")
     assert cli(*publish).code == 1
     again = cli(*publish)
-    assert (again.code, again.json["stopped"]) == (3, "timeout"), "the key is still held"
+    assert (again.code, again.json["stopped"]) == (1, "timeout"), "the key is still held"
     assert again.json["stored"] == 0
 
 
@@ -476,6 +476,27 @@ def test_what_a_relay_has_published_meanwhile_is_not_published_again(
     again = cli(*publish)
     assert (again.code, again.json["stored"]) == (0, 0), again.err
     assert len(fake.messages("all")) == 30
+
+
+def test_what_a_relay_has_parked_meanwhile_is_told(cli: Cli, flights: Flights) -> None:
+    publish = ("publish", flights(3), "--routing-key", "nowhere", "--outbox", "o.db", "--json")
+    assert cli(*publish, "--url", NOBODY, "--timeout", "0.3").code == 3
+    assert cli("relay", "--drain", "--outbox", "o.db").code == 0
+    again = cli(*publish)
+    assert (again.code, again.json["stored"]) == (1, 0), again.err
+    assert again.error.startswith("3 messages in the outbox are parked or expired, and may be of")
+
+
+def test_what_the_earlier_run_has_parked_is_told(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    publish = ("publish", flights(3), "--exchange", "later", "--outbox", "o.db", "--json")
+    assert cli(*publish).json["stopped"] == "refused"
+    fake.declare_exchange("later", "fanout")
+    fake.bind("all", "later", "")
+    again = cli(*publish)
+    assert (again.code, again.json["confirmed"]) == (1, 2), again.err
+    assert again.error.startswith("1 message in the outbox is parked or expired, and may be of")
 
 
 def test_a_changed_file_is_another_file(cli: Cli, flights: Flights, fake: FakeBroker) -> None:

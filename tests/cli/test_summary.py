@@ -22,7 +22,8 @@ def summary(
     stopped: Stopped | None = None,
     error: str = "",
     outbox: bool = True,
-    before: Status | None = None,
+    resumed_at: int | None = None,
+    parked_before: int = 0,
     records: int = 10,
     link: Status | None = None,
 ) -> Summary:
@@ -32,16 +33,19 @@ def summary(
         message_id="m-1", exchange="x", routing_key="k", reply_code=312, reply_text="NO_ROUTE"
     )
     tally.failures = [(RETURNED, failure)] * parked
-    counters = Counters(stored=10, confirmed=10 - parked - open_, parked=parked)
+    counters = Counters(
+        stored=10 + parked_before,
+        confirmed=10 - parked - open_,
+        parked=parked + parked_before,
+    )
     return Summary(
         source="f",
         outbox="o.db" if outbox else None,
         records=records,
-        resumed_at=None,
+        resumed_at=resumed_at,
         tally=tally,
         status=Status(counters=counters),
         last_link=link or Status(link=Link.CONNECTED),
-        before=before,
         stopped=stopped,
         error=error,
         seconds=2.0,
@@ -93,19 +97,17 @@ def test_whatever_is_not_well_is_said_and_nothing_else() -> None:
 
 
 def test_a_resumed_run_speaks_for_the_earlier_one_too() -> None:
-    before = Status(counters=Counters(stored=5))
-    resumed = summary(before=before)
-    assert resumed.exit is Exit.CONFIRMED
-    parked = Status(counters=Counters(stored=10, confirmed=9, parked=1))
-    case = Summary(
-        **{name: getattr(resumed, name) for name in Summary.__slots__} | {"status": parked}
-    )
+    assert summary(resumed_at=6).exit is Exit.CONFIRMED
+    assert summary(parked_before=2).exit is Exit.CONFIRMED, "they are of no run of this file"
+    case = summary(resumed_at=6, parked_before=2)
     assert case.exit is Exit.PARKED
-    assert case.problems() == ["1 message of the earlier run given up"]
+    assert case.problems() == [
+        "2 messages in the outbox are parked or expired, and may be of the earlier run; see "
+        "`reliablepub outbox list --state parked --state expired --outbox o.db`"
+    ]
+    assert len(summary(resumed_at=6, parked=1).problems()) == 1, "that one is of this run"
     open_ = Status(counters=Counters(stored=10, confirmed=9))
-    case = Summary(
-        **{name: getattr(resumed, name) for name in Summary.__slots__} | {"status": open_}
-    )
+    case = replace(summary(resumed_at=6), status=open_)
     assert case.exit is Exit.CONFIRMED, "it has waited for all that may be sent"
     case = replace(case, stopped=Stopped.TIMEOUT)
     assert case.exit is Exit.OPEN

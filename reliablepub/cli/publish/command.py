@@ -67,7 +67,10 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
     cls=ConfigurableCommand,
     exits={
         0: "every message is confirmed",
-        1: "some messages were given up; an outbox keeps them parked, with the reason",
+        1: (
+            "some messages were given up, perhaps those of the run that was resumed; an outbox "
+            "keeps them parked, with the reason"
+        ),
         2: "bad input, usage or configuration; nothing was stored, or the error says how much",
         3: "messages are open (`reliablepub relay` publishes those in an outbox), or interrupted",
         4: "the outbox cannot be used, the disk is full, or the relay has failed",
@@ -283,7 +286,6 @@ def _publish(
         raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
     check_end = partial(_check_end, source, stop, (records, version))
     reader = _Reader(read_lines(source.fd, stop), check_end)
-    before = publisher.status
     with ExitStack() as stack:
         stack.enter_context(publisher)
         # The position cannot change meanwhile: this process relays the outbox, as its only shard.
@@ -321,7 +323,6 @@ def _publish(
         tally=run.tally,
         status=publisher.status,
         last_link=run.last_link,
-        before=before if done else None,
         stopped=run.stopped,
         error=run.error,
         seconds=time.monotonic() - begun,

@@ -30,12 +30,11 @@ class Summary:
         source: the file, or ``-``.
         outbox: name of the outbox, or None.
         records: number of records in the file; for a stream, of those read.
-        resumed_at: number of the record this run began with, if it resumed an earlier run; or None.
+        resumed_at: number of the record this run began with, if it resumed an earlier run: the exit
+            code speaks for the earlier run's messages too. None otherwise.
         tally: outcomes of this run's messages.
         status: status of the publisher after it was closed.
         last_link: status of the publisher before it was closed.
-        before: status of the publisher at the start, if this run resumed an earlier one: its exit
-            code speaks for the earlier run's messages too. None otherwise.
         stopped: why the run ended early, or None.
         error: the error that ended the run, in one line; or empty.
         seconds: duration of the run.
@@ -50,7 +49,6 @@ class Summary:
     tally: Tally
     status: Status
     last_link: Status
-    before: Status | None
     stopped: Stopped | None
     error: str
     seconds: float
@@ -63,16 +61,19 @@ class Summary:
 
         A run that nothing stopped has waited for all but messages whose time has not come.
         """
-        has_earlier = self.before is not None and self.stopped is not None
+        has_earlier = self.resumed_at is not None and self.stopped is not None
         return self.status.open if has_earlier else self.tally.open
 
     @property
     def parked_before(self) -> int:
-        """Messages of the resumed run that were given up during this one."""
-        if self.before is None:
+        """Parked and expired messages in the outbox that may be those of the resumed run.
+
+        A relay, or the earlier run itself, may have given them up before this run began.
+        """
+        if self.resumed_at is None:
             return 0
-        now, then = self.status.counters, self.before.counters
-        return max(0, now.parked + now.expired - then.parked - then.expired - self.tally.parked)
+        counters = self.status.counters
+        return max(0, counters.parked + counters.expired - self.tally.parked)
 
     @property
     def is_unfinished(self) -> bool:
@@ -117,7 +118,7 @@ class Summary:
         if self.tally.parked:
             lines.append(self._parked())
         if self.parked_before:
-            lines.append(f"{count_of(self.parked_before, 'message')} of the earlier run given up")
+            lines.append(self._parked_before())
         if self.open:
             lines.append(self._still_open())
         if self.is_unfinished:
@@ -226,6 +227,14 @@ class Summary:
             return f"{line}; without an outbox nothing keeps what was given up"
         return (
             f"{line}; see `reliablepub outbox list --state parked --outbox {quoted(self.outbox)}`"
+        )
+
+    def _parked_before(self) -> str:
+        are = "is" if self.parked_before == 1 else "are"
+        listed = "outbox list --state parked --state expired --outbox"
+        return (
+            f"{count_of(self.parked_before, 'message')} in the outbox {are} parked or expired, and "
+            f"may be of the earlier run; see `reliablepub {listed} {quoted(self.outbox)}`"
         )
 
     def _still_open(self) -> str:
