@@ -604,6 +604,19 @@ def test_an_outbox_in_use_is_not_shared(cli: Cli, flights: Flights) -> None:
     assert f"is relayed by process {relay.pid}" in ended.error
 
 
+def test_a_relay_that_fails_leaves_the_result(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    fake.inject(faults.HoldConfirms())
+    process = cli.begin("publish", flights(3), *TO_ALL, "--outbox", "o.db", "--json")
+    fake.wait_for(3, timeout_s=60)
+    (cli.folder / "o.db").rename(cli.folder / "elsewhere.db")
+    ended = cli.ended(process)
+    assert ended.code == 4
+    assert (ended.json["stored"], ended.json["open"], ended.json["stopped"]) == (3, 3, "outbox")
+    assert "OutboxMoved" in ended.err
+
+
 def test_a_full_disk_keeps_what_was_accepted(cli: Cli, flights: Flights) -> None:
     path = flights(20_000)
     with small_disk(cli.folder, "tmpfs", 9) as disk:  # 5 MiB of it are the reserve

@@ -12,7 +12,7 @@ from reliablepub.cli.progress import Bar
 from reliablepub.cli.publish.records import BadRecord, Line
 from reliablepub.cli.publish.run import Patience, Run, Stopped, _groups
 from reliablepub.cli.signals import Stop
-from reliablepub.errors import InvalidMessage, OutboxDiskFull, PublisherClosed
+from reliablepub.errors import InvalidMessage, OutboxDiskFull, PublisherClosed, RelayHeldUp
 from reliablepub.front.receipt import IssuedBatch
 from reliablepub.outbox.entry import Counters, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -26,6 +26,7 @@ class Scripted:
     """Stores everything, and settles each group as told: a kind, None, or an error to raise."""
 
     is_ended = False
+    is_held_up = False
     failure = None
 
     def check_thread(self) -> None:
@@ -70,6 +71,8 @@ class Scripted:
 
     def close(self, timeout_s: float) -> None:
         del timeout_s
+        if self.is_held_up:
+            raise RelayHeldUp("the hook does not return")
 
 
 def message(line: Line) -> Message:
@@ -135,6 +138,16 @@ def test_only_what_may_be_sent_is_waited_for(days: int, stopped: Stopped) -> Non
 def test_a_publisher_that_fails_meanwhile_is_noticed() -> None:
     run = ran(Scripted(None, closed=True), lines(1))
     assert (run.stopped, run.error) == (Stopped.OUTBOX, "the publisher has failed")
+
+
+def test_a_hook_that_does_not_return_leaves_the_result() -> None:
+    held_up = RelayHeldUp("the hook does not return")
+    run = ran(Scripted(OutcomeKind.CONFIRMED, held_up), lines(100))
+    assert (run.stopped, run.error, run.tally.stored) == (Stopped.OUTBOX, str(held_up), 1)
+    scripted = Scripted(OutcomeKind.CONFIRMED)
+    scripted.is_held_up = True
+    run = ran(scripted, lines(1))
+    assert (run.stopped, run.error, run.tally.confirmed) == (Stopped.OUTBOX, str(held_up), 1)
 
 
 def test_an_input_that_cannot_be_read_on_is_bad_input() -> None:

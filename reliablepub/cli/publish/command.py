@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -38,7 +38,7 @@ from reliablepub.cli.options import (
 from reliablepub.cli.output import print_error, print_json, print_note, print_result, quoted
 from reliablepub.cli.progress import Bar
 from reliablepub.cli.publish.records import BadRecord, Line, Recipe, Source, read_lines
-from reliablepub.cli.publish.run import Patience, Run, Stopped
+from reliablepub.cli.publish.run import RELAY_GONE, Patience, Run, Stopped
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
@@ -287,7 +287,7 @@ def _publish(
     check_end = partial(_check_end, source, stop, (records, version))
     reader = _Reader(read_lines(source.fd, stop), check_end)
     with ExitStack() as stack:
-        stack.enter_context(publisher)
+        stack.callback(_end, publisher)
         # The position cannot change meanwhile: this process relays the outbox, as its only shard.
         done = 0 if outbox is None or name is None else Outbox(outbox).position(name)
         if records is not None and done > records:
@@ -329,6 +329,12 @@ def _publish(
         is_all_read=run.is_all_read,
         is_stream=not source.is_regular,
     )
+
+
+def _end(publisher: Publisher) -> None:
+    """Close the publisher, which `Run` has done unless another error came first."""
+    with suppress(*RELAY_GONE):  # `Run` has recorded it, or the other error matters more
+        publisher.close()
 
 
 def _fits(outbox: Database, message: Message) -> None:

@@ -32,6 +32,7 @@ from reliablepub.errors import (
     PublisherClosed,
     PublishError,
     Refused,
+    RelayHeldUp,
     Unroutable,
     Withdrawn,
 )
@@ -155,6 +156,10 @@ MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Limit of open messages without an outbox; a single larger message is still accepted."""
 
 
+RELAY_GONE: Final = (PublisherClosed, RelayHeldUp)
+"""Errors of a publisher whose relay has failed, or waits for a hook that does not return."""
+
+
 class Stopped(StrEnum):
     """Why a run ended before every message was settled."""
 
@@ -226,20 +231,20 @@ class Run:
             self._store(lines, message)
         except (BadRecord, InvalidMessage) as error:  # the second one: of the publisher's outbox
             self._end(Stopped.BAD_INPUT, str(error))
-        except (OutboxError, PublisherClosed) as error:
+        except (OutboxError, *RELAY_GONE) as error:
             self._end(Stopped.OUTBOX, str(error))
         except OSError as error:
             self._end(Stopped.BAD_INPUT, f"the input cannot be read: {error.strerror}")
         try:
             self._await_outcomes()
-        except PublisherClosed as error:
+        except RELAY_GONE as error:
             self._end(Stopped.OUTBOX, str(error))
         self.last_link = self.publisher.status
         # close() still waits up to 1 s for confirms of messages in flight. The others stay in the
         # outbox, if there is one.
         try:
             self.publisher.close(timeout_s=0)
-        except PublisherClosed as error:  # the relay has failed
+        except RELAY_GONE as error:
             self._end(Stopped.OUTBOX, str(error))
         self._look()
 
