@@ -347,6 +347,77 @@ def test_a_standby_waits_while_the_outbox_cannot_be_reached(
     assert told[3] == "this relay has taken over the outbox"
 
 
+def test_a_relay_that_cannot_open_the_outbox_again_for_now_waits_for_it(
+    fake: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as one that gets SIGHUP during a fail-over of PostgreSQL."""
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    opened = Settings.open
+    windows: list[int] = []
+    troubles: set[str] = set()
+
+    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
+        windows.append(self.window_max)
+        if 1 < len(windows) < 4:
+            raise OutboxUnreachable("the server is away")
+        return opened(self, hooks)
+
+    monkeypatch.setattr(Settings, "open", open_)
+
+    def life() -> Iterator[None]:
+        stop.is_reopen_due = True
+        while len(windows) < 4:
+            troubles.add(service.status.trouble)
+            yield
+
+    stop = Stepping(life())
+    service = Service(
+        settings,
+        lambda: replace(settings, window_max=777),
+        stop=cast("Stop", stop),
+        notifier=Notifier({}),
+        hooks=[],
+    )
+    with service:
+        service.run(is_draining=False)
+    assert windows == [1_000, 777, 777, 777], "the new settings are not at fault"
+    assert "standing by: the server is away" in troubles
+    said = capsys.readouterr().err
+    assert said.count("standing by: the server is away") == 1
+    assert "this relay has taken over the outbox\n" in said
+    assert "earlier settings" not in said
+
+
+def test_a_relay_whose_outbox_another_has_taken_meanwhile_ends_unless_it_is_a_standby(
+    fake: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    ends = iter([OutboxLocked("locked"), OutboxInUse("another relay has it")])
+
+    def open_(_self: Settings, _hooks: Sequence[object]) -> Publisher:
+        raise next(ends)
+
+    def life() -> Iterator[None]:
+        monkeypatch.setattr(Settings, "open", open_)
+        stop.is_reopen_due = True
+        while True:
+            yield
+
+    stop = Stepping(life())
+    service = Service(
+        settings,
+        lambda: settings,
+        stop=cast("Stop", stop),
+        notifier=Notifier({}),
+        hooks=[],
+    )
+    with pytest.raises(OutboxInUse, match="another relay has it"), service:
+        service.run(is_draining=False)
+
+
 def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) -> None:
     """It is fed by the main thread, which goes on; but only for turns of the relay's."""
     hanging, released = threading.Event(), threading.Event()

@@ -285,17 +285,17 @@ def _report(outbox: str, service: Service, seconds: float, open_: int, *, as_jso
                 "outbox": outbox,
                 "confirmed": confirmed,
                 "parked": parked,
-                "open": None if service.is_standing_by else open_,
+                "open": None if service.standing_by else open_,
                 "seconds": round(seconds, 3),
                 "link": last.link.value,
                 "reason": last.reason,
             }
         )
         return
-    left = "" if service.is_standing_by else f", {open_} open"
+    left = "" if service.standing_by else f", {open_} open"
     print_result(
         f"{outbox}: {confirmed} confirmed, {parked} parked{left} in {seconds:.1f} s "
-        f"({service.last.trouble if service.is_standing_by else describe(last)})"
+        f"({service.standing_by or describe(last)})"
     )
     if counters.parked:
         are = "is" if counters.parked == 1 else "are"

@@ -142,7 +142,8 @@ class Service:
     Attributes:
         status: status of the relay now, or at its end.
         last: its status when the ``with`` block ended, before the publisher was closed.
-        is_standing_by: whether another relay owns the outbox.
+        standing_by: why it waits for the outbox: another relay owns it, or it cannot be opened for
+            now; empty while it is relayed.
         confirmed: how many messages it has confirmed, since its start.
         parked: how many messages it has parked; below 0 if an operator has put back more.
     """
@@ -168,18 +169,17 @@ class Service:
         self._feed_at = 0.0
         self._fed_turns = -1
         self._told = ""
-        self._trouble = ""
         self._seen = Status()
         self._pause_s = _LOOK_S
         self._publisher: Publisher | None = None
-        self.is_standing_by = False
+        self.standing_by = ""
         self.confirmed = self.parked = 0
         self._before = self.last = Status()
 
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying; a standby may have to wait."""
         if not self._take_over():
-            print_note(_STANDING_BY, event="standing_by")
+            print_note(self.standing_by, event="standing_by")
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
         return self
 
@@ -204,13 +204,15 @@ class Service:
         """Status of the relay; may be read from any thread, and before the relay is open."""
         if self._publisher is not None:
             return self._publisher.status
-        return Status(trouble=_STANDING_BY) if self.is_standing_by else Status()
+        return Status(trouble=self.standing_by)
 
     def run(self, *, is_draining: bool) -> None:
         """Run until a signal stops the service; with `is_draining`, until no message is open.
 
         Raises:
             PublisherClosed: the relay has failed.
+            OutboxError: the outbox, closed to be reopened, cannot be opened: another relay owns it,
+                and this one is no standby; or for a reason that does not pass.
         """
         while not self._stop.is_set:
             publisher = self._publisher
@@ -220,16 +222,8 @@ class Service:
             try:
                 if self._is_done(publisher, is_draining=is_draining):
                     return
-            except (PublisherFailed, OutboxInUse) as error:
-                lost = error if isinstance(error, OutboxInUse) else error.__cause__
-                if not (self._is_standby and isinstance(lost, OutboxInUse)):
-                    raise
-                print_note(f"standing by: {lost}", event="standing_by")
-                self.is_standing_by = True
-                self._publisher = None
-                with suppress(PublisherFailed):
-                    publisher.close()
-                self._count(publisher)
+            except (PublisherFailed, OutboxInUse, *TRANSIENT) as error:
+                self._lose(publisher, error)
             self._stop.wait(_LOOK_S if is_draining else self._rest())
         self._notes.look(self.status)  # a signal may have ended the loop before it looked
 
@@ -265,25 +259,44 @@ class Service:
         except OutboxInUse:
             if not self._is_standby:
                 raise
-            self.is_standing_by = True
+            self.standing_by = _STANDING_BY
             return False
-        self.is_standing_by = False
+        self.standing_by = ""
         self._before = self._publisher.status
         return True
 
+    def _lose(self, publisher: Publisher, error: Exception) -> None:
+        """Stand by until the outbox, which was lost, can be opened again.
+
+        Raises:
+            PublisherFailed: another relay owns the outbox, and this one is no standby; or the relay
+                has failed for another reason.
+            OutboxInUse: another relay owns the outbox, and this one is no standby.
+        """
+        lost = error.__cause__ if isinstance(error, PublisherFailed) else error
+        is_owned = isinstance(lost, OutboxInUse)
+        if not (self._is_standby if is_owned else isinstance(error, TRANSIENT)):
+            raise error
+        told = f"standing by: {lost}"
+        print_note(told, event="standing_by")
+        self.standing_by = _STANDING_BY if is_owned else told
+        self._publisher = None
+        with suppress(PublisherFailed):
+            publisher.close()
+        self._count(publisher)
+
     def _stand_by(self) -> None:
-        trouble = ""
+        before = self.standing_by
         try:
             has_taken_over = self._take_over()
         except TRANSIENT as error:  # a later look may find it again
-            has_taken_over, trouble = False, str(error)
-        if trouble and trouble != self._trouble:
-            print_note(f"standing by: {trouble}", event="standing_by")
-        self._trouble = trouble
+            has_taken_over, self.standing_by = False, f"standing by: {error}"
         if has_taken_over:
             self._notes = _link_notes()
             print_note("this relay has taken over the outbox", event="taken_over")
             return
+        if self.standing_by != before:
+            print_note(self.standing_by, event="standing_by")
         if self._stop.is_reopen_due:
             self._stop.is_reopen_due = False
             self._settings = self._read_again() or self._settings
@@ -353,11 +366,12 @@ class Service:
         """Open with the new settings; if that fails, reopen with the old ones.
 
         Raises:
-            OutboxInUse: another relay has taken the outbox over; a standby keeps the new settings.
+            OutboxInUse: another relay has taken the outbox over.
+            OutboxError: the outbox cannot be opened for now (`TRANSIENT`), or with either settings.
         """
         try:
             publisher = settings.open(self._hooks)
-        except OutboxInUse:  # not for the settings: they are right
+        except (OutboxInUse, *TRANSIENT):  # not for the settings, which the next try uses
             self._settings = settings
             raise
         except ReliablePubError as error:
