@@ -160,6 +160,21 @@ def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_ur
     assert cli.ended(standby).code == 0
 
 
+def test_a_drain_that_is_interrupted_while_it_stands_by_is_not_done(
+    cli: Cli, fake: FakeBroker
+) -> None:
+    owner = cli.begin("relay", "--outbox", "o.db")
+    assert line_of(owner) == "connected to the broker\n"
+    standby = cli.begin("relay", "--outbox", "o.db", "--drain", "--standby")
+    assert line_of(standby) == "standing by: another relay owns the outbox\n"
+    standby.send_signal(signal.SIGTERM)
+    ended = cli.ended(standby)
+    assert ended.code == 3
+    assert ended.error == "interrupted while standing by: another relay owns the outbox"
+    owner.send_signal(signal.SIGTERM)
+    assert cli.ended(owner).code == 0
+
+
 def test_without_it_a_second_relay_ends(cli: Cli, where: Where) -> None:
     owner = cli.begin("relay", "--outbox", where)
     assert line_of(owner) == "connected to the broker\n"

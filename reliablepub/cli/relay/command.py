@@ -79,8 +79,8 @@ class _Relay(ConfigurableCommand):
         ),
         2: "bad usage or configuration",
         3: (
-            "--drain was interrupted while messages were open, or has left some in other shards; "
-            "or a second signal ended the relay"
+            "--drain was interrupted while messages were open or while it stood by, or has left "
+            "some in other shards; or a second signal ended the relay"
         ),
         4: (
             "the outbox cannot be used, another process relays it, --health-port cannot be opened, "
@@ -200,6 +200,9 @@ def relay(  # noqa: PLR0917 - one argument for each option
         with suppress(OutboxError):  # what this relay has done is told all the same
             shards, open_, due = read_due(database)
     _report(database.name, service, time.monotonic() - begun, open_, as_json=is_json)
+    if drain and service.standing_by:
+        print_error(f"interrupted while {service.standing_by}")
+        return Exit.OPEN
     if shards > 1 and due:
         return _left_in_shards(shards, due)
     return _drained(status, is_done=not stop.is_set) if drain and status.open else Exit.CONFIRMED
