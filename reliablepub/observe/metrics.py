@@ -108,6 +108,20 @@ _REASONS: Final = (
 """Reason of a rejection by the class of its error; the first that fits."""
 
 
+_rejecting = threading.RLock()
+"""Held while a rejection is counted, which any thread may do. It is reentrant, so a signal handler
+that interrupts its holder, and whose message is rejected too, does not wait for itself."""
+
+
+def _forked() -> None:
+    """Replace the lock in a forked child: the thread that held it may not exist there."""
+    global _rejecting  # noqa: PLW0603
+    _rejecting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class _Histogram:
     """Counts of durations by bucket. One thread observes; others read.
 
@@ -172,7 +186,6 @@ class Metrics:
         self._latencies = _Histogram(LATENCY_BUCKETS_S)
         self._deliveries = _Histogram(DELIVERY_BUCKETS_S)
         self._rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
-        self._rejecting = threading.Lock()  # any thread may be rejected
         # One tuple, so that a scrape sees both values change at once.
         self._blocked: tuple[float, float | None] = (0.0, None)
         self._blocked_told_s = 0.0
@@ -266,9 +279,9 @@ class Metrics:
 
     def rejected(self, event: MessagesRejected) -> None:
         """Count messages that were not accepted."""
-        reasons = (name for name, kind in _REASONS if isinstance(event.error, kind))
-        with self._rejecting:
-            self._rejected[next(reasons, "other")] += event.count
+        reason = next((name for name, kind in _REASONS if isinstance(event.error, kind)), "other")
+        with _rejecting:
+            self._rejected[reason] += event.count
 
     # ------------------------------------------------------------ called by a scrape
 

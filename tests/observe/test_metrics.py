@@ -1,6 +1,8 @@
 """Metrics: counted as it happens, looked at when scraped, one name each."""
 
 import asyncio
+import os
+import signal
 import sqlite3
 import threading
 import time
@@ -22,6 +24,7 @@ from reliablepub import (
     Publisher,
     PublisherClosed,
 )
+from reliablepub.hooks import MessagesRejected
 from reliablepub.observe.catalogue import (
     CATALOGUE,
     LEDGER_METRICS,
@@ -206,6 +209,60 @@ def test_what_asyncio_is_refused_is_counted_too(
 
     asyncio.run(main())
     assert scrape("rejected_messages_total", reason="full") == 1
+
+
+REJECTED = MessagesRejected(1, OutboxFull("the outbox is full"))
+
+
+class Halting(dict[str, int]):
+    """Counts, which call back when one is read the first time: its lock is held then."""
+
+    def __init__(self, counts: dict[str, int], then: Callable[[], object]) -> None:
+        super().__init__(counts)
+        self._then = [then]
+
+    def __getitem__(self, name: str) -> int:
+        while self._then:
+            self._then.pop()()
+        return super().__getitem__(name)
+
+
+def test_a_signal_handler_whose_message_is_rejected_too_does_not_wait_for_itself(
+    registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", registry=registry)
+    metrics._rejected = Halting(metrics._rejected, lambda: metrics.rejected(REJECTED))
+    caller = threading.Thread(target=metrics.rejected, args=(REJECTED,), daemon=True)
+    caller.start()
+    caller.join(10)
+    assert not caller.is_alive()
+    assert scrape("rejected_messages_total", reason="full") == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_rejection_of_the_parent_does_not_hold_up_a_forked_child(
+    registry: CollectorRegistry,
+) -> None:
+    metrics = Metrics("o", registry=registry)
+    is_counting, goes_on = threading.Event(), threading.Event()
+
+    def halt() -> None:
+        is_counting.set()
+        goes_on.wait(60)
+
+    metrics._rejected = Halting(metrics._rejected, halt)
+    caller = threading.Thread(target=metrics.rejected, args=(REJECTED,))
+    caller.start()
+    assert is_counting.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        metrics.rejected(REJECTED)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    goes_on.set()
+    caller.join()
 
 
 def test_a_hook_that_raises_hides_no_refusal(outbox: Path) -> None:
