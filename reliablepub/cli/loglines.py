@@ -60,7 +60,8 @@ def use(log_format: str) -> None:
 def wanted(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     """The format that the arguments, the environment or the configuration file ask for.
 
-    Nothing is reported here: click parses all of it afterwards, and reports in this format.
+    Nothing is reported here: click parses all of it afterwards, and reports in this format. A
+    pipe can be read only once, so it is left to click, and a format in it is not heeded.
     """
     given = _value(arguments, FLAG) or environment.get(variable_of(FLAG))
     if given is not None:
@@ -68,8 +69,10 @@ def wanted(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     path = _value(arguments, "--config") or environment.get(CONFIG_VARIABLE)
     if path is not None:
         with suppress(OSError, ValueError, AttributeError, RecursionError):
-            file = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-            return str(file.get("relay", {}).get(FLAG.removeprefix("--"), ""))
+            file = Path(path)
+            if file.is_file():
+                values = tomllib.loads(file.read_text(encoding="utf-8"))
+                return str(values.get("relay", {}).get(FLAG.removeprefix("--"), ""))
     return "text"
 
 

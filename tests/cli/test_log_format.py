@@ -87,6 +87,13 @@ def test_a_configuration_that_cannot_be_read_is_reported_as_text(cli: Cli) -> No
     assert "is not valid TOML" in cli("relay", "--config", "relay.toml").error
 
 
+def test_a_configuration_from_a_pipe_is_left_to_be_read(cli: Cli) -> None:
+    """Such as `--config <(sops -d relay.toml)`."""
+    Outbox(cli.folder / "o.db").create()
+    ended = cli("relay", "--config", "/dev/stdin", "--drain", input="outbox = 'o.db'\n")
+    assert ended.code == 0, ended.err
+
+
 def test_other_commands_keep_their_lines(cli: Cli) -> None:
     cli.environment["RELIABLEPUB_LOG_FORMAT"] = "json"
     assert cli("outbox", "status", "--outbox", "no.db").error
