@@ -39,6 +39,19 @@ _FORMULAS: Final = ("=", "+", "-", "@")
 
 
 @contextmanager
+def keeping_exit_code() -> Iterator[None]:
+    """Print the result of a run within the block; if stdout fails, the run keeps its exit code.
+
+    An error line says so, unless the reader of stdout is gone or the terminal was closed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            print_error(f"the result cannot be written: {error.strerror}")
+
+
+@contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """Create a file for message bodies, with mode 0600 from the start.
 

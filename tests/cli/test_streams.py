@@ -97,6 +97,20 @@ def test_a_terminal_that_is_closed_ends_no_publisher(path: Path) -> None:
     assert (publisher.returncode, out[:32]) == (3, b"-: 1 record, 1 accepted, 0 confi"), out
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("to", ["/dev/full", "&3"])
+def test_a_drain_has_its_own_code_though_its_result_cannot_be_written(
+    path: Path, log_format: str, to: str
+) -> None:
+    with FakeBroker() as broker:
+        broker.declare_queue(_LATIN)
+        drain = f"RUN relay --drain --url {broker.url} --log-format {log_format}"
+        ended = shell(f"exec 3> >(exec 0<&-); wait $!; {drain} >{to}", path)
+    assert ended.returncode == 0, ended.stderr
+    told = b"the result cannot be written: No space left on device" in ended.stderr
+    assert told == (to == "/dev/full"), ended.stderr
+
+
 @pytest.mark.parametrize("line", ["RUN --help", "RUN --version", "RUN relay --help"])
 def test_a_reader_that_ends_before_the_help_interrupts(path: Path, line: str) -> None:
     ended = shell(f"{line} | true; echo ${{PIPESTATUS[0]}}", path)

@@ -6,7 +6,6 @@ how they work.
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -35,7 +34,14 @@ from reliablepub.cli.options import (
     urls_as_given,
     window_options,
 )
-from reliablepub.cli.output import print_error, print_json, print_note, print_result, quoted
+from reliablepub.cli.output import (
+    keeping_exit_code,
+    print_error,
+    print_json,
+    print_note,
+    print_result,
+    quoted,
+)
 from reliablepub.cli.progress import Bar
 from reliablepub.cli.publish.records import BadRecord, Line, Recipe, Source, read_lines
 from reliablepub.cli.publish.run import RELAY_GONE, Patience, Run, Stopped
@@ -239,14 +245,11 @@ def publish(  # noqa: PLR0917 - one argument for each option
 def _print(summary: Summary, *, as_json: bool) -> None:
     for line in summary.problems():
         print_error(line)
-    try:
+    with keeping_exit_code():
         if as_json:
             print_json(summary.as_json())
         else:
             print_result(summary.headline())
-    except OSError as error:  # whoever reads the exit code alone gets the right one
-        if error.errno not in (errno.EPIPE, errno.EIO):  # nobody reads it, or a closed terminal
-            print_error(f"the result cannot be written: {error.strerror}")
 
 
 def _refuse_fields(*templates: Template | None) -> None:

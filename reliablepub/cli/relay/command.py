@@ -38,6 +38,7 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.output import (
     count_of,
+    keeping_exit_code,
     print_error,
     print_json,
     print_note,
@@ -199,7 +200,8 @@ def relay(  # noqa: PLR0917 - one argument for each option
     if drain and not stop.is_set and database.file is None:
         with suppress(OutboxError):  # what this relay has done is told all the same
             shards, open_, due = read_due(database)
-    _report(database.name, service, time.monotonic() - begun, open_, as_json=is_json)
+    with keeping_exit_code():
+        _report(database.name, service, time.monotonic() - begun, open_, as_json=is_json)
     if drain and service.standing_by:
         print_error(f"interrupted while {service.standing_by}")
         return Exit.OPEN
