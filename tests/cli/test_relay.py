@@ -100,6 +100,7 @@ def test_draining_does_not_wait_for_what_is_put_off(cli: Cli, enqueue: Callable[
     assert ended.code == 0
     assert "2 confirmed, 0 parked, 1 open" in ended.out
     assert "1 message is still open, and stays in the outbox: it waits for its time" in ended.err
+    assert "holds, or was stored while the relay ended; see" in ended.err
 
 
 def test_draining_that_is_interrupted_is_not_done(cli: Cli, enqueue: Callable[..., Path]) -> None:

@@ -315,10 +315,12 @@ def _drained(status: Status, *, is_done: bool) -> Exit:
     if not is_done:
         print_error(f"interrupted; {_still_open(status)}")
         return Exit.OPEN
-    they_wait = "it waits for its" if status.open == 1 else "they wait for their"
+    is_one = status.open == 1
+    wait, were = ("it waits for its", "was") if is_one else ("they wait for their", "were")
     print_note(
-        f"{_still_open(status)}: {they_wait} time, or for an ordering key that a parked message "
-        "holds; see `reliablepub outbox schedule` and `reliablepub outbox keys`"
+        f"{_still_open(status)}: {wait} time, or for an ordering key that a parked message holds, "
+        f"or {were} stored while the relay ended; see `reliablepub outbox schedule` and "
+        "`reliablepub outbox keys`"
     )
     return Exit.CONFIRMED
 
