@@ -268,6 +268,18 @@ def test_each_piece_is_told_as_soon_as_it_is_stored(
     assert (brought.stored, brought.known) == (4, 4)
 
 
+def test_long_lines_are_stored_in_small_pieces(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 messages of 16 MiB would take 8 GiB of memory."""
+    text = lines.read_text().splitlines()[:4]
+    monkeypatch.setattr(transfer, "_PIECE_CHARS", 1)
+    new = tmp_path / "new.db"
+    told = [brought.stored for brought in transfer.import_lines(outbox_at(new), text, "x")]
+    assert told == [1, 2, 3, 4, 4]
+    assert len(rows(new)) == 4
+
+
 def test_lines_are_written_for_people_too(tmp_path: Path) -> None:
     path = tmp_path / "o.db"
     with Outbox(path) as outbox:

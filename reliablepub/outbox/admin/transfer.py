@@ -42,7 +42,7 @@ from reliablepub.outbox.rows import (
 CHUNK: Final = 500
 """Messages of one transaction."""
 _PIECE_CHARS: Final = 8 * 1024 * 1024
-"""Length of the lines that one transaction of an export reads; one line more may come."""
+"""Length of the lines that one transaction reads or stores; one line more may come."""
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties")
 _OF_GIVEN_UP: Final = ("parked_at", "outcome", "reply_code", "reply_text")
 _COLUMNS: Final = (
@@ -166,7 +166,7 @@ def _line(row: dict[str, Any], *, was_sent: bool) -> str:
 def import_lines(
     database: Database, lines: Iterable[str], source: str
 ) -> Generator[Brought, None, None]:
-    """Store messages, up to 500 in each transaction. A missing outbox is created.
+    """Store messages, up to 500 or 8 MiB of lines in each transaction. A missing outbox is created.
 
     Args:
         database: database of the outbox.
@@ -184,6 +184,7 @@ def import_lines(
     """
     total = Brought()
     chunk: list[dict[str, Any]] = []
+    chars = 0  # of the lines of the chunk
     known: set[bytes] = set()
     done = 0
     if database.exists():
@@ -205,9 +206,10 @@ def import_lines(
                 except InvalidMessage as error:
                     raise BadLine(f"line {number}: {error}") from None
                 chunk.append(row)
-                if len(chunk) == CHUNK:
+                chars += len(line)
+                if len(chunk) == CHUNK or chars >= _PIECE_CHARS:
                     _store(database, chunk, known, source, total)
-                    chunk = []
+                    chunk, chars = [], 0
                     yield total
         except BadLine:
             if chunk:
