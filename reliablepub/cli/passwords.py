@@ -1,4 +1,4 @@
-"""Withholds the passwords of URLs in what the command line prints on stderr.
+"""Withholds the passwords of URLs in notes on stderr, and in errors that end a command.
 
 Knows: URLs of brokers and of libpq. Must never know: what is printed, or why.
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from reliablepub.cli.output import print_note
+from reliablepub.cli.passwords import without_passwords
 from reliablepub.errors import OutboxError
 from reliablepub.printable import one_line
 
@@ -56,12 +57,13 @@ class Bar:
             self._progress.update(self._confirmed, completed=settled)
 
     def say(self, text: str) -> None:
-        """Print a line on stderr, above the bars."""
+        """Print a note on stderr, above the bars."""
         if self._progress is None:
             print_note(text)
         else:
             with suppress(OSError):
-                self._progress.console.print(one_line(text), markup=False, highlight=False)
+                line = one_line(without_passwords(text))
+                self._progress.console.print(line, markup=False, highlight=False)
 
 
 @contextmanager

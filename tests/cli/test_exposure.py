@@ -1,7 +1,9 @@
 """What shows a password or a key to others: refused, or warned of in one line."""
 
+import io
 import json
 import ssl
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 from reliablepub import ConfigurationError, Message, Outbox, OutboxError, OutboxKeys, Publisher
 from reliablepub.cli import main
 from reliablepub.cli.output import print_note
+from reliablepub.cli.progress import Bar
 from reliablepub.outbox.encryption import exposure
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import address as address_module
@@ -117,6 +120,19 @@ def test_no_note_repeats_the_password_of_a_url(capsys: pytest.CaptureFixture[str
     assert told == (
         "not reopened: cannot parse 'amqp://b:...@h/' and 'postgresql://h?password=...\n"
     ), "the rest of a word may belong to the password"
+
+
+def test_nor_does_a_note_above_the_bars_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Bar(1) as bar:
+        bar.say("cannot parse 'amqp://b:hu@sh@h/'")
+    assert "amqp://b:...@h/" in terminal.getvalue()
+    assert "hu@sh" not in terminal.getvalue()
 
 
 @pytest.mark.parametrize(
