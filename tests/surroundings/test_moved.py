@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from reliablepub import OutboxMoved, Publisher, PublisherClosed, PublisherFailed
+from reliablepub import Message, Outbox, OutboxMoved, Publisher, PublisherClosed, PublisherFailed
 from reliablepub.outbox.sqlite import location
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
 from tests.waiting import until
@@ -244,3 +245,38 @@ def test_each_rescue_makes_a_copy_of_its_own(path: Path) -> None:
             until(lambda: publisher.flush(0) is None)  # noqa: B023 - of this round
     copies = sorted(path.parent.glob("outbox.db.rescued-*"))
     assert [ids_at(copy) for copy in copies] == [{"first"}, {"second"}]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("level", ["", None])
+def test_a_connection_to_the_old_file_is_not_taken_for_one_to_the_new_file(
+    path: Path, level: Literal[""] | None, *, is_known: bool
+) -> None:
+    """Another thread of the process has opened the new file: its inodes are open too."""
+    with closing(sqlite3.connect(path, isolation_level=level)) as old:
+        old.execute("PRAGMA journal_mode = WAL")
+        old.execute("CREATE TABLE orders (id TEXT)")
+        if is_known:
+            with old:
+                Outbox(path).enqueue(Message(b"", message_id="before"), connection=old)
+        move_all(path)
+        Outbox(path).enqueue(Message(b"", message_id="backup"))
+        with closing(sqlite3.connect(path)) as new:
+            with new:
+                Outbox(path).enqueue(Message(b"", message_id="new"), connection=new)
+            for outbox in (Outbox(path), Outbox(path)):
+                with pytest.raises(OutboxMoved), old:
+                    outbox.enqueue(Message(b"", message_id="lost"), connection=old)
+    assert ids_at(path) == {"backup", "new"}
+    assert ids_at(path.with_name("elsewhere.db")) == ({"before"} if is_known else set())
+
+
+def test_a_connection_that_locks_its_file_for_good_is_one_to_this_file(path: Path) -> None:
+    """It takes no lock in the index of the log, by which other connections are known."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE orders (id TEXT)")
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        with connection:
+            Outbox(path).enqueue(Message(b"", message_id="stored"), connection=connection)
+    assert ids_at(path) == {"stored"}

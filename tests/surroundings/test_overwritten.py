@@ -113,24 +113,17 @@ def test_checkpoints_of_others_are_no_restore(tmp_path: Path) -> None:
 
 
 def test_a_restore_while_no_connection_is_open_is_no_fault(tmp_path: Path) -> None:
-    """The names, and here the inodes, may be those of before."""
     path = tmp_path / "outbox.db"
+    enqueue(path, "old", OLD)
+    backup = back_up(path)
     outbox = Outbox(path)
-    for n in range(2):
-        connection = sqlite3.connect(path)
-        connection.execute("PRAGMA journal_mode = WAL")
-        with connection:
-            outbox.enqueue(Message(b"", message_id=f"m{n}"), connection=connection)
-        place = outbox._database._enqueuing._place  # type: ignore[attr-defined]
-        connection.close()
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("SELECT * FROM reliablepub_messages").fetchall()
-            now = Place(path)
-            place._inodes, place._files, place._changes = now._inodes, now._files, 1_000
-            place._locked_fd = now._locked_fd
-            with connection:
-                outbox.enqueue(Message(b""), connection=connection)
-    assert {"m0", "m1"} < ids_at(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        outbox.enqueue(Message(b""), connection=connection)
+    enqueue(path, "new", OLD)
+    subprocess.run(["cp", backup, path], check=True)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        outbox.enqueue(Message(b"", message_id="after"), connection=connection)
+    assert ids_at(path) == {"after", *(f"old{n}" for n in range(OLD))}
 
 
 def test_a_connection_is_marked_once(tmp_path: Path) -> None:
@@ -199,7 +192,7 @@ def test_a_restore_is_noticed_although_the_connection_that_saw_the_file_first_is
     enqueue(path, "old", OLD)
     backup = back_up(path)
     outbox = Outbox(path)
-    first, second = sqlite3.connect(path), sqlite3.connect(path)
+    first, second, third = (sqlite3.connect(path) for _ in range(3))
     for connection in (first, second):
         with connection:
             connection.execute("CREATE TABLE IF NOT EXISTS orders (id)")
@@ -209,10 +202,12 @@ def test_a_restore_is_noticed_although_the_connection_that_saw_the_file_first_is
     checkpoint(path)
     with second:
         outbox.enqueue(Message(b""), connection=second)
+    third.execute("SELECT count(*) FROM orders").fetchall()
     subprocess.run(["cp", backup, path], check=True)
-    for _ in range(2):
-        second.execute("BEGIN IMMEDIATE")
+    for connection in (third, second, second):  # the third one calls for the first time
+        connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(OutboxMoved):
-            outbox.enqueue(Message(b""), connection=second)
-        second.rollback()
+            outbox.enqueue(Message(b""), connection=connection)
+        connection.rollback()
     second.close()
+    third.close()

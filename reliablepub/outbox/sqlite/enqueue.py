@@ -44,7 +44,14 @@ T = TypeVar("T")
 
 
 class _Mark:
-    """Exists as long as the connection that it is put on is open."""
+    """Exists as long as the connection that it is put on is open.
+
+    Attributes:
+        places: the files that the connection has open, by process and path of the outbox.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, Path], Place] = {}
 
     def __call__(self) -> None:
         """Do nothing: a connection owns functions, and these alone can be referred to weakly."""
@@ -73,11 +80,8 @@ class Enqueuing:
 
     path: Path
     ballast: Ballast
-    _place: Place | None = field(default=None, init=False)
-    _marks: weakref.WeakSet[_Mark] = field(default_factory=weakref.WeakSet, init=False)
-    """On the connections that had the files of `_place` open."""
-    _checked: tuple[int, str] | None = field(default=None, init=False)
-    """The process, and the name by which the connection knows the file: checked for `_place`."""
+    _has_warned: bool = field(default=False, init=False)
+    """Whether the pragmas of a caller's connection were looked at."""
 
     def within(
         self,
@@ -124,7 +128,8 @@ class Enqueuing:
         self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T], *, adds_outbox: bool
     ) -> T:
         connection = cursor.connection
-        self._check_same_file(cursor)
+        if self._key not in _mark_of(connection).places:
+            self._check_same_file(cursor)
         if not adds_outbox:
             _check_names(cursor)
         is_theirs = connection.in_transaction
@@ -132,6 +137,7 @@ class Enqueuing:
             with transaction(connection, self.path):
                 self._have_tables(cursor, _version(cursor), adds=adds_outbox)
                 done = work(cursor)
+                self._check_place(cursor)  # here, the connection can be told by its lock
             self._check_place(cursor)
             return done
         try:
@@ -216,9 +222,6 @@ class Enqueuing:
             OutboxError: the file cannot be used as an outbox.
         """
         _, _, name = cursor.execute("PRAGMA database_list").fetchone()
-        if self._checked == (os.getpid(), name):
-            return  # `_check_place` notices when other files are at the path
-        self._checked = None
         try:
             is_same = bool(name) and check_file(self.path) and self.path.samefile(name)
         except FileNotFoundError:
@@ -229,55 +232,60 @@ class Enqueuing:
                 "be the same database, or the message would not be part of your transaction"
             )
         check_side_files(self.path, OF_SQLITE)
-        if self._place is None:
+        if not self._has_warned:
             _warn_of_unsynced(cursor, self.path)
-        else:
-            self._checked = os.getpid(), name
+            self._has_warned = True
 
     def _check_place(self, cursor: sqlite3.Cursor) -> None:
         """Check that the caller's connection has the files open that are at the path.
 
         Raises:
             ConfigurationError: the path leads to another file by now.
-            OutboxMoved: it has other files open.
+            OutboxMoved: it has other files open, or the database was overwritten.
             OutboxError: the file cannot be used as an outbox.
         """
-        # The files at the path are compared with those of the last call. If they differ, the caller
-        # has either opened a new connection to the new files, or still has the old ones open.
-        if self._place is None:
-            self._take_place(cursor)
-            return
-        is_open = bool(self._marks)  # before this connection's own
-        self._marks.add(_mark_of(cursor.connection))
-        try:
-            self._place.check()
-        except OutboxMoved:
-            # While no connection is open, a backup may be copied into the file.
-            if self._place.is_overwritten and is_open:
-                raise
-            before = self._place
+        places = _mark_of(cursor.connection).places
+        place = places.get(self._key)
+        if place is None:
             place = _place(cursor, self.path)
-            if before.is_left_open(place):
+            # A backup that was copied into the file shows only to those who had it open before.
+            for other in _places(self._key):
+                if other.file == place.file:
+                    other.check_content()
+            places[self._key] = place
+            return
+        try:
+            place.check()
+        except OutboxMoved:
+            if place.is_overwritten:
                 raise
-            self._checked = None
+            now = _place(cursor, self.path)
+            # A switch of the journal mode adds or removes the log.
+            if place.is_left_open(now):
+                raise
             self._check_same_file(cursor)
-            self._take_place(cursor)
-        else:
-            # A place is taken anew only if it must be: that lists all descriptors of the process.
-            if not (is_open or self._place.has_descriptor):
-                self._take_place(cursor)
+            places[self._key] = now
 
-    def _take_place(self, cursor: sqlite3.Cursor) -> None:
-        """Record the files at the path, which the caller's connection has open."""
-        self._place = _place(cursor, self.path)
-        self._marks = weakref.WeakSet([_mark_of(cursor.connection)])
+    @property
+    def _key(self) -> tuple[int, Path]:
+        return os.getpid(), self.path
+
+
+def _places(key: tuple[int, Path]) -> list[Place]:
+    """Return what the open connections of a process have open of an outbox."""
+    # `valuerefs` makes its list in one step: other threads add marks.
+    marks = [reference() for reference in _MARKS.valuerefs()]
+    return [mark.places[key] for mark in marks if mark is not None and key in mark.places]
 
 
 def _place(cursor: sqlite3.Cursor, path: Path) -> Place:
-    """Record the files at the path, and check that this connection can have them open."""
+    """Record the files at the path, and check that this connection has them open."""
     # The connection is asked, not the file: another process may switch to a log just now.
     (journal,) = cursor.execute("PRAGMA main.journal_mode").fetchone()
-    return Place(path, is_logged=journal == "wal")
+    (locking,) = cursor.execute("PRAGMA main.locking_mode").fetchone()
+    # With locking_mode EXCLUSIVE, SQLite takes no locks on the index of the log.
+    is_writing = cursor.connection.in_transaction and locking == "normal"
+    return Place(path, is_logged=journal == "wal", is_writing=is_writing)
 
 
 def _check_names(cursor: sqlite3.Cursor) -> None:

@@ -261,6 +261,9 @@ _CHANGES_AT: Final = 24
 _CHANGES_BYTES: Final = 4
 _READ_VERSION_AT: Final = 19
 _OF_LOG: Final = b"\x02"
+_ANY_LOCK: Final = re.compile(rb"POSIX")
+_WRITE_LOCK: Final = re.compile(rb"POSIX .* WRITE .* 120 ")
+"""Byte 120 of a ``-shm`` is that of the writer (walformat.html, WAL_WRITE_LOCK)."""
 
 
 class Place:
@@ -269,6 +272,7 @@ class Place:
     Args:
         path: absolute path of the database, which this process has open.
         is_logged: whether the connection has a write-ahead log open.
+        is_writing: whether the connection holds the lock of the writer on the log.
 
     Attributes:
         is_overwritten: other content was copied into the database, beside its old log.
@@ -278,7 +282,7 @@ class Place:
         OutboxForked: SQLite's table has a lock on the database that the kernel does not have.
     """
 
-    def __init__(self, path: Path, *, is_logged: bool = False) -> None:
+    def __init__(self, path: Path, *, is_logged: bool = False, is_writing: bool = False) -> None:
         self._path = path
         self._names = (str(path), f"{path}-wal", f"{path}-shm")
         self._inodes = self._now()
@@ -287,7 +291,7 @@ class Place:
         self._index = b""
         self._changes = 0
         self.is_overwritten = False
-        self._take_stock()
+        self._take_stock(is_writing=is_writing)
         if is_logged and self._inodes[1] is None:
             raise self._lost("-wal")
 
@@ -306,11 +310,6 @@ class Place:
             if look(name)[0] != inode:
                 raise self._moved()
         self.check_content()
-
-    @property
-    def has_descriptor(self) -> bool:
-        """Whether the descriptor through which content is compared is still of this file."""
-        return self._is_ours(self._locked_fd)
 
     def check_content(self) -> None:
         """Compare the database's change counter with the one seen last. Cheaper than `check`.
@@ -379,17 +378,18 @@ class Place:
     def _now(self) -> tuple[Inode | None, ...]:
         return tuple(look(os.fsencode(name))[0] for name in self._names)
 
-    def _take_stock(self) -> None:
+    def _take_stock(self, *, is_writing: bool) -> None:
         files = open_files()
         if not files:
             return
         for name, inode in zip(self._names, self._inodes, strict=True):
             if inode is not None and inode not in files:
-                raise OutboxMoved(
-                    f"outbox {self._path}: {name} is not the file that this process has open, so "
-                    "nothing was stored; close every connection to the old file, and try again"
-                )
+                raise self._not_open(name)
         _, log, index = self._inodes
+        # Another connection of the process may have the files at the path open, and this one those
+        # that were there before.
+        if is_writing and index and not any(map(_has_write_lock, files[index])):
+            raise self._not_open(self._names[2])
         if index is not None and not (log and _is_whole(files[log], files[index])):
             raise OutboxMoved(
                 f"the write-ahead log of outbox {self._path} was deleted while it was in use, so "
@@ -404,6 +404,12 @@ class Place:
         # Once the process that was forked has closed its connection, the index has no name.
         if is_suspect and (index or any(map(_is_logged, own))) and _locks_are_listed():
             raise forked(self._path, "was open when this process was forked")
+
+    def _not_open(self, name: str) -> OutboxMoved:
+        return OutboxMoved(
+            f"outbox {self._path}: {name} is not the file that the connection has open, so "
+            "nothing was stored; close every connection to the old file, and try again"
+        )
 
     def _moved(self) -> OutboxMoved:
         now = self._now()
@@ -533,7 +539,7 @@ def look(name: bytes) -> tuple[Inode | None, int]:
     return (told.st_dev, told.st_ino), told.st_size
 
 
-def _has_lock(fd: int) -> bool:
+def _has_lock(fd: int, lock: re.Pattern[bytes] = _ANY_LOCK) -> bool:
     """Whether this process holds a POSIX lock through this descriptor, by ``fdinfo`` of proc(5)."""
     try:
         info_fd = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -542,9 +548,14 @@ def _has_lock(fd: int) -> bool:
     except OSError:  # no descriptor is free: the system does not tell
         return True
     try:
-        return b"POSIX" in os.read(info_fd, 65_536)
+        return bool(lock.search(os.read(info_fd, 65_536)))
     finally:
         os.close(info_fd)
+
+
+def _has_write_lock(index_fd: int) -> bool:
+    """Whether a connection of this process writes to the log of this index, if it can be told."""
+    return _has_lock(index_fd, _WRITE_LOCK) or not _locks_are_listed()
 
 
 def _changes(fd: int) -> int:
