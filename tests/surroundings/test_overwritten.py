@@ -2,6 +2,7 @@
 
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxMoved
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.sqlite import location, store
+from reliablepub.outbox.sqlite.connections import Writer
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.sqlite import sql, writer_of
@@ -211,3 +213,29 @@ def test_a_restore_is_noticed_although_the_connection_that_saw_the_file_first_is
         connection.rollback()
     second.close()
     third.close()
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+@pytest.mark.parametrize("act", [Writer.close, Writer.rest])
+def test_a_restore_is_not_forgotten(
+    tmp_path: Path, act: Callable[[Writer], None], *, is_noticed: bool
+) -> None:
+    """The file is closed before a fork (`Writer.rest`), and by `Outbox.close`."""
+    path = tmp_path / "outbox.db"
+    enqueue(path, "old", OLD)
+    backup = back_up(path)
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b""))
+        enqueue(path, "new", OLD)
+        checkpoint(path)
+        outbox.enqueue(Message(b""))
+        subprocess.run(["cp", backup, path], check=True)
+        if is_noticed:
+            with pytest.raises(OutboxMoved, match="overwritten"):
+                outbox.enqueue(Message(b""))
+        act(writer_of(outbox))
+        for again in (outbox, outbox, Outbox(path)):
+            with pytest.raises(OutboxMoved, match="overwritten"):
+                again.enqueue(Message(b""))
+    with closing(sqlite3.connect(path)) as connection, pytest.raises(OutboxMoved):
+        outbox.enqueue(Message(b""), connection=connection)

@@ -49,6 +49,7 @@ from reliablepub.outbox.sqlite.location import (
     check_side_files,
     claim_log,
     moved,
+    refuse_overwritten,
     refuse_second_name,
     takes_over,
     warn_of_folder,
@@ -179,6 +180,7 @@ def check_file(path: Path) -> bool:
     Raises:
         NotAnOutbox: it is a symbolic link, a folder or a device.
         OutboxForked: it was open when this process was forked.
+        OutboxMoved: it was overwritten while this process had it open.
         OutboxError: its folder is missing, another user owns it, or it has a second name.
     """
     try:
@@ -200,6 +202,7 @@ def check_file(path: Path) -> bool:
             f"{os.geteuid()}; run it as the owner, so that both can go on writing"
         )
     refuse_second_name(path, found)
+    refuse_overwritten(path, found)
     GATE.check(path, found)
     return True
 

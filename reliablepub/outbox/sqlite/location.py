@@ -274,9 +274,6 @@ class Place:
         is_logged: whether the connection has a write-ahead log open.
         is_writing: whether the connection holds the lock of the writer on the log.
 
-    Attributes:
-        is_overwritten: other content was copied into the database, beside its old log.
-
     Raises:
         OutboxMoved: the path already leads to other files, or the log was deleted while in use.
         OutboxForked: SQLite's table has a lock on the database that the kernel does not have.
@@ -290,7 +287,6 @@ class Place:
         self._locked_fd = self._index_fd = -1
         self._index = b""
         self._changes = 0
-        self.is_overwritten = False
         self._take_stock(is_writing=is_writing)
         if is_logged and self._inodes[1] is None:
             raise self._lost("-wal")
@@ -299,6 +295,11 @@ class Place:
     def file(self) -> Inode | None:
         """Identity of the database file."""
         return self._inodes[0]
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether other content was copied into the database, beside its old log."""
+        return self.file in _OVERWRITTEN
 
     def check(self) -> None:
         """Compare the files at the path with the open ones, and the content with what was seen.
@@ -317,6 +318,8 @@ class Place:
         Raises:
             OutboxMoved: the database was overwritten.
         """
+        if self.is_overwritten:
+            raise _overwritten(self._path)
         if self._inodes[1] is None:
             return  # without a log, SQLite itself asks for the counter before it reads
         seen = self._changes  # before the file is read: threads share this object
@@ -324,8 +327,10 @@ class Place:
         if changes == seen or not self._is_ours(self._locked_fd):
             return
         if changes < seen:
-            self.is_overwritten = True
-            raise moved(self._path, "was overwritten, perhaps by a backup,")
+            _OVERWRITTEN.add(self.file)
+            with suppress(OSError):
+                os.dup(self._locked_fd)  # it stays open: no other file gets this inode number
+            raise _overwritten(self._path)
         self._changes = max(changes, self._changes)
 
     def note_index(self) -> None:
@@ -443,6 +448,24 @@ def moved(path: Path, what: str) -> OutboxMoved:
     )
 
 
+_OVERWRITTEN: Final[set[Inode | None]] = set()
+"""Databases that were overwritten while this process had them open."""
+
+
+def refuse_overwritten(path: Path, found: os.stat_result) -> None:
+    """Refuse a file into which a backup was copied while this process had it open.
+
+    Raises:
+        OutboxMoved: it is such a file.
+    """
+    if (found.st_dev, found.st_ino) in _OVERWRITTEN:
+        raise _overwritten(path)
+
+
+def _overwritten(path: Path) -> OutboxMoved:
+    return moved(path, "was overwritten, perhaps by a backup,")
+
+
 class WritingConnection(sqlite3.Connection):
     """A connection to an outbox, with the files it has open.
 
@@ -459,6 +482,8 @@ class WritingConnection(sqlite3.Connection):
     @property
     def must_stay(self) -> bool:
         """Whether closing it, or opening another one, could lose or corrupt messages."""
+        with suppress(OutboxMoved):  # it may have been overwritten since its last use
+            self.place.check_content()
         return self.is_unsure or self.place.is_overwritten
 
 
