@@ -15,6 +15,7 @@ import pytest
 
 from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
 from reliablepub._core.events import Batch
+from reliablepub.errors import OutboxDiskFailed
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import NO_CHANGE, Relaying, Session
 from reliablepub.outbox.entry import Attempt, Changes, Entry
@@ -652,6 +653,36 @@ def test_an_unsure_commit_is_told_and_its_messages_are_found(
     assert backlog.head is not None
     found, _ = own.read_ready(backlog.head.first, backlog.head.last, **ALL)
     assert message_ids(found) == (message_ids(new) if behind else [])
+    assert counted(url) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_commit_that_was_cut_off_is_told_although_it_cannot_be_looked_up(
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch, reads: int
+) -> None:
+    """An operator has taken the turn after it, and a read of turns fails on the disk."""
+    own.commit(Changes(new=[entry()]))
+    read, numbers = Link.read, iter(range(9))
+
+    def fail(link: Link, name: str, values: Any) -> Any:
+        if link is own._link:
+            number = next(numbers)
+            if number == 0:
+                intervene(outbox_at(url), [1], Intervention(Action.PARK))
+            if number == reads:
+                raise OutboxDiskFailed("the disk has failed")
+        return read(link, name, values)
+
+    Cut(monkeypatch, behind=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "read", fail)
+        with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
+            own.commit(Changes(new=[entry()]))
+    own.changed_elsewhere()
+    snapshot = own.snapshot()
+    assert snapshot.counters.stored == 2
+    late = [id_ for one, last in snapshot.late for id_ in range(one, last + 1)]
+    assert 2 in (*late, *range(2, snapshot.last_id + 1))
     assert counted(url) == (0, 0, 0, 0)
 
 

@@ -591,7 +591,7 @@ class PostgresStore:
                         if new_ids and self._started_at != drawn_from:
                             raise _VoidIdsError
                         continue
-                except (OutboxUnreachable, OutboxLocked) as unreadable:
+                except TRANSIENT as unreadable:
                     failure = unreadable
                     break
                 failure = outbox_error(self._server, error)
@@ -646,9 +646,6 @@ class PostgresStore:
         since = self._turns_since(self._turn)
         newest = since[-1] if since else self._newest_turn()
         is_own = len(since) > 1 and since[1].token.decode() == token
-        if is_own:
-            self._settle_unsure(since[1:])
-            self._turn, self._known = self._turn + 1, token
         self._follow(newest.turn, newest.run, newest.token, newest.intervention)
         if is_own:
             self._committed(newest, is_counting=is_counting)
