@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from reliablepub.errors import ConfigurationError
+from reliablepub.errors import ConfigurationError, OutboxError
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, Store
 
@@ -269,6 +269,14 @@ def file_of(database: Database) -> Path:
     if database.file is None:
         raise ConfigurationError(f"outbox {database.name} is on a server; this works on files only")
     return database.file
+
+
+def lost_ledger(database: Database) -> OutboxError:
+    """The error for an outbox whose ledger has no row."""
+    return OutboxError(
+        f"outbox {database.name} is damaged: its ledger has no row; copy its messages into a new "
+        "outbox with `reliablepub outbox salvage`"
+    )
 
 
 def forget_keys(run: Callable[[str, Values], Cursor], now: float, limit: int) -> tuple[int, int]:

@@ -862,6 +862,9 @@ def test_a_damaged_ledger_is_told_wherever_it_is_needed(
     with pytest.raises(OutboxError, match=words), closing(SqliteStore(path)) as store:
         store.snapshot()
     if "no row" in words:
+        for ask in (outbox.status, outbox.audit):
+            with pytest.raises(OutboxError, match=words):
+                ask()
         with pytest.raises(OutboxError, match=words):
             list(import_lines(outbox_at(path), export_lines(outbox_at(other), [1]), "other"))
         assert [row["id"] for row in outbox.rows("open")] == [1]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxSealed
-from reliablepub.outbox.database import Database, Relaying
+from reliablepub.outbox.database import Database, Relaying, lost_ledger
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.rows import MISTYPED, MessageRow, Unreadable, content_of, entry_of
@@ -139,6 +139,8 @@ def read_status(database: Database) -> OutboxStatus:
         relays = session.relays()
         relay = Relaying.first(relays).pid
         counts = session.run("ledger").fetchone()
+        if counts is None:
+            raise lost_ledger(database)
         if not all(isinstance(count, int) for count in counts):
             raise OutboxError(
                 f"the ledger of outbox {database.name} is damaged; copy its messages into a new "

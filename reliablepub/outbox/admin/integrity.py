@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reliablepub.outbox.database import Database, Session
+from reliablepub.outbox.database import Database, Session, lost_ledger
 from reliablepub.outbox.rows import MISTYPED, Unreadable, check, misfit_words, misfits
 
 _DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
@@ -52,13 +52,15 @@ def audit(database: Database) -> Audit:
 
     Raises:
         NotAnOutbox: there is no outbox.
-        OutboxError: the outbox cannot be read.
+        OutboxError: the outbox cannot be read, or its ledger has no row.
     """
     with database.reading() as session:
         lines = session.damage()
         if lines:
             return Audit(0, {}, {}, tuple(lines))
         counted = session.run("audit").fetchone()
+        if counted is None:
+            raise lost_ledger(database)
         differences = {
             name: value for name, value in zip(_DIFFERENCES, counted, strict=True) if value
         }

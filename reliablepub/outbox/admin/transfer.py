@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn
 
 from reliablepub.errors import InvalidMessage, OutboxError, OutboxSealed
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
-from reliablepub.outbox.database import NO_CHANGE, Database, Session
+from reliablepub.outbox.database import NO_CHANGE, Database, Session, lost_ledger
 from reliablepub.outbox.encryption import is_sealed
 from reliablepub.outbox.rows import (
     MISTYPED,
@@ -250,7 +250,7 @@ def _store(
             is_open = row["state"] in OPEN_STATES
             found = session.run("next_id").fetchone()
             if found is None:
-                raise OutboxError(f"outbox {database.name} is damaged: its ledger has no row")
+                raise lost_ledger(database)
             (row["id"],) = found
             (shard,) = session.run("import_open", row).fetchone()
             change = changes.setdefault(shard, dict(NO_CHANGE))
