@@ -395,6 +395,21 @@ def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) ->
     loser.close()
 
 
+def test_a_relay_that_was_taken_over_is_told_so_if_the_history_is_pruned(
+    path: Path, entry: Make
+) -> None:
+    """The next relay forgets old interventions: the newest number is lower than before."""
+    loser = SqliteStore(path)
+    loser.commit(Changes(new=[entry(), entry()]))
+    intervene(outbox_at(path), [1], Intervention(Action.PARK))
+    assert loser.touched()
+    lock_path(path).unlink()
+    sql(path, "DELETE FROM reliablepub_interventions")
+    with closing(SqliteStore(path)), pytest.raises(OutboxInUse, match="taken over by process"):
+        loser.commit(Changes(new=[entry()]))
+    loser.close()
+
+
 def test_a_child_of_a_fork_cannot_use_it(
     store: SqliteStore, path: Path, entry: Make, child: Callable[[Callable[[], None]], int]
 ) -> None:

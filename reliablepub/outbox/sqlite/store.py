@@ -852,12 +852,12 @@ class SqliteStore:
             the number of the newest intervention.
         """
         run, pid, newest = connection.execute(QUERIES["owner"]).fetchone() or (0, 0, 0)
-        if run < self._run or newest < self._seen:
-            raise self._older_copy()
-        if run != self._run:
+        if run > self._run:
             raise OutboxInUse(
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
             )
+        if run < self._run or newest < self._seen:
+            raise self._older_copy()
         return int(newest)
 
     def _check_ids(self, last_id: int) -> None:
