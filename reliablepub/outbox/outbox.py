@@ -509,14 +509,14 @@ def _row_ids(ids: Iterable[int]) -> list[int]:
     """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
         raise ConfigurationError(f"ids is of type {type(ids).__name__}; it takes a list of numbers")
-    wanted = list(dict.fromkeys(ids))
+    wanted = list(ids)
     for id_ in wanted:
         if type(id_) is not int:
             raise ConfigurationError(
                 f"id {id_!r:.80} is not a number; it takes ids of rows, such as ParkedMessage.id "
                 "(`reliablepub outbox retry` takes message ids and keys too)"
             )
-    return [id_ for id_ in wanted if id_.bit_length() <= _ID_BITS]
+    return [id_ for id_ in dict.fromkeys(wanted) if id_.bit_length() <= _ID_BITS]
 
 
 def _methods_of(

@@ -228,6 +228,7 @@ def test_an_empty_key_would_be_shared_by_all_messages_without_one(path: Path) ->
     [
         ("17", "ids is of type str; it takes a list"),
         (17, "ids is of type int; it takes a list"),
+        ([{"id": 17}], "id {.id.: 17} is not a number"),
         (["0c7ad4ea"], "id '0c7ad4ea' is not a number; .*`reliablepub outbox retry` takes"),
     ],
 )
