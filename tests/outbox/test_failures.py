@@ -26,6 +26,8 @@ from reliablepub.outbox.sqlite.failures import (
     outbox_error,
     reported,
 )
+from reliablepub.outbox.sqlite.forks import open_files
+from reliablepub.outbox.sqlite.lock import holder_pid
 from reliablepub.outbox.sqlite.store import SqliteStore
 
 PATH = Path("/outbox.db")
@@ -80,6 +82,25 @@ def test_a_shortage_of_descriptors_passes(path: Path, child: Callable[..., int])
             assert isinstance(error.value, TRANSIENT)
             files.close()
             store.snapshot()
+
+    assert child(run) == 0
+
+
+def test_without_a_free_descriptor_nothing_is_taken_for_absent(
+    path: Path, child: Callable[..., int]
+) -> None:
+    """Neither the relay nor the files that are open."""
+
+    def run() -> None:
+        with closing(SqliteStore(path)), ExitStack() as files:
+            before = open_files()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            with suppress(OSError):
+                while True:
+                    files.callback(os.close, os.dup(0))
+            with pytest.raises(OutboxError, match=r"lock cannot be used: Too many open files"):
+                holder_pid(path)
+            assert before.keys() <= open_files().keys()
 
     assert child(run) == 0
 

@@ -20,12 +20,14 @@ the deleted log without an error. Two rules prevent that:
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import sqlite3
 import stat
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -168,20 +170,25 @@ def open_files() -> dict[Inode, list[int]]:
     The result is empty if the system cannot list descriptors.
     """
     found: dict[Inode, list[int]] = {}
+    for descriptor in _descriptors():
+        try:
+            file = os.fstat(descriptor)
+        except OSError:
+            continue  # the descriptor of the listing itself, or one that is not open
+        if stat.S_ISREG(file.st_mode):
+            found.setdefault((file.st_dev, file.st_ino), []).append(descriptor)
+    return found
+
+
+def _descriptors() -> Iterable[int]:
+    """Return the open descriptors, if the system tells them, and perhaps some that are closed."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
-            names = os.listdir(folder)  # noqa: PTH208 - faster than `Path.iterdir`
-        except OSError:
-            continue
-        for name in names:
-            try:
-                file = os.fstat(int(name))
-            except OSError:
-                continue  # the descriptor of the listing itself
-            if stat.S_ISREG(file.st_mode):
-                found.setdefault((file.st_dev, file.st_ino), []).append(int(name))
-        break
-    return found
+            return map(int, os.listdir(folder))  # noqa: PTH208 - faster than `Path.iterdir`
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # none is free for the listing
+                return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return ()
 
 
 def abandon(connection: sqlite3.Connection) -> None:

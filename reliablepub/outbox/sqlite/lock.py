@@ -13,6 +13,7 @@ that Python does not see (in a C library), or one that has waited too long for o
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import weakref
@@ -153,6 +154,9 @@ def holder_pid(outbox: Path) -> int | None:
     """Return the id of the process that relays the outbox now, or None.
 
     Takes a shared lock for a moment to find out; a relay that starts at that moment tries again.
+
+    Raises:
+        OutboxError: no file descriptor is free.
     """
     pid = _named_pid(outbox)
     if pid is None:
@@ -160,7 +164,8 @@ def holder_pid(outbox: Path) -> int | None:
     with GATE.use():  # a child would keep the shared lock
         try:
             fd = open_side_file(outbox, _SUFFIX, os.O_RDONLY)
-        except (OSError, OutboxError):
+        except (OSError, OutboxError) as error:
+            _raise_shortage(outbox, error)
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -203,9 +208,16 @@ def _name_process(fd: int) -> None:
 def _named_pid(outbox: Path) -> int | None:
     try:
         text = read_side_file(outbox, _SUFFIX, _PID_BYTES_MAX).strip()
-    except (OSError, OutboxError):
+    except (OSError, OutboxError) as error:
+        _raise_shortage(outbox, error)
         return None
     return int(text) if text.isdigit() else None
+
+
+def _raise_shortage(outbox: Path, error: OSError | OutboxError) -> None:
+    """Raise if no descriptor is free: then it is unknown whether a relay runs."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise os_error(lock_path(outbox), error) from error
 
 
 def _drop_in_child() -> None:
