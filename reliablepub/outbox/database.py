@@ -194,7 +194,12 @@ class Database(Protocol):
         """Path of the file that holds the outbox; None if it is on a server."""
 
     def exists(self) -> bool:
-        """Whether there is an outbox; raise `NotAnOutbox` if it is of another version."""
+        """Whether there is an outbox.
+
+        Raises:
+            NotAnOutbox: it is of another version.
+            OutboxError: this user may not look for it.
+        """
 
     def create(self, connection: Any) -> None:  # noqa: ANN401 - the application's, or None
         """Create the outbox, if there is none; see `Outbox.create`."""

@@ -642,6 +642,17 @@ def test_the_position_in_a_strange_file_is_not_guessed(path: Path) -> None:
             ask("file")
 
 
+def test_the_position_in_a_folder_of_others_is_not_guessed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_: Path, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    with pytest.raises(OutboxError, match="cannot be used: Permission denied; this user needs"):
+        Outbox(path).position("file")
+
+
 def test_a_transaction_that_has_only_begun_waits_for_another_writer(path: Path) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"1"))

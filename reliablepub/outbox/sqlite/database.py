@@ -25,6 +25,7 @@ from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long, behind_
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
 from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
+from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
 from reliablepub.outbox.sqlite.lock import RelayLock
@@ -176,8 +177,12 @@ class SqliteDatabase:
 
     def exists(self) -> bool:
         """Whether the file exists and holds an outbox."""
-        if not self.file.exists():
+        try:
+            self.file.stat()
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise os_error(self.file, error) from error
         with looking(self.file) as (_, has_outbox):
             return has_outbox
 
