@@ -8,22 +8,8 @@ DELETE FROM reliablepub_confirmed WHERE id IN (
     SELECT id FROM reliablepub_confirmed WHERE confirmed_at <= :before ORDER BY confirmed_at LIMIT :limit
 );
 
--- name: overdue_keys
-SELECT
-    key,
-    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
-    OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
-FROM reliablepub_keys AS k WHERE kept_until < :now ORDER BY kept_until LIMIT :limit;
-
--- name: prolong_key
-UPDATE reliablepub_keys SET kept_until = :until WHERE key = :key;
-
 -- name: forget_key
 DELETE FROM reliablepub_keys WHERE key = :key;
-
--- An enqueuer may have used it again since it was found.
--- name: forget_overdue_key
-DELETE FROM reliablepub_keys WHERE key = :key AND kept_until < :now;
 
 -- name: ledger
 SELECT stored, confirmed, parked, expired, discarded, open_bytes FROM reliablepub_ledger;
@@ -162,8 +148,9 @@ SELECT
     nacked, returned, refused, uncertain, is_skipped, size, checksum, body
 FROM reliablepub_parked WHERE id = :id;
 
+-- An expression, because the application may have registered a converter for the type of the column.
 -- name: in_flight_ids
-SELECT DISTINCT id FROM reliablepub_in_flight_tags;
+SELECT DISTINCT id + 0 FROM reliablepub_in_flight_tags;
 
 -- name: reroute
 UPDATE reliablepub_messages SET
@@ -423,17 +410,6 @@ ON CONFLICT (name) DO UPDATE SET position = s.position + excluded.position;
 
 -- name: end_run
 UPDATE reliablepub_runs SET ended_at = :now WHERE id = :run;
-
--- name: forget_old_attempts
-DELETE FROM reliablepub_attempts AS a WHERE a.at < :before
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id);
-
--- name: forget_old_interventions
-DELETE FROM reliablepub_interventions AS i WHERE i.at < :before
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
 
 -- The last number of a page of the history, and its earliest time: clocks are set, so numbers and times
 -- do not always grow together. The newest intervention stays (see `forget_interventions_between`).

@@ -828,7 +828,16 @@ def test_a_converter_of_the_application_does_not_matter(
             assert stored == name
         Outbox(path).cancel("b", connection=db)
         db.commit()
-    assert [row["message_id"] for row in Outbox(path).rows("open")] == ["a"]
+        sql(path, "UPDATE reliablepub_keys SET kept_until = 1")
+        Outbox(path).enqueue(Message(b"x", message_id="c"), key="c", connection=db)
+        db.commit()
+        assert sql(path, "SELECT min(kept_until) > 1 FROM reliablepub_keys") == [(1,)]
+        with closing(SqliteStore(path)) as store:
+            [one, _], _ = store.read_ready(1, 9, limit=9, bytes_max=10**9)
+            store.commit(Changes(sent=[Batch(1, 1, [one])]))
+            Outbox(path).cancel("a", connection=db)
+            db.commit()
+    assert [row["message_id"] for row in Outbox(path).rows("open")] == ["a", "c"]
 
 
 def test_a_temporary_table_that_stands_before_that_of_the_outbox_is_refused(path: Path) -> None:
@@ -840,6 +849,16 @@ def test_a_temporary_table_that_stands_before_that_of_the_outbox_is_refused(path
         with pytest.raises(ConfigurationError, match=f"a temporary table or view {ours}"):
             Outbox(path).cancel("k", connection=db)
     assert (Outbox(path).status().open, Outbox(path).audit().differences) == (1, {})
+
+
+def test_overdue_keys_are_not_those_of_a_temporary_table(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        Outbox(path).enqueue(b"x", key="k", connection=db)
+        db.execute("UPDATE reliablepub_keys SET kept_until = 1")
+        db.execute("DELETE FROM reliablepub_messages")
+        db.execute("CREATE TEMP TABLE reliablepub_keys AS SELECT * FROM main.reliablepub_keys")
+        Outbox(path).enqueue(b"y", key="new", connection=db)
+        assert db.execute("SELECT key FROM main.reliablepub_keys").fetchall() == [("new",)]
 
 
 def test_a_ledger_that_lost_its_highest_id_assigns_none_again(path: Path, entry: Make) -> None:

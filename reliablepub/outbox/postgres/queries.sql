@@ -252,6 +252,20 @@ SELECT count(*) FROM gone;
 -- name: oldest_key
 SELECT min(kept_until) FROM reliablepub_keys WHERE kept_until >= :since;
 
+-- name: overdue_keys
+SELECT
+    key,
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
+    OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
+FROM reliablepub_keys AS k WHERE kept_until < :now ORDER BY kept_until LIMIT :limit;
+
+-- name: prolong_key
+UPDATE reliablepub_keys SET kept_until = :until WHERE key = :key;
+
+-- An enqueuer may have used it again since it was found.
+-- name: forget_overdue_key
+DELETE FROM reliablepub_keys WHERE key = :key AND kept_until < :now;
+
 -- Forgets overdue keys, and keeps those of open or parked messages for longer. Enqueuers and the relays
 -- of other shards may hold some of them.
 -- name: forget_overdue_keys

@@ -77,6 +77,20 @@ SELECT CAST(message_id AS TEXT) FROM main.reliablepub_keys AS k WHERE key = :key
 -- name: remember_key
 INSERT OR REPLACE INTO main.reliablepub_keys (key, id, message_id, kept_until) VALUES (?, ?, ?, ?);
 
+-- name: overdue_keys
+SELECT
+    CAST(key AS TEXT),
+    EXISTS (SELECT 1 FROM main.reliablepub_messages AS m WHERE m.id = k.id)
+    OR EXISTS (SELECT 1 FROM main.reliablepub_parked AS p WHERE p.id = k.id)
+FROM main.reliablepub_keys AS k WHERE kept_until < :now ORDER BY kept_until LIMIT :limit;
+
+-- name: prolong_key
+UPDATE main.reliablepub_keys SET kept_until = :until WHERE key = :key;
+
+-- An enqueuer may have used it again since it was found.
+-- name: forget_overdue_key
+DELETE FROM main.reliablepub_keys WHERE key = :key AND kept_until < :now;
+
 -- name: reschedule
 UPDATE reliablepub_messages
 SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ?, refused_at = ? WHERE id = ?;
@@ -372,6 +386,17 @@ UPDATE reliablepub_ledger SET last_id = max(
 
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
+
+-- name: forget_old_attempts
+DELETE FROM reliablepub_attempts AS a WHERE a.at < :before
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id);
+
+-- name: forget_old_interventions
+DELETE FROM reliablepub_interventions AS i WHERE i.at < :before
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
 
 -- Programs that run for a moment, once a second, would add 30 million rows a year.
 -- name: forget_old_runs
