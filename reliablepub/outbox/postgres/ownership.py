@@ -8,8 +8,9 @@ lost its shard, for instance while it was paused, changes nothing. The insert al
 before it has another token than the relay knows: the database has failed over to a replica that
 lagged, and another process has taken a turn of that number.
 
-The owner takes a turn before each look by which its last one is older than `BEAT_S`; even a relay
-at rest looks each second. A shard is free in four cases:
+The owner takes a turn before each full look (`PostgresStore.changed_elsewhere`) by which its last
+one is older than `BEAT_S`; even a relay at rest does so each second. A shard is free in four
+cases:
 
 - Its last turn says so.
 - Its last turn is older than `EXPIRY_S` by the clock of the database, and so is the start of the
@@ -25,8 +26,8 @@ transaction may have taken long. So by the age of a turn, a process takes a shar
 has watched that turn for most of `EXPIRY_S`. An owner whose commit took longer, or that waited for
 the turn of an operator, takes its next turn in this time.
 
-The owner waits at most 1 s for the lock of a table, and takes its turn before it looks, so that a
-lock on a table that a turn need not touch makes it no older.
+The owner waits at most 1 s for the lock of a table, and takes its turn before a full look, so that
+a lock on a table that a turn need not touch makes it no older.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ know: messages, what is in a side file.
 
 SQLite does not notice when its files are deleted, moved or replaced: it goes on committing to files
 that no process will open again. So after each commit, before a message is reported as stored, the
-database and its ``-wal`` and ``-shm`` at the path are compared with the open files. If they differ,
-the relay has the only copy of the open ones, and saves it (`rescued`).
+database and its ``-wal`` and ``-shm`` at the path are compared with the open files; in a
+transaction of the application, before it commits. If they differ, the relay has the only copy of
+the open ones, and saves it (`rescued`).
 
 The comparison asks for inodes only. Since Linux 6.13, reading the times of a file makes the next
 write to it slower, because that write must leave a new time (multigrain timestamps). On a fast
