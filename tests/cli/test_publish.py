@@ -604,9 +604,7 @@ def test_an_outbox_in_use_is_not_shared(cli: Cli, flights: Flights) -> None:
     assert f"is relayed by process {relay.pid}" in ended.error
 
 
-def test_a_relay_that_fails_leaves_the_result(
-    cli: Cli, flights: Flights, fake: FakeBroker
-) -> None:
+def test_a_relay_that_fails_leaves_the_result(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
     fake.inject(faults.HoldConfirms())
     process = cli.begin("publish", flights(3), *TO_ALL, "--outbox", "o.db", "--json")
     fake.wait_for(3, timeout_s=60)

@@ -101,10 +101,11 @@ def test_a_resumed_run_speaks_for_the_earlier_one_too() -> None:
     assert summary(parked_before=2).exit is Exit.CONFIRMED, "they are of no run of this file"
     case = summary(resumed_at=6, parked_before=2)
     assert case.exit is Exit.PARKED
-    assert case.problems() == [
+    (problem,) = case.problems()
+    assert problem == (
         "2 messages in the outbox are parked or expired, and may be of the earlier run; see "
         "`reliablepub outbox list --state parked --state expired --outbox o.db`"
-    ]
+    )
     assert len(summary(resumed_at=6, parked=1).problems()) == 1, "that one is of this run"
     open_ = Status(counters=Counters(stored=10, confirmed=9))
     case = replace(summary(resumed_at=6), status=open_)

@@ -248,9 +248,9 @@ def test_each_rescue_makes_a_copy_of_its_own(path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize("level", ["", None])
+@pytest.mark.parametrize("level", ["DEFERRED", None])
 def test_a_connection_to_the_old_file_is_not_taken_for_one_to_the_new_file(
-    path: Path, level: Literal[""] | None, *, is_known: bool
+    path: Path, level: Literal["DEFERRED"] | None, *, is_known: bool
 ) -> None:
     """Another thread of the process has opened the new file: its inodes are open too."""
     with closing(sqlite3.connect(path, isolation_level=level)) as old:
@@ -280,3 +280,25 @@ def test_a_connection_that_locks_its_file_for_good_is_one_to_this_file(path: Pat
         with connection:
             Outbox(path).enqueue(Message(b"", message_id="stored"), connection=connection)
     assert ids_at(path) == {"stored"}
+
+
+def test_a_system_that_does_not_list_locks_refuses_no_connection(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(location, "_has_lock", lambda *_: False)
+    monkeypatch.setattr(location, "_locks_are_listed", lambda: False)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            Outbox(path).enqueue(Message(b"", message_id="stored"), connection=connection)
+    assert ids_at(path) == {"stored"}
+
+
+def test_a_connection_that_switches_its_journal_has_the_files_of_before(path: Path) -> None:
+    outbox, modes = Outbox(path), ("wal", "delete", "wal", "delete")
+    with closing(sqlite3.connect(path)) as connection:
+        for n, mode in enumerate(modes):
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+            with connection:
+                outbox.enqueue(Message(b"", message_id=f"{n}"), connection=connection)
+    assert ids_at(path) == {"0", "1", "2", "3"}
