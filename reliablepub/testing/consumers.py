@@ -42,10 +42,10 @@ class Receiver(Protocol):
 
     @property
     def is_congested(self) -> bool:
-        """Whether the client gets no deliveries: it reads too slowly, or the node goes down."""
+        """Whether the client reads more slowly than the server sends."""
 
     def has_credit(self) -> bool:
-        """Whether the channel-wide prefetch allows another delivery."""
+        """Whether a classic queue may deliver: the prefetch has room, and the node stays up."""
 
     def send(self, consumer: Consumer, entry: Entry) -> None:
         """Send a message to a consumer."""

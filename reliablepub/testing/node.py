@@ -107,7 +107,7 @@ class Node:
         """Consuming sides of channels with a consumer of direct replies, by its generated name."""
         self.alarm: str | None = None
         self.is_going_down = False
-        """Whether all connections end at once, so that no consumer takes over from another."""
+        """Whether all connections end at once: no classic queue delivers, no queue is unused."""
         self.timers = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
         self._alarms = 0

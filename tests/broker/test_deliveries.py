@@ -150,18 +150,35 @@ def test_a_fault_of_another_queue(fake_broker: FakeBroker, client: RawClient) ->
     assert client.told_now() == []
 
 
-def test_a_crash_returns_a_message_once(fake_broker: FakeBroker, client: RawClient) -> None:
-    """It ends all connections at once, so no other consumer gets the message meanwhile."""
-    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 1}
-    fake_broker.declare_queue("limited", arguments=arguments)
+def test_a_crash_delivers_nothing(fake_broker: FakeBroker, client: RawClient) -> None:
+    """It ends all connections at once, so no other consumer takes the message over."""
+    fake_broker.inject(faults.LoseAck(nth=2))
+    with RawClient(fake_broker.url) as other:
+        consume(client, "c")
+        fake_broker.publish(b"a", Q)
+        consume(other.opened(), "d", no_ack=True)
+        fake_broker.crash()
+    assert [one.body for one in fake_broker.messages(Q)] == [b"a"]
+    assert fake_broker.faults == (faults.LoseAck(nth=2),)  # it saw one delivery
+
+
+def test_a_crash_counts_a_return_by_each_consumer_of_a_quorum_queue(
+    fake_broker: FakeBroker, client: RawClient
+) -> None:
+    """As RabbitMQ 3.10.8 did after kill -9; faults do not see these deliveries."""
+    fake_broker.declare_queue("quorum", arguments={"x-queue-type": "quorum"})
     fake_broker.inject(faults.LoseAck(nth=2))
     with RawClient(fake_broker.url) as other:
         for one in (client, other.opened()):
-            consume(one, "c", queue="limited")
-        fake_broker.publish(b"a", "limited")
+            consume(one, "c", queue="quorum")
+        fake_broker.publish(b"a", "quorum")
         fake_broker.crash()
-    assert [one.body for one in fake_broker.messages("limited")] == [b"a"]
-    assert fake_broker.faults == (faults.LoseAck(nth=2),)  # it saw one delivery
+    assert fake_broker.faults == (faults.LoseAck(nth=2),)
+    fake_broker.start()
+    with RawClient(fake_broker.url) as later:
+        later.opened().send(commands.Basic.Get(queue="quorum"))
+        later.hear_only(commands.Basic.GetOk)
+        assert later.hear()[1].properties.headers == {"x-delivery-count": 2}
 
 
 def test_a_crash_deletes_no_durable_queue(fake_broker: FakeBroker, client: RawClient) -> None:
