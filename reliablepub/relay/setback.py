@@ -24,7 +24,6 @@ _TROUBLE: Final = {
     OutboxDiskFailed: "the disk of the outbox fails: look at the system's log",
     OutboxLocked: "the outbox is locked by another process",
     OutboxUnreachable: "the database of the outbox cannot be reached",
-    OutboxUnsure: "a commit was cut off: look at the system's log, or the database server's",
 }
 """Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
 
@@ -52,6 +51,8 @@ class Setback:
             has_new: whether the commit held new messages. If so, new ones are rejected, so that
                 stored ones can drain. Otherwise commits and sending pause.
         """
+        if isinstance(error, OutboxUnsure):  # which is true only of messages of that commit
+            error = _cause_of(error)
         self.trouble = _TROUBLE[type(error)]
         if has_new:
             self._refuse(error, now)
@@ -79,7 +80,7 @@ class Setback:
             self._hold_ends_at = inf
         if now >= self._refusal_ends_at:
             self.refusal, self._refusal_ends_at = None, inf
-        if is_readable and self.refusal is None and not self.is_held:
+        if self.trouble and is_readable and self.refusal is None and not self.is_held:
             self.trouble = ""
 
     @property
@@ -93,8 +94,6 @@ class Setback:
         return min(self._refusal_ends_at, self._hold_ends_at)
 
     def _refuse(self, error: OutboxError, now: float) -> None:
-        if isinstance(error, OutboxUnsure):  # which is true only of messages of that commit
-            error = _cause_of(error)
         self.refusal, self._refusal_ends_at = error, now + RETRY_S
 
 

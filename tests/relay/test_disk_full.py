@@ -193,7 +193,7 @@ def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build
 
 @pytest.mark.parametrize(
     ("fails", "words"),
-    [(disk_full, "disk full"), (locked, "locked"), (failing, "fails"), (unsure, "cut off")],
+    [(disk_full, "disk full"), (locked, "locked"), (failing, "fails"), (unsure, "fails")],
 )
 def test_the_status_says_what_keeps_the_relay_from_recording(
     world: Build, fails: Callable[[Changes], ReliablePubError], words: str
