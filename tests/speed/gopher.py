@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.speed.peers import BODY, WINDOW
+from tests.speed.peers import BODY, NARROW, WINDOW
 
 PACKAGES = "golang-go golang-github-rabbitmq-amqp091-go-dev"
 _DEBIAN_GO = Path("/usr/share/gocode")
@@ -42,6 +42,10 @@ class Gopher:
     def confirmed(self, url: str, queues: Sequence[str], count: int) -> None:
         """Deferred confirmations, a window's worth of them; persistent and mandatory."""
         self._publish(url, queues, count, WINDOW)
+
+    def confirmed_in_narrow(self, url: str, queues: Sequence[str], count: int) -> None:
+        """The same in a window that many programs have."""
+        self._publish(url, queues, count, NARROW)
 
     def confirmed_with_ids(self, url: str, queues: Sequence[str], count: int) -> None:
         """The same, each message with an id and a header, as ours have them."""

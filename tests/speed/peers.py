@@ -23,7 +23,7 @@ from reliablepub.headers import ATTEMPT_HEADER
 BODY = b"x" * 1_024
 WINDOW = 4_096
 """As many messages in flight as a `Publisher` finds at most by default."""
-TASKS = 1_000
+NARROW = TASKS = 1_000
 
 _CONFIRM = Struct(">BHIHHQBB")
 _ACK = 80

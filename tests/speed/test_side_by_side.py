@@ -20,6 +20,7 @@ from tests.speed.ways import (
     CEILING_WITH_IDS,
     DURABLE,
     GO,
+    GO_NARROW,
     GO_WITH_IDS,
     MEMORY,
     SELECT,
@@ -66,6 +67,7 @@ def goals(results: Results) -> Iterator[Goal]:
         (MEMORY, CEILING_WITH_IDS, 0.97, None),
         (DURABLE, GO, 1.0, None),
         (DURABLE, GO_WITH_IDS, 1.0, None),
+        (DURABLE, GO_NARROW, 1.0, None),
         (DURABLE, SELECT, 1.5, None),
         (DURABLE, UNCONFIRMED, 1.0, None),
         (ASYNC_DURABLE, DURABLE, 0.8, 0.6),
@@ -75,7 +77,7 @@ def goals(results: Results) -> Iterator[Goal]:
         if two in results:
             yield Goal(f"{one} / {two}", results.ratio(one, two), wanted, held)
     for name, wanted, held in ((DURABLE, 1.15, 3.0), (MEMORY, 0.65, 1.5)):
-        for go in (GO, GO_WITH_IDS):
+        for go in (GO, GO_WITH_IDS, GO_NARROW):
             if go in results:
                 got = results.cpu_ratio(name, go)
                 yield Goal(f"processor time of {name} / {go}", got, wanted, held, is_most=True)

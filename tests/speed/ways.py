@@ -24,6 +24,7 @@ CEILING = "raw socket, frames encoded before: the ceiling"
 CEILING_WITH_IDS = "the same with ids: `message_id` and a header, as ours"
 GO = "Go amqp091, deferred confirmations"
 GO_WITH_IDS = "Go amqp091 with ids"
+GO_NARROW = "Go amqp091 in a window of 1 000"
 SELECT = "pika `SelectConnection`, a window counted by hand"
 UNCONFIRMED = "pika `BlockingConnection`, no confirms at all"
 BLOCKING = "pika `BlockingConnection`, confirms"
@@ -57,7 +58,13 @@ class Ways:
         return {
             CEILING: self._their(peers.raw_socket),
             CEILING_WITH_IDS: self._their(peers.raw_socket_with_ids),
-            **self._go({GO: Gopher.confirmed, GO_WITH_IDS: Gopher.confirmed_with_ids}),
+            **self._go(
+                {
+                    GO: Gopher.confirmed,
+                    GO_WITH_IDS: Gopher.confirmed_with_ids,
+                    GO_NARROW: Gopher.confirmed_in_narrow,
+                }
+            ),
             SELECT: self._their(peers.pika_select),
             UNCONFIRMED: self._their(peers.pika_unconfirmed),
             BLOCKING: self._their(peers.pika_blocking, share=0.05),
