@@ -44,10 +44,11 @@ class LinkNotes:
     def __init__(self, say: Callable[[str], None], *, is_eager: bool) -> None:
         self._say = say
         self._last = "" if is_eager else "connected to the broker"
+        self._connects = 0 if is_eager else 1
         self._outage = Outage()
 
     def look(self, status: Status) -> None:
-        """Print the state if it has changed.
+        """Print the state if it has changed, or if the broker was connected to again since.
 
         Another attempt to connect is not a change. Each reason for failing is printed once in an
         outage: with several hosts, the reasons alternate.
@@ -56,9 +57,11 @@ class LinkNotes:
             return
         words = describe(status)
         trying = status.link in (Link.CONNECTING, Link.DISCONNECTED)
-        if words == self._last or (trying and not self._outage.is_new(words)):
+        # The connection may be lost and back between two looks.
+        is_again = not trying and status.connects > self._connects
+        if (words == self._last and not is_again) or (trying and not self._outage.is_new(words)):
             return
-        self._last = words
+        self._last, self._connects = words, status.connects
         if not trying:
             self._outage.end()
         self._say(f"{words}; trying again" if trying else words)

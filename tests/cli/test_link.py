@@ -41,3 +41,11 @@ def test_that_it_is_connected_is_only_said_where_it_was_in_doubt() -> None:
 def test_blocked_is_said_with_the_reason() -> None:
     blocked = Status(link=Link.BLOCKED, reason="low on memory")
     assert said(blocked) == ["blocked by the broker: low on memory"]
+
+
+def test_a_connection_that_is_lost_and_back_between_two_looks_is_said() -> None:
+    first, second = (Status(link=Link.CONNECTED, connects=connects) for connects in (1, 2))
+    assert said(first, first, second, second) == ["connected to the broker"] * 2
+    assert said(first, second, is_eager=False) == ["connected to the broker"]
+    lost = Status(link=Link.DISCONNECTED, reason="Connection refused", connects=1)
+    assert len(said(first, lost, second)) == 3
