@@ -9,6 +9,7 @@ the ``default_map``, so click parses its values like values typed on the command
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
@@ -33,6 +34,9 @@ SHARED: Final = (
     *("tls-ca", "tls-certificate", "tls-key", "tracing", "url", "window", "window-min"),
 )
 """Top-level keys of the file: options that all of these commands have."""
+_PIPED: Final[dict[Path, dict[str, Any]]] = {}
+"""What was read from each path that is no regular file: a pipe can be read only once, and a relay
+parses its options again after SIGHUP."""
 
 
 class ConfigurableCommand(Command):
@@ -106,13 +110,18 @@ def _defaults(command: click.Command, path: Path) -> dict[str, object]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path in _PIPED:
+        return _PIPED[path]
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            values = tomllib.load(file)
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                _PIPED[path] = values
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # ValueError: also of an endless number
         raise click.UsageError(f"{path} is not valid TOML: {error}") from None
+    return values
 
 
 def _refuse_unknown(

@@ -1,5 +1,6 @@
 """Options from a file: weaker than a variable, which is weaker than a flag; nothing in vain."""
 
+import os
 from pathlib import Path
 
 import click
@@ -72,6 +73,21 @@ def test_a_password_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> N
         context = shown.make_context("relay", ["--config", str(path)], parent=group)
         found.append(context.params["urls"])
     assert found == [("amqp://guest:hush@a/",), ("amqp://a/",)]
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """A relay reads its options again after SIGHUP; the pipe is at its end by then."""
+    reader, writer = os.pipe()
+    os.write(writer, b"url = 'amqp://a/'\nwindow = 2\n")
+    os.close(writer)
+    path, group = tmp_path / "piped.toml", click.Context(main)
+    path.symlink_to(f"/dev/fd/{reader}")  # a name that no other test has
+    found = []
+    for _ in range(2):
+        context = shown.make_context("relay", ["--config", str(path)], parent=group)
+        found.append((context.params["urls"], context.params["window"]))
+    os.close(reader)
+    assert found == [(("amqp://a/",), 2)] * 2
 
 
 @pytest.mark.parametrize(
