@@ -49,7 +49,8 @@ _REST_S: Final = 1.0
 between two messages to the service manager."""
 _STANDBY_S: Final = 0.05
 """Interval at which a standby tries to own the outbox."""
-_STANDING_BY: Final = "standing by: another relay owns the outbox"
+_OWNED: Final = "standing by: another relay owns the outbox"
+_NOT_OPENED: Final = "standing by: the outbox cannot be opened for now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Service:
         status: status of the relay now, or at its end.
         last: its status when the ``with`` block ended, before the publisher was closed.
         standing_by: why it waits for the outbox: another relay owns it, or it cannot be opened for
-            now; empty while it is relayed.
+            now; empty while it is relayed. It holds no details: those are a line on stderr.
         confirmed: how many messages it has confirmed, since its start.
         parked: how many messages it has parked; below 0 if an operator has put back more.
     """
@@ -172,7 +173,7 @@ class Service:
         self._seen = Status()
         self._pause_s = _LOOK_S
         self._publisher: Publisher | None = None
-        self.standing_by = ""
+        self.standing_by = self._why = ""
         self.confirmed = self.parked = 0
         self._before = self.last = Status()
 
@@ -259,9 +260,9 @@ class Service:
         except OutboxInUse:
             if not self._is_standby:
                 raise
-            self.standing_by = _STANDING_BY
+            self.standing_by = self._why = _OWNED
             return False
-        self.standing_by = ""
+        self.standing_by = self._why = ""
         self._before = self._publisher.status
         return True
 
@@ -279,24 +280,25 @@ class Service:
             raise error
         told = f"standing by: {lost}"
         print_note(told, event="standing_by")
-        self.standing_by = _STANDING_BY if is_owned else told
+        self.standing_by, self._why = (_OWNED, _OWNED) if is_owned else (_NOT_OPENED, told)
         self._publisher = None
         with suppress(PublisherFailed):
             publisher.close()
         self._count(publisher)
 
     def _stand_by(self) -> None:
-        before = self.standing_by
+        before = self._why
         try:
             has_taken_over = self._take_over()
         except TRANSIENT as error:  # a later look may find it again
-            has_taken_over, self.standing_by = False, f"standing by: {error}"
+            has_taken_over = False
+            self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
         if has_taken_over:
             self._notes = _link_notes()
             print_note("this relay has taken over the outbox", event="taken_over")
             return
-        if self.standing_by != before:
-            print_note(self.standing_by, event="standing_by")
+        if self._why != before:
+            print_note(self._why, event="standing_by")
         if self._stop.is_reopen_due:
             self._stop.is_reopen_due = False
             self._settings = self._read_again() or self._settings
