@@ -392,6 +392,48 @@ def test_a_relay_that_cannot_open_the_outbox_again_for_now_waits_for_it(
     assert "earlier settings" not in said
 
 
+def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
+    fake: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A wrong password looks like a server that is away: both are tried until one is right."""
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    opened = Settings.open
+    windows: list[int] = []
+
+    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
+        windows.append(self.window_max)
+        if self.window_max == 777:
+            raise OutboxUnreachable("password authentication failed")
+        if 1 < len(windows) < 5:
+            raise OutboxUnreachable("the server is away")
+        return opened(self, hooks)
+
+    monkeypatch.setattr(Settings, "open", open_)
+
+    def life() -> Iterator[None]:
+        stop.is_reopen_due = True
+        while service.status.trouble or len(windows) < 5:
+            yield
+
+    stop = Stepping(life())
+    service = Service(
+        settings,
+        lambda: replace(settings, window_max=777, outbox_as_given="postgresql://x:wrong@db/"),
+        stop=cast("Stop", stop),
+        notifier=Notifier({}),
+        hooks=[],
+    )
+    with service:
+        service.run(is_draining=False)
+    assert windows == [1_000, 777, 1_000, 777, 1_000]
+    said = capsys.readouterr().err
+    assert said.count("standing by: ") == 1
+    assert "reopened with the earlier settings: password authentication failed\n" in said
+
+
 def test_a_relay_whose_outbox_another_has_taken_meanwhile_ends_unless_it_is_a_standby(
     fake: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

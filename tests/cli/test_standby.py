@@ -180,6 +180,26 @@ def test_a_relay_that_is_reopened_while_the_disk_is_full_waits(
     assert cli.ended(relay).code == 0
 
 
+def test_a_wrong_user_of_postgresql_changes_nothing(
+    cli: Cli, fake: FakeBroker, postgres_url: str, tmp_path: Path
+) -> None:
+    Outbox(postgres_url).create()
+    config = tmp_path / "relay.toml"
+    config.write_text(f"outbox = '{postgres_url}'\n")
+    relay = cli.begin("relay", "--config", config)
+    until(relay, "connected to the broker\n")
+    scheme, _, place = postgres_url.partition("://")
+    config.write_text(f"outbox = '{scheme}://nobody@{place.rpartition('@')[2]}'\n")
+    relay.send_signal(signal.SIGHUP)
+    told = line_of(relay)
+    assert told.startswith("reopened with the earlier settings: ")
+    assert 'role "nobody" does not exist' in told
+    Outbox(postgres_url).enqueue(Message(b"", routing_key="all"))
+    fake.wait_for(1, timeout_s=60)
+    relay.send_signal(signal.SIGTERM)
+    assert cli.ended(relay).code == 0
+
+
 def test_a_drain_that_is_interrupted_while_it_stands_by_is_not_done(
     cli: Cli, fake: FakeBroker
 ) -> None:

@@ -222,6 +222,7 @@ def _settings(ctx: click.Context) -> Settings:
         tls_context(ctx),
         RetryPolicy.prompt() if values["drain"] else None,  # the caller waits for the end
         credentials_of(ctx),
+        outbox_as_given(ctx) or "",
     )
 
 

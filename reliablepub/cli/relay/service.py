@@ -67,6 +67,8 @@ class Settings:
         ssl_context: TLS settings for ``amqps``; None: the system's certificate authorities.
         retry: retry policy; None: the default policy.
         credentials: asked for the password at each connection; None: it is in the URLs.
+        outbox_as_given: path or URL of the outbox, with the user, password and parameters that
+            ``outbox.name`` lacks.
     """
 
     urls: tuple[str, ...] = field(repr=False)
@@ -78,6 +80,7 @@ class Settings:
     ssl_context: ssl.SSLContext | None = None
     retry: RetryPolicy | None = None
     credentials: CredentialsProvider | None = None
+    outbox_as_given: str = field(default="", repr=False)
 
     def open(self, hooks: Sequence[object]) -> Publisher:
         """Open a publisher, which relays the outbox."""
@@ -159,7 +162,8 @@ class Service:
         hooks: Sequence[object],
         is_standby: bool = False,
     ) -> None:
-        self._settings = settings
+        self._settings = settings  # with which the outbox was opened last
+        self._new: Settings | None = None  # read after SIGHUP, with which it was not opened yet
         self._reread = reread
         self._stop = stop
         self._notifier = notifier
@@ -256,7 +260,7 @@ class Service:
             OutboxInUse: another relay owns the outbox, and this one is no standby.
         """
         try:
-            self._publisher = self._settings.open(self._hooks)
+            self._publisher = self._opened()
         except OutboxInUse:
             if not self._is_standby:
                 raise
@@ -301,7 +305,7 @@ class Service:
             print_note(self._why, event="standing_by")
         if self._stop.is_reopen_due:
             self._stop.is_reopen_due = False
-            self._settings = self._read_again() or self._settings
+            self._new = self._read_again() or self._new
         self._notifier.tell(STATUS="standing by", WATCHDOG=1)
         self._stop.wait(_STANDBY_S)
 
@@ -330,9 +334,12 @@ class Service:
         settings = self._read_again()
         try:
             if settings is not None:
+                self._new = settings
                 publisher.close()
-                self._publisher = self._opened_anew(settings)
+                self._publisher = self._opened()
                 self._notes = _link_notes()
+                if self._settings is settings:
+                    print_note("reopened", event="reopened")
         finally:  # also a standby that has lost the outbox to another goes on
             self._told = ""
             self._notifier.tell(READY=1)
@@ -364,24 +371,28 @@ class Service:
             if name is not None:
                 raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
 
-    def _opened_anew(self, settings: Settings) -> Publisher:
-        """Open with the new settings; if that fails, reopen with the old ones.
+    def _opened(self) -> Publisher:
+        """Open with the new settings, if there are any; with the earlier ones if those are wrong.
 
         Raises:
-            OutboxInUse: another relay has taken the outbox over.
-            OutboxError: the outbox cannot be opened for now (`TRANSIENT`), or with either settings.
+            OutboxInUse: another relay owns the outbox.
+            OutboxError: the outbox cannot be opened: for now (`TRANSIENT`), or with neither.
         """
+        if self._new is None:
+            return self._settings.open(self._hooks)
         try:
-            publisher = settings.open(self._hooks)
-        except (OutboxInUse, *TRANSIENT):  # not for the settings, which the next try uses
-            self._settings = settings
+            publisher = self._new.open(self._hooks)
+        except OutboxInUse:  # not for the settings, which the next try uses
             raise
         except ReliablePubError as error:
+            is_address_kept = self._new.outbox_as_given == self._settings.outbox_as_given
+            if isinstance(error, TRANSIENT) and is_address_kept:
+                raise  # another address may be wrong: a refused password is OutboxUnreachable
             publisher = self._settings.open(self._hooks)
             print_note(f"reopened with the earlier settings: {error}", event="not_reopened")
         else:
-            self._settings = settings
-            print_note("reopened", event="reopened")
+            self._settings = self._new
+        self._new = None
         return publisher
 
 
