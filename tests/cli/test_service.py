@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxInUse, OutboxLocked, OutboxUnreachable
 from reliablepub.observe.health import Health, HealthServer
 from reliablepub.outbox.admin.rekeying import missing_key
+from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
@@ -432,6 +434,52 @@ def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
     said = capsys.readouterr().err
     assert said.count("standing by: ") == 1
     assert "reopened with the earlier settings: password authentication failed\n" in said
+
+
+def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
+    fake: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys, database = OutboxKeys({"old": bytes.fromhex("0f" * 32)}), outbox_at(tmp_path / "o.db")
+    with Outbox(database, keys=keys) as outbox:
+        outbox.enqueue(Message(b"1", routing_key="nowhere"), key="waits")
+    settings = Settings((fake.url,), database, keys, 0, 32, 1_000)
+    reading = database.reading
+    is_away = False
+
+    def reading_() -> AbstractContextManager[Session]:
+        if is_away:
+            raise OutboxUnreachable("the server is away")
+        return reading()
+
+    monkeypatch.setattr(database, "reading", reading_)
+
+    def life() -> Iterator[None]:
+        nonlocal is_away
+        is_away = stop.is_reopen_due = True
+        while stop.is_reopen_due:
+            yield
+        is_away = False
+        while service.standing_by:
+            yield
+
+    stop = Stepping(life())
+    service = Service(
+        settings,
+        lambda: replace(settings, outbox_keys=None),
+        stop=cast("Stop", stop),
+        notifier=Notifier({}),
+        hooks=[],
+    )
+    with service:
+        service.run(is_draining=False)
+    said = capsys.readouterr().err
+    assert "standing by: the server is away\n" in said
+    assert (
+        "reopened with the earlier settings: messages are encrypted with key 'old', which is gone\n"
+    ) in said
 
 
 def test_a_relay_whose_outbox_another_has_taken_meanwhile_ends_unless_it_is_a_standby(

@@ -353,7 +353,8 @@ class Service:
                 raise click.UsageError(
                     "the outbox cannot be changed while the relay runs: restart the relay"
                 )
-            self._check_keys(settings)
+            with suppress(OutboxError):  # it cannot be read now: `_opened` checks them again
+                self._check_keys(settings)
         except (click.ClickException, ConfigurationError, OSError) as error:
             said = error.format_message() if isinstance(error, click.ClickException) else str(error)
             print_note(f"not reopened, nothing was changed: {said}", event="not_reopened")
@@ -365,11 +366,11 @@ class Service:
 
         Raises:
             ConfigurationError: a key is missing.
+            OutboxError: the outbox cannot be read.
         """
-        with suppress(OutboxError):  # it cannot be read now: the relay will say so
-            name = missing_key(settings.outbox, self._settings.outbox_keys, settings.outbox_keys)
-            if name is not None:
-                raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
+        name = missing_key(settings.outbox, self._settings.outbox_keys, settings.outbox_keys)
+        if name is not None:
+            raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
 
     def _opened(self) -> Publisher:
         """Open with the new settings, if there are any; with the earlier ones if those are wrong.
@@ -381,6 +382,7 @@ class Service:
         if self._new is None:
             return self._settings.open(self._hooks)
         try:
+            self._check_keys(self._new)
             publisher = self._new.open(self._hooks)
         except OutboxInUse:  # not for the settings, which the next try uses
             raise
