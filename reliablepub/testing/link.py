@@ -90,6 +90,7 @@ class Link:
                 data = self._tls.decrypt(data)
             except ssl.SSLError:  # the next write sends the alert that tells the client why
                 self.connection.drop(reset=False)
+                self._out = None  # its backlog can no longer be encrypted; the alert is not in it
                 return True
         if data:
             self.connection.handle_data(data)

@@ -124,6 +124,22 @@ def test_faults_of_the_network_act_within_tls(broker: FakeBroker, trust: ssl.SSL
             heard += piece
 
 
+def test_input_that_is_not_decrypted_ends_a_connection_with_a_backlog(
+    broker: FakeBroker, trust: ssl.SSLContext
+) -> None:
+    broker.inject(faults.SliceOutput(size=1))
+    record = b"\x17\x03\x03\x00\x20" + bytes(32)  # application data that nobody encrypted
+    with (
+        connected(broker) as tcp,
+        trust.wrap_socket(tcp, server_hostname="localhost") as sock,
+    ):
+        sock.sendall(OPENING)
+        assert sock.recv(1)  # of many that wait to be sent
+        socket.socket.send(sock, record)
+        with pytest.raises(ssl.SSLError, match="bad record mac"):
+            hear_out(sock)
+
+
 def test_a_broker_that_stops_says_goodbye(broker: FakeBroker, trust: ssl.SSLContext) -> None:
     with (
         socket.create_connection(("127.0.0.1", broker.port), 5) as tcp,
