@@ -69,10 +69,13 @@ class Consuming:
         """Whether the client reads more slowly than the server sends."""
         return self._channel.connection.is_congested
 
+    @property
+    def is_going_down(self) -> bool:
+        """Whether the node goes down, and the client's connection with it."""
+        return self._node.is_going_down
+
     def has_credit(self) -> bool:
-        """Whether a classic queue may deliver: the prefetch has room, and the node stays up."""
-        if self._node.is_going_down:
-            return False
+        """Whether the channel-wide prefetch has room."""
         return not 0 < self._prefetch_channel <= self._volume
 
     def qos(self, method: Basic.Qos) -> None:
@@ -218,10 +221,8 @@ class Consuming:
 
     def send(self, consumer: Consumer, entry: Entry) -> None:
         """basic.deliver."""
-        # After kill -9, a quorum queue passes a message from one dead consumer to the next, and
-        # counts each return (seen on 3.10.8). Clients do not see that; nor do faults.
-        is_seen = not self._node.is_going_down
-        faults = self._node.script.on_delivery(consumer.queue.name) if is_seen else ()
+        # Clients do not see what a crash delivers; nor do faults.
+        faults = () if self.is_going_down else self._node.script.on_delivery(consumer.queue.name)
         if any(isinstance(fault, CancelConsumer) for fault in faults):
             consumer.queue.put_back(entry)
             self._cancel_by_server(consumer)

@@ -150,15 +150,19 @@ def test_a_fault_of_another_queue(fake_broker: FakeBroker, client: RawClient) ->
     assert client.told_now() == []
 
 
-def test_a_crash_delivers_nothing(fake_broker: FakeBroker, client: RawClient) -> None:
-    """It ends all connections at once, so no other consumer takes the message over."""
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_crash_gives_no_message_to_a_consumer_that_does_not_acknowledge(
+    kind: str, fake_broker: FakeBroker, client: RawClient
+) -> None:
+    """It ends all connections at once, so the message would be lost."""
+    fake_broker.declare_queue(kind, arguments={"x-queue-type": kind})
     fake_broker.inject(faults.LoseAck(nth=2))
     with RawClient(fake_broker.url) as other:
-        consume(client, "c")
-        fake_broker.publish(b"a", Q)
-        consume(other.opened(), "d", no_ack=True)
+        consume(client, "c", queue=kind)
+        fake_broker.publish(b"a", kind)
+        consume(other.opened(), "d", queue=kind, no_ack=True)
         fake_broker.crash()
-    assert [one.body for one in fake_broker.messages(Q)] == [b"a"]
+    assert [one.body for one in fake_broker.messages(kind)] == [b"a"]
     assert fake_broker.faults == (faults.LoseAck(nth=2),)  # it saw one delivery
 
 
