@@ -36,7 +36,7 @@ def publisher(url: str, outbox: str) -> Iterator[int]:
 
 
 def processor_s(pid: int) -> float:
-    """Of all threads so far, exactly (the kernel's schedstat; proc(5)'s stat counts in ticks)."""
+    """Of the threads that live now, exactly (schedstat; proc(5)'s stat counts in ticks)."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 

@@ -36,8 +36,13 @@ NOWHERE = "amqp://guest:guest@127.0.0.1:9/%2F"  # the port of "discard", where n
 
 
 @pytest.fixture(params=DURABLE)
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
-    found = outbox_of(request.param, request, tmp_path)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def where(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Where:
+    found = outbox_of(kind, request, tmp_path)
     assert found is not None
     return found
 
@@ -142,7 +147,7 @@ class Relays:
     ],
 )
 def test_scheduled_messages_arrive_when_they_are_due(
-    far: int, kill_every_s: float, where: Where, rabbitmq: AmqpProbe
+    far: int, kill_every_s: float, kind: str, where: Where, rabbitmq: AmqpProbe
 ) -> None:
     queue = rabbitmq.declare_queue()
     count = A_SECOND * LASTS_S
@@ -171,8 +176,9 @@ def test_scheduled_messages_arrive_when_they_are_due(
     assert late_ms[0] >= 0
     p50, p99, worst = (late_ms[int(part * (count - 1))] for part in (0.5, 0.99, 1.0))
     cells = (f"{p50:.0f} ms", f"{p99:.0f} ms", f"{worst:.0f} ms", f"{relays.peak_kib / 1024:.0f}")
-    head = ("waiting besides", "p50", "p99", "worst", "memory, MiB", "duplicates")
-    print_table(head, [(spaced(far), *cells, spaced(consumer.copies - count))])
+    killed = "none killed" if kill_every_s == inf else f"killed every {kill_every_s:.0f} s"
+    head = ("outbox", "relays", "waiting besides", "p50", "p99", "worst", "MiB", "duplicates")
+    print_table(head, [(kind, killed, spaced(far), *cells, spaced(consumer.copies - count))])
     with Outbox(where) as outbox:
         assert outbox.status().open == far
         assert outbox.audit().is_right

@@ -54,7 +54,7 @@ def test_confirmed_messages_a_second_and_what_they_cost(
         ],
     )
     print(f"medians of {ROUNDS} rounds of {COUNT:,} messages of 1 KiB, persistent, {QUEUES} queues")
-    print(f"the slowest and the fastest round of a way differ by {results.spread():.0%}")
+    print(f"of the median way, the slowest and the fastest round differ by {results.spread():.0%}")
     check(list(goals(results)))
 
 
