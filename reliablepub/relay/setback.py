@@ -98,9 +98,10 @@ class Setback:
 
 
 def _cause_of(unsure: OutboxUnsure) -> OutboxError:
-    """What callers are told whose messages were in no commit."""
-    if isinstance(unsure.__cause__, OutboxUnreachable | OutboxLocked):
-        return unsure.__cause__
+    """Why a commit was cut off, which callers are told whose messages were not in it."""
+    cause = unsure.__cause__
+    if isinstance(cause, OutboxError) and type(cause) in _TROUBLE:
+        return cause
     words = "the commit before was cut off, so this message was not stored; try it again"
     error = OutboxDiskFailed(f"{words} ({unsure})")
     error.__cause__ = unsure

@@ -64,6 +64,7 @@ def test_callers_of_the_turn_get_the_error_and_nothing_is_sent(
         (OSError("input/output error"), OutboxDiskFailed),
         (OutboxUnreachable("no answer"), OutboxUnreachable),
         (OutboxLocked("no answer in time"), OutboxLocked),
+        (OutboxDiskFull("the disk is full"), OutboxDiskFull),
     ],
 )
 def test_only_the_messages_of_a_commit_that_was_cut_off_may_be_stored(

@@ -14,11 +14,19 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from reliablepub import Message, Outbox, OutboxMoved, Publisher, PublisherClosed, PublisherFailed
+from reliablepub import (
+    ConfigurationError,
+    Message,
+    Outbox,
+    OutboxMoved,
+    Publisher,
+    PublisherClosed,
+    PublisherFailed,
+)
 from reliablepub.outbox.sqlite import location
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
 from tests.waiting import until
@@ -285,13 +293,47 @@ def test_a_connection_that_locks_its_file_for_good_is_one_to_this_file(path: Pat
 def test_a_system_that_does_not_list_locks_refuses_no_connection(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does a file system that lists none, as FUSE does if its daemon handles them."""
     monkeypatch.setattr(location, "_has_lock", lambda *_: False)
-    monkeypatch.setattr(location, "_locks_are_listed", lambda: False)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         with connection:
             Outbox(path).enqueue(Message(b"", message_id="stored"), connection=connection)
     assert ids_at(path) == {"stored"}
+
+
+def test_a_connection_whose_database_was_exchanged_is_to_no_file(path: Path) -> None:
+    outbox = Outbox(path)
+    with closing(sqlite3.connect(path)) as connection:
+        with connection:
+            outbox.enqueue(b"", connection=connection)
+        connection.deserialize(connection.serialize())
+        with pytest.raises(ConfigurationError, match="connection is to no file"):
+            outbox.enqueue(b"", connection=connection)
+
+
+def test_a_file_that_is_moved_after_the_commit_may_have_the_message(path: Path) -> None:
+    commits = 0
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            nonlocal commits
+            done = super().execute(sql, *values)
+            commits += sql == "COMMIT"
+            if sql == "COMMIT" and commits == 2:
+                for suffix in ("", "-wal", "-shm"):
+                    beside(path, suffix).rename(beside(path, f".old{suffix}"))
+                shutil.copy(beside(path, ".old"), path)  # which this process does not have open
+            return done
+
+    outbox = Outbox(path)
+    with closing(sqlite3.connect(path, isolation_level=None, factory=Connection)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        outbox.enqueue(b"", connection=connection)
+        with pytest.raises(OutboxMoved) as error:
+            outbox.enqueue(b"", connection=connection)
+    assert commits == 2
+    assert "nothing was stored" not in str(error.value)
 
 
 def test_a_connection_that_switches_its_journal_has_the_files_of_before(path: Path) -> None:

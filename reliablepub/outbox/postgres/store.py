@@ -590,6 +590,7 @@ class PostgresStore:
                             return None
                         if new_ids and self._started_at != drawn_from:
                             raise _VoidIdsError
+                        is_unsure = False  # its turn is another's: no earlier try can commit
                         continue
                 except TRANSIENT as unreadable:
                     failure = unreadable

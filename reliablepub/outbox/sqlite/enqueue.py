@@ -47,11 +47,12 @@ class _Mark:
     """Exists as long as the connection that it is put on is open.
 
     Attributes:
-        places: the files that the connection has open, by process and path of the outbox.
+        places: the files that the connection has open, by process, path of the outbox, and the name
+            by which the connection knows the file.
     """
 
     def __init__(self) -> None:
-        self.places: dict[tuple[int, Path], Place] = {}
+        self.places: dict[tuple[int, Path, str], Place] = {}
 
     def __call__(self) -> None:
         """Do nothing: a connection owns functions, and these alone can be referred to weakly."""
@@ -128,8 +129,10 @@ class Enqueuing:
         self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T], *, adds_outbox: bool
     ) -> T:
         connection = cursor.connection
-        if self._key not in _mark_of(connection).places:
-            self._check_same_file(cursor)
+        _, _, name = cursor.execute("PRAGMA database_list").fetchone()
+        key = os.getpid(), self.path, name
+        if key not in _mark_of(connection).places:
+            self._check_same_file(cursor, name)
         if not adds_outbox:
             _check_names(cursor)
         is_theirs = connection.in_transaction
@@ -137,8 +140,8 @@ class Enqueuing:
             with transaction(connection, self.path):
                 self._have_tables(cursor, _version(cursor), adds=adds_outbox)
                 done = work(cursor)
-                self._check_place(cursor)  # here, the connection can be told by its lock
-            self._check_place(cursor)
+                self._check_place(cursor, key)  # here, the connection can be told by its lock
+            self._check_place(cursor, key)
             return done
         try:
             if not is_theirs:
@@ -149,7 +152,7 @@ class Enqueuing:
             try:
                 self._have_tables(cursor, version, adds=adds_outbox)
                 done = work(cursor)
-                self._check_place(cursor)
+                self._check_place(cursor, key)
             except BaseException:
                 if connection.in_transaction:  # SQLite may have ended it on a full disk
                     cursor.execute("ROLLBACK TO reliablepub_enqueue")
@@ -214,14 +217,17 @@ class Enqueuing:
         else:
             check_version(version, self.path)
 
-    def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
+    def _check_same_file(self, cursor: sqlite3.Cursor, name: str) -> None:
         """Check that the caller's connection is to the file at the path, and that it is safe.
+
+        Args:
+            cursor: of the connection.
+            name: by which the connection knows the file; empty if it has none.
 
         Raises:
             ConfigurationError: it is to another file.
             OutboxError: the file cannot be used as an outbox.
         """
-        _, _, name = cursor.execute("PRAGMA database_list").fetchone()
         try:
             is_same = bool(name) and check_file(self.path) and self.path.samefile(name)
         except FileNotFoundError:
@@ -236,7 +242,7 @@ class Enqueuing:
             _warn_of_unsynced(cursor, self.path)
             self._has_warned = True
 
-    def _check_place(self, cursor: sqlite3.Cursor) -> None:
+    def _check_place(self, cursor: sqlite3.Cursor, key: tuple[int, Path, str]) -> None:
         """Check that the caller's connection has the files open that are at the path.
 
         Raises:
@@ -245,33 +251,32 @@ class Enqueuing:
             OutboxError: the file cannot be used as an outbox.
         """
         places = _mark_of(cursor.connection).places
-        place = places.get(self._key)
+        place = places.get(key)
         if place is None:
             place = _place(cursor, self.path)
             # A backup that was copied into the file shows only to those who had it open before.
-            for other in _places(self._key):
+            for other in _places(key):
                 if other.file == place.file:
                     other.check_content()
-            places[self._key] = place
+            places[key] = place
             return
         try:
             place.check()
-        except OutboxMoved:
+        except OutboxMoved as moved:
             if place.is_overwritten:
                 raise
-            now = _place(cursor, self.path)
+            try:
+                now = _place(cursor, self.path)
+            except OutboxMoved:  # whose words are only true before the commit
+                raise moved from None
             # A switch of the journal mode adds or removes the log.
             if place.is_left_open(now):
                 raise
-            self._check_same_file(cursor)
-            places[self._key] = now
-
-    @property
-    def _key(self) -> tuple[int, Path]:
-        return os.getpid(), self.path
+            self._check_same_file(cursor, key[-1])
+            places[key] = now
 
 
-def _places(key: tuple[int, Path]) -> list[Place]:
+def _places(key: tuple[int, Path, str]) -> list[Place]:
     """Return what the open connections of a process have open of an outbox."""
     # `valuerefs` makes its list in one step: other threads add marks.
     marks = [reference() for reference in _MARKS.valuerefs()]
@@ -280,6 +285,9 @@ def _places(key: tuple[int, Path]) -> list[Place]:
 
 def _place(cursor: sqlite3.Cursor, path: Path) -> Place:
     """Record the files at the path, and check that this connection has them open."""
+    if not cursor.connection.in_transaction:
+        # A connection learns only when it reads that another process has switched to a log.
+        cursor.execute("SELECT 1 FROM main.sqlite_schema").fetchone()
     # The connection is asked, not the file: another process may switch to a log just now.
     (journal,) = cursor.execute("PRAGMA main.journal_mode").fetchone()
     (locking,) = cursor.execute("PRAGMA main.locking_mode").fetchone()

@@ -186,7 +186,7 @@ def _descriptors() -> Iterable[int]:
         try:
             return map(int, os.listdir(folder))  # noqa: PTH208 - faster than `Path.iterdir`
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # none is free for the listing
+            if error.errno == errno.EMFILE:  # all numbers are taken, so that none lists them
                 return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return ()
 

@@ -580,8 +580,12 @@ def _has_lock(fd: int, lock: re.Pattern[bytes] = _ANY_LOCK) -> bool:
 
 
 def _has_write_lock(index_fd: int) -> bool:
-    """Whether a connection of this process writes to the log of this index, if it can be told."""
-    return _has_lock(index_fd, _WRITE_LOCK) or not _locks_are_listed()
+    """Whether a connection of this process writes to the log of this index, if it can be told.
+
+    SQLite holds another lock on each index that it has open. Where none is listed, as on some FUSE
+    file systems and in some sandboxes, it cannot be told.
+    """
+    return _has_lock(index_fd, _WRITE_LOCK) or not _has_lock(index_fd)
 
 
 def _changes(fd: int) -> int:
@@ -611,9 +615,12 @@ def _index(fd: int) -> bytes:
 @cache
 def _locks_are_listed() -> bool:
     """Whether ``fdinfo`` lists locks: in some sandboxes it exists without them."""
-    with TemporaryFile() as file:
-        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return _has_lock(file.fileno())
+    try:
+        with TemporaryFile() as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return _has_lock(file.fileno())
+    except OSError:  # there is no folder to write to: it cannot be told
+        return False
 
 
 def _is_whole(log_fds: Sequence[int], index_fds: Sequence[int]) -> bool:
