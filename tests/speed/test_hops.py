@@ -77,8 +77,8 @@ def test_how_far_a_message_goes(tmp_path: Path) -> None:
                     of_many.append(calls.copy())
         finally:
             threading.setprofile(None)
-    # With Python 3.11: 39 modules, 522 calls with the flush, 10.3 calls a message of many.
+    # With Python 3.11: 39 or 40 modules, 522 calls with the flush, 10.3 calls a message of many.
     passed = {module for module, _function in in_every(alone)}
-    assert len(passed) <= 39, sorted(passed)
+    assert len(passed) <= 40, sorted(passed)
     assert in_every(settled).total() <= 540
     assert in_every(of_many).total() / MANY <= 12
