@@ -237,6 +237,20 @@ class Stepping:
         return self.is_set
 
 
+def stepped(
+    settings: Settings, again: Settings, stop: Stepping, *, is_standby: bool = False
+) -> Service:
+    """A service that finds other settings after SIGHUP, and takes steps until it is stopped."""
+    return Service(
+        settings,
+        lambda: again,
+        stop=cast("Stop", stop),
+        notifier=Notifier({}),
+        hooks=[],
+        is_standby=is_standby,
+    )
+
+
 def test_what_cannot_be_opened_is_reopened_as_it_was(
     fake: FakeBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,13 +266,7 @@ def test_what_cannot_be_opened_is_reopened_as_it_was(
             yield
 
     stop = Stepping(life())
-    service = Service(
-        settings,
-        lambda: replace(settings, window_max=0),
-        stop=cast("Stop", stop),
-        notifier=Notifier({}),
-        hooks=[],
-    )
+    service = stepped(settings, replace(settings, window_max=0), stop)
     with service:
         service.run(is_draining=False)
     assert "reopened with the earlier settings: window_max is 0" in capsys.readouterr().err
@@ -330,14 +338,7 @@ def test_a_standby_waits_while_the_outbox_cannot_be_reached(
         while service.status.connects == 0:
             yield
 
-    service = Service(
-        settings,
-        lambda: settings,
-        stop=cast("Stop", Stepping(life())),
-        notifier=Notifier({}),
-        hooks=[],
-        is_standby=True,
-    )
+    service = stepped(settings, settings, Stepping(life()), is_standby=True)
     with service:
         service.run(is_draining=False)
     told = capsys.readouterr().err.splitlines()[:4]
@@ -376,13 +377,7 @@ def test_a_relay_that_cannot_open_the_outbox_again_for_now_waits_for_it(
             yield
 
     stop = Stepping(life())
-    service = Service(
-        settings,
-        lambda: replace(settings, window_max=777),
-        stop=cast("Stop", stop),
-        notifier=Notifier({}),
-        hooks=[],
-    )
+    service = stepped(settings, replace(settings, window_max=777), stop)
     with service:
         service.run(is_draining=False)
     assert windows == [1_000, 777, 777, 777], "the new settings are not at fault"
@@ -421,12 +416,10 @@ def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
             yield
 
     stop = Stepping(life())
-    service = Service(
+    service = stepped(
         settings,
-        lambda: replace(settings, window_max=777, outbox_as_given="postgresql://x:wrong@db/"),
-        stop=cast("Stop", stop),
-        notifier=Notifier({}),
-        hooks=[],
+        replace(settings, window_max=777, outbox_as_given="postgresql://x:wrong@db/"),
+        stop,
     )
     with service:
         service.run(is_draining=False)
@@ -466,13 +459,7 @@ def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
             yield
 
     stop = Stepping(life())
-    service = Service(
-        settings,
-        lambda: replace(settings, outbox_keys=None),
-        stop=cast("Stop", stop),
-        notifier=Notifier({}),
-        hooks=[],
-    )
+    service = stepped(settings, replace(settings, outbox_keys=None), stop)
     with service:
         service.run(is_draining=False)
     said = capsys.readouterr().err
@@ -498,13 +485,7 @@ def test_a_relay_whose_outbox_another_has_taken_meanwhile_ends_unless_it_is_a_st
             yield
 
     stop = Stepping(life())
-    service = Service(
-        settings,
-        lambda: settings,
-        stop=cast("Stop", stop),
-        notifier=Notifier({}),
-        hooks=[],
-    )
+    service = stepped(settings, settings, stop)
     with pytest.raises(OutboxInUse, match="another relay has it"), service:
         service.run(is_draining=False)
 
