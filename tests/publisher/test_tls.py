@@ -136,9 +136,8 @@ def test_rabbitmq_takes_only_clients_that_show_a_certificate(
             receipt = publisher.publish(b"x", routing_key="nobody-is-bound-here")
             until(lambda: publisher.status.connects == 1)
             until(lambda: receipt.is_settled)
-        assert_refused(
-            node.amqps_url, tmp_path / "none.db", "certificate required", trusting(certificate)
-        )
+        # Its alert says so, unless RabbitMQ's reset, as the client already writes, overtakes it.
+        assert_refused(node.amqps_url, tmp_path / "none.db", "certificate", trusting(certificate))
         assert_refused(node.amqps_url, tmp_path / "default.db", "certificate", None)
 
 
