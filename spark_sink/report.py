@@ -347,12 +347,14 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
     path, final = _unfinished(root, write), f"{root}/writes/{write}.json"
     with files.open_output_stream(path) as stream:
         stream.write(json.dumps(line).encode() + b"\n")
-    if run is not None:
-        _forget_failed(files, root, write, run)
     for message in messages:
         if message.failed_file is not None:
             files.move(message.failed_file, _final_name(root, message.failed_file))
     files.move(path, final)
+    # Last: a failure before leaves the earlier rows; one here leaves both, because `abort` finds
+    # the commit complete. Spark then replays the batch, whose commit deletes both.
+    if run is not None:
+        _forget_failed(files, root, write, run)
 
 
 def _unfinished(root: str, write: str) -> str:

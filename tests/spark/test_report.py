@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,34 @@ def failed(folder: str) -> list[str]:
     names = [path.name for path in (Path(folder) / "failed").iterdir()]
     found = [re.fullmatch(r"part-(.*)-0-[0-9a-f]{8}-[0-9a-f]{32}\.parquet", name) for name in names]
     return sorted(one[1] if one else "?" for one in found)
+
+
+class Disk:
+    """The local disk; something happens before each call of one of its methods."""
+
+    def __init__(self, method: str, before: Callable[[str], None]) -> None:
+        self._method, self._before = method, before
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(fs.LocalFileSystem(), name)
+        if name != self._method:
+            return call
+
+        def called(path: str, *more: Any) -> Any:
+            self._before(path)
+            return call(path, *more)
+
+        return called
+
+
+def refuse_in(place: str) -> Callable[[str], None]:
+    """Fail for what is in a folder of the report."""
+
+    def refuse(path: str) -> None:
+        if f"/{place}/" in path:
+            raise PermissionError("not yours")
+
+    return refuse
 
 
 @pytest.fixture
@@ -154,15 +183,9 @@ def test_a_folder_in_which_nothing_can_be_renamed_is_named_on_the_driver(
 ) -> None:
     """As by the rules of an object store; a commit would fail when all rows are settled."""
 
-    class Unmovable:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(fs.LocalFileSystem(), name)
-
-        def move(self, *_: object) -> None:
-            raise PermissionError("no copies")
-
-    monkeypatch.setattr(reports, "_open", lambda report: (Unmovable(), report))
-    with pytest.raises(ConfigurationError, match=r"nothing can be written there: no copies"):
+    disk = Disk("move", refuse_in("writes"))
+    monkeypatch.setattr(reports, "_open", lambda report: (disk, report))
+    with pytest.raises(ConfigurationError, match=r"nothing can be written there: not yours"):
         reports.check(str(tmp_path))
 
 
@@ -224,6 +247,26 @@ def test_a_replay_of_a_micro_batch_forgets_its_own_failed_rows_alone(
     assert failed(folder) == ["q-1-0", "q-11"]
     reports.commit(folder, [with_failed_row(folder, "q-11", "next")], keep=5)
     assert failed(folder) == ["q-1-0", "q-11"]
+
+
+@pytest.mark.parametrize(("method", "left"), [("move", 1), ("delete_file", 2)])
+def test_a_replay_that_fails_leaves_the_earlier_failed_rows(
+    folder: str, monkeypatch: pytest.MonkeyPatch, method: str, left: int
+) -> None:
+    """Or the rows of both runs: until its next replay, they must be in a file."""
+    reports.commit(folder, [with_failed_row(folder, "q-1", "run")], keep=5)
+    [earlier] = Path(folder, "failed").iterdir()
+    replayed = with_failed_row(folder, "q-1", "next")
+    with monkeypatch.context() as patch:
+        disk = Disk(method, refuse_in("failed"))
+        patch.setattr(reports, "_open", lambda report: (disk, report))
+        with pytest.raises(ReportNotWritten, match="not yours"):
+            reports.commit(folder, [replayed], keep=5)
+    reports.abort(folder, [replayed])
+    assert earlier.exists()
+    assert failed(folder) == ["q-1"] * left
+    reports.commit(folder, [written("q-1", run="last")], keep=5)
+    assert failed(folder) == []
 
 
 def test_a_batch_with_a_name_that_is_used_again_adds_its_failed_rows(folder: str) -> None:
