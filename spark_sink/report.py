@@ -344,7 +344,7 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
         **total.as_dict(),
     }
     files.create_dir(f"{root}/writes", recursive=True)
-    path, final = _unfinished(root, write), f"{root}/writes/{write}.json"
+    path, final = _unfinished(root, messages), f"{root}/writes/{write}.json"
     with files.open_output_stream(path) as stream:
         stream.write(json.dumps(line).encode() + b"\n")
     for message in messages:
@@ -357,9 +357,15 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
         _forget_failed(files, root, write, run)
 
 
-def _unfinished(root: str, write: str) -> str:
-    """Return the name of a write's counts until its commit is complete."""
-    return f"{root}/writes/.{write}.json"
+def _unfinished(root: str, messages: Sequence[Written]) -> str:
+    """Return the name of a write's counts until its commit is complete.
+
+    No other commit has this name, because two writes may have one ``writeId``. `abort` makes it
+    again from the first file of failed rows; without one it has nothing to remove.
+    """
+    failed = (message.failed_file for message in messages if message.failed_file is not None)
+    name = next(failed, uuid4().hex).rpartition("/.")[2]
+    return f"{root}/writes/.{name}.json"
 
 
 def _final_name(root: str, failed_file: str) -> str:
@@ -461,13 +467,14 @@ def abort(report: str, messages: Sequence[Written]) -> None:
     Also those that a commit has renamed before it failed; if it was complete, they are counted.
     """
     files, root = _open(report)
+    # Its rename is the last step of a commit.
+    unfinished = _unfinished(root, messages)
+    is_unfinished = _exists(files, unfinished)
     for message in messages:
         if message.failed_file is None:
             continue
         paths = [message.failed_file]
-        # Its rename is the last step of a commit. An earlier write of this name may have left the
-        # final one.
-        if _exists(files, _unfinished(root, message.write)):
+        if is_unfinished:
             paths.append(_final_name(root, message.failed_file))
         for path in paths:
             if _exists(files, path):

@@ -240,7 +240,7 @@ def test_a_replay_of_a_micro_batch_forgets_its_own_failed_rows_alone(
         reports.commit(folder, [with_failed_row(folder, write, "run")], keep=5)
     counts = Path(folder) / "writes" / "q-1.json"
     if trouble == "interrupted":  # before its last step
-        counts.rename(counts.with_name(".q-1.json"))
+        counts.rename(counts.with_name(".interrupted.json"))
     if trouble == "pruned":  # by a write with a small reportKeep
         counts.unlink()
     reports.commit(folder, [written("q-1", run="next")], keep=5)
@@ -289,6 +289,23 @@ def test_two_writes_of_one_name_in_one_batch_add_their_failed_rows(folder: str) 
     for message in (with_failed_row(folder, write, "replay"), written(write, run="replay")):
         reports.commit(folder, [message], keep=5)
     assert failed(folder) == [write]
+
+
+def test_two_commits_of_one_name_at_once_do_not_disturb_each_other(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two drivers that write "nightly"."""
+    first, *others = [with_failed_row(folder, "nightly") for _ in range(2)]
+
+    def overtake(_: str) -> None:
+        if others:
+            reports.commit(folder, [others.pop()], keep=5)
+
+    disk = Disk("move", overtake)
+    monkeypatch.setattr(reports, "_open", lambda report: (disk, report))
+    reports.commit(folder, [first], keep=5)
+    assert failed(folder) == ["nightly"] * 2
+    assert [path.name for path in Path(folder, "writes").iterdir()] == ["nightly.json"]
 
 
 def test_failed_rows_that_the_driver_does_not_see_fail_the_write(folder: str) -> None:
