@@ -467,18 +467,23 @@ def abort(report: str, messages: Sequence[Written]) -> None:
     Also those that a commit has renamed before it failed; if it was complete, they are counted.
     """
     files, root = _open(report)
-    # Its rename is the last step of a commit.
     unfinished = _unfinished(root, messages)
-    is_unfinished = _exists(files, unfinished)
-    for message in messages:
-        if message.failed_file is None:
-            continue
-        paths = [message.failed_file]
-        if is_unfinished:
-            paths.append(_final_name(root, message.failed_file))
-        for path in paths:
+    paths = [message.failed_file for message in messages if message.failed_file is not None]
+    if _exists(files, unfinished):  # its rename is the last step of a commit
+        paths += [*(_final_name(root, path) for path in paths), unfinished]
+    reasons = []
+    for path in paths:
+        try:
             if _exists(files, path):
                 files.delete_file(path)
+        except (OSError, pa.ArrowException) as error:
+            reasons.append(_reason(report, error))
+    if reasons:
+        LOGGER.error(
+            "%d of the files with rows of the failed write cannot be deleted from the report: %s",
+            len(reasons),
+            reasons[-1],
+        )
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

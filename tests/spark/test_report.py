@@ -335,6 +335,24 @@ def test_a_commit_that_fails_in_the_middle_leaves_no_failed_row(
     Path(folder, "failed", name).rmdir()
     reports.abort(folder, [first, second])
     assert list(Path(folder, "failed").iterdir()) == []
+    assert [path.name for path in Path(folder, "writes").iterdir() if path.name[0] == "."] == []
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_other_failed_row(
+    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would stay in the report as rows of a write that has failed."""
+    stuck, *others = [with_failed_row(folder, "w") for _ in range(3)]
+
+    def refuse(path: str) -> None:
+        if path == stuck.failed_file:
+            raise PermissionError("not yours")
+
+    disk = Disk("delete_file", refuse)
+    monkeypatch.setattr(reports, "_open", lambda report: (disk, report))
+    reports.abort(folder, [stuck, *others])
+    assert [str(path) for path in Path(folder, "failed").iterdir()] == [stuck.failed_file]
+    assert "1 of the files with rows of the failed write cannot be deleted" in caplog.text
 
 
 def test_what_a_complete_commit_has_counted_stays(folder: str) -> None:
