@@ -33,8 +33,11 @@ _SQL: Final = (
     "t WITH (`url` = '...', `exchange` = '...'); only the URL may also come from the environment "
     "variable RELIABLEPUB_URL"
 )
-_reports: Final[set[str]] = set()
-"""Reports already checked by this process: a stream asks for a writer with each micro-batch."""
+_reports: Final[set[tuple[str, bool]]] = set()
+"""Reports already checked by this process, and whether for collected rows.
+
+A stream asks for a writer with each micro-batch.
+"""
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 """The module with which Spark commits or aborts a micro-batch, in a process for nothing else."""
 
@@ -67,7 +70,7 @@ class RabbitMQDataSource(DataSource):
             settings, columns = self._checked(schema, overwrite=overwrite)
             ask(settings)
             if settings.report is not None:
-                _check_report(settings.report)
+                _check_report(settings.report, collects=settings.collects)
             if settings.check_topology:
                 check(settings, columns)
             return _writer(settings, columns, settings.write_id or uuid.uuid4().hex)
@@ -94,9 +97,11 @@ class RabbitMQDataSource(DataSource):
             check_stream(settings)
             if is_new:
                 ask(settings)
-            if is_new and settings.report is not None and settings.report not in _reports:
-                _check_report(settings.report)
-                _reports.add(settings.report)
+            if is_new and settings.report is not None:
+                key = settings.report, settings.collects
+                if key not in _reports:
+                    _check_report(settings.report, collects=settings.collects)
+                    _reports.add(key)
             return _writer(settings, columns, None)
 
     def schema(self) -> StructType:
@@ -144,10 +149,10 @@ def _is_commit() -> bool:
     return _COMMITTER in sys.modules or (run is not None and run.name == _COMMITTER)
 
 
-def _check_report(folder: str) -> None:
+def _check_report(folder: str, *, collects: bool) -> None:
     from spark_sink import report  # noqa: PLC0415 - as in `_writer`
 
-    report.check(folder)
+    report.check(folder, collects=collects)
 
 
 def _writer(settings: Settings, columns: Columns, write_id: str | None) -> RabbitMQWriter:

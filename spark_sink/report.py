@@ -278,21 +278,27 @@ def _with_outcomes(
     )
 
 
-def check(report: str) -> None:
+def check(report: str, *, collects: bool) -> None:
     """Create, rename and delete a file in the report, on the driver before the first row.
+
+    Args:
+        report: the folder.
+        collects: whether rows are collected, so that the commit renames files of tasks, too.
 
     Raises:
         ConfigurationError: the report cannot be written.
     """
     try:
         files, root = _open(report)
-        files.create_dir(f"{root}/writes", recursive=True)
-        probe = f"{root}/writes/.probe-{uuid4().hex}"
-        with files.open_output_stream(probe) as stream:
-            stream.write(b"\n")
-        moved = f"{probe}-moved"
-        files.move(probe, moved)  # the last step of a commit, when all rows are settled
-        files.delete_file(moved)
+        # A task would create "failed" otherwise, and its user need not be that of the driver.
+        for folder in ("writes", "failed") if collects else ("writes",):
+            files.create_dir(f"{root}/{folder}", recursive=True)
+            probe = f"{root}/{folder}/.probe-{uuid4().hex}"
+            with files.open_output_stream(probe) as stream:
+                stream.write(b"\n")
+            moved = f"{probe}-moved"
+            files.move(probe, moved)  # the last steps of a commit, when all rows are settled
+            files.delete_file(moved)
     except (OSError, pa.ArrowException) as error:
         raise ConfigurationError(
             f"option 'report': nothing can be written there: {_reason(report, error)}"

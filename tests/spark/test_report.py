@@ -83,7 +83,7 @@ def refuse_in(place: str) -> Callable[[str], None]:
 
 @pytest.fixture
 def folder(report: Path) -> str:
-    reports.check(str(report))
+    reports.check(str(report), collects=True)
     return str(report)
 
 
@@ -175,24 +175,27 @@ def test_a_folder_that_a_host_cannot_open_is_named_before_the_first_row(uri: str
 def test_a_folder_that_cannot_be_is_named_on_the_driver(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="nothing can be written there"):
-        reports.check(name if "://" in name else str(tmp_path / name))
+        reports.check(name if "://" in name else str(tmp_path / name), collects=False)
 
 
+@pytest.mark.parametrize("place", ["writes", "failed"])
 def test_a_folder_in_which_nothing_can_be_renamed_is_named_on_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """As by the rules of an object store; a commit would fail when all rows are settled."""
+    """As by the rules of an object store, or because a task of another user has made the folder.
 
-    disk = Disk("move", refuse_in("writes"))
+    A commit would fail when all rows are settled.
+    """
+    disk = Disk("move", refuse_in(place))
     monkeypatch.setattr(reports, "_open", lambda report: (disk, report))
     with pytest.raises(ConfigurationError, match=r"nothing can be written there: not yours"):
-        reports.check(str(tmp_path))
+        reports.check(str(tmp_path), collects=True)
 
 
 @pytest.mark.parametrize("uri", ["ftp://user:canary@host/report", "s3://user:canary@b/a b"])
 def test_a_uri_that_cannot_be_is_not_shown(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="nothing can be written there") as caught:
-        reports.check(uri)
+        reports.check(uri, collects=False)
     assert "canary" not in str(caught.value)
 
 
