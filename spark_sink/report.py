@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -195,6 +196,7 @@ class FailedRows:
             return None
         with self._explained():
             self._writer.close()
+            _sync(self._files, self.path)  # here: the host of the driver cannot flush it
         return self.path
 
     def discard(self) -> None:
@@ -261,8 +263,10 @@ def keep_fatal(
     table = pa.Table.from_batches(
         [_with_outcomes(piece, [row], [outcome]) for piece, row, outcome in rows]
     ).combine_chunks()
-    # One truncated file, which a killed task leaves, makes the whole folder unreadable.
+    # One truncated file, which a killed task or a power failure leaves, makes the whole folder
+    # unreadable.
     pq.write_table(table, hidden, filesystem=files)
+    _sync(files, hidden)
     files.move(hidden, path)
     return path
 
@@ -298,6 +302,7 @@ def check(report: str, *, collects: bool) -> None:
                 stream.write(b"\n")
             moved = f"{probe}-moved"
             files.move(probe, moved)  # the last steps of a commit, when all rows are settled
+            _sync(files, f"{root}/{folder}")
             files.delete_file(moved)
     except (OSError, pa.ArrowException) as error:
         raise ConfigurationError(
@@ -350,12 +355,14 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
         **total.as_dict(),
     }
     files.create_dir(f"{root}/writes", recursive=True)
-    path, final = _unfinished(root, messages), f"{root}/writes/{write}.json"
+    failed_files = _failed_files(messages)
+    path, final = _unfinished(root, failed_files), f"{root}/writes/{write}.json"
     with files.open_output_stream(path) as stream:
         stream.write(json.dumps(line).encode() + b"\n")
-    for message in messages:
-        if message.failed_file is not None:
-            files.move(message.failed_file, _final_name(root, message.failed_file))
+    for kept in failed_files:
+        files.move(kept, _final_name(root, kept))
+    if failed_files:
+        _sync(files, f"{root}/failed")
     files.move(path, final)
     # Last: a failure before leaves the earlier rows; one here leaves both, because `abort` finds
     # the commit complete. Spark then replays the batch, whose commit deletes both.
@@ -363,14 +370,17 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
         _forget_failed(files, root, write, run)
 
 
-def _unfinished(root: str, messages: Sequence[Written]) -> str:
+def _failed_files(messages: Sequence[Written]) -> list[str]:
+    return [message.failed_file for message in messages if message.failed_file is not None]
+
+
+def _unfinished(root: str, failed_files: Sequence[str]) -> str:
     """Return the name of a write's counts until its commit is complete.
 
     No other commit has this name, because two writes may have one ``writeId``. `abort` makes it
     again from the first file of failed rows; without one it has nothing to remove.
     """
-    failed = (message.failed_file for message in messages if message.failed_file is not None)
-    name = next(failed, uuid4().hex).rpartition("/.")[2]
+    name = next(iter(failed_files), uuid4().hex).rpartition("/.")[2]
     return f"{root}/writes/.{name}.json"
 
 
@@ -473,9 +483,9 @@ def abort(report: str, messages: Sequence[Written]) -> None:
     Also those that a commit has renamed before it failed; if it was complete, they are counted.
     """
     files, root = _open(report)
-    unfinished = _unfinished(root, messages)
-    paths = [message.failed_file for message in messages if message.failed_file is not None]
-    if _exists(files, unfinished):  # its rename is the last step of a commit
+    paths = _failed_files(messages)
+    unfinished = _unfinished(root, paths)
+    if _exists(files, unfinished):  # its rename completes a commit
         paths += [*(_final_name(root, path) for path in paths), unfinished]
     reasons = []
     for path in paths:
@@ -490,6 +500,20 @@ def abort(report: str, messages: Sequence[Written]) -> None:
             len(reasons),
             reasons[-1],
         )
+
+
+def _sync(files: fs.FileSystem, path: str) -> None:
+    """Flush a file or a folder to the disk, so that a power failure leaves it whole.
+
+    Of a disk that this host has mounted only: an object store has flushed what it has accepted.
+    """
+    if not isinstance(files, fs.LocalFileSystem):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

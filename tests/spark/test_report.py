@@ -341,6 +341,33 @@ def test_a_commit_that_fails_in_the_middle_leaves_no_failed_row(
     assert [path.name for path in Path(folder, "writes").iterdir() if path.name[0] == "."] == []
 
 
+def test_collected_rows_are_on_disk_before_their_commit_is_complete(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure would leave an empty file: its rows nowhere, and the folder unreadable."""
+    reports.commit(folder, [with_failed_row(folder, "q-1", "run")], keep=5)
+    found: list[tuple[int, list[str]]] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        found.append((os.fstat(descriptor).st_ino, failed(folder)))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    message = with_failed_row(folder, "q-1", "next")
+    assert found == [(inode(str(message.failed_file)), ["?", "q-1"])]
+    reports.commit(folder, [message], keep=5)
+    assert found[1:] == [(inode(f"{folder}/failed"), ["q-1", "q-1"])]  # also the earlier one
+    fatal = reports.keep_fatal(folder, "w", 0, [(piece(1), 0, OUTCOME)])
+    assert [one for one, _ in found[2:]] == [inode(fatal)]
+    reports.commit(folder, [written("clean")], keep=5)
+    assert len(found) == 3
+
+
+def inode(path: str) -> int:
+    return Path(path).stat().st_ino
+
+
 def test_a_file_that_cannot_be_deleted_keeps_no_other_failed_row(
     folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
