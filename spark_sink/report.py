@@ -44,6 +44,9 @@ _GROUP_BYTES: Final = 16 * 1024 * 1024
 _PRUNED_PARTS: Final = 10
 """One write in ``keep / 10`` prunes the counts, so that few commits list them."""
 _LEFT_OVER: Final = timedelta(days=7)
+_NOT_SHARED: Final = (
+    "this host does not have the folder that the driver has; all hosts must share it"
+)
 
 OUTCOME: Final = pa.schema(
     [
@@ -148,16 +151,13 @@ class FailedRows:
         self._report, self._partition = report, partition
         try:
             self._files, root = _open(report)
-            kind = self._files.get_file_info(f"{root}/writes").type
+            is_shared = _is_shared(self._files, root)
         except (OSError, pa.ArrowException) as error:  # no row was sent yet
             raise ConfigurationError(
                 f"option 'report': this host cannot open it: {_reason(report, error)}"
             ) from None
-        if kind != fs.FileType.Directory:
-            raise ConfigurationError(
-                "option 'report': this host does not have the folder that the driver has; all "
-                "hosts must share it"
-            )
+        if not is_shared:
+            raise ConfigurationError(f"option 'report': {_NOT_SHARED}")
         self._folder = f"{root}/failed"
         name = f"part-{write}-{partition}-{_run_name(run)}-{uuid4().hex}.parquet"
         self.path = f"{self._folder}/.{name}"
@@ -255,8 +255,15 @@ def keep_fatal(
         partition: number of the partition.
         rows: the piece that holds each row, its index there, and its value for each column of
             `OUTCOME`.
+
+    Raises:
+        OSError: the file cannot be written, or this host does not have the folder that the driver
+            has checked; an operator would not find the file here.
+        pa.ArrowException: the file cannot be written.
     """
     files, root = _open(report)
+    if not _is_shared(files, root):
+        raise OSError(_NOT_SHARED)
     files.create_dir(f"{root}/fatal", recursive=True)
     name = f"part-{write}-{partition}.parquet"
     hidden, path = f"{root}/fatal/.{uuid4().hex}-{name}", f"{root}/fatal/{name}"
@@ -308,6 +315,11 @@ def check(report: str, *, collects: bool) -> None:
         raise ConfigurationError(
             f"option 'report': nothing can be written there: {_reason(report, error)}"
         ) from None
+
+
+def _is_shared(files: fs.FileSystem, root: str) -> bool:
+    """Whether this host has the folder in which `check` has created another."""
+    return bool(files.get_file_info(f"{root}/writes").type == fs.FileType.Directory)
 
 
 def _reason(report: str, error: Exception) -> str:
