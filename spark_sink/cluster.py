@@ -28,6 +28,9 @@ Conf = Callable[[str], str | None]
 def slots(conf: Conf) -> int | None:
     """Most tasks that run at once; None if the configuration does not bound them.
 
+    For ``local[*]`` this is an estimate: Spark counts the CPUs that Java sees, which a CPU quota
+    reduces, and does not tell its tasks.
+
     Args:
         conf: gives the value of a name; None if it is not set.
     """
