@@ -61,7 +61,10 @@ def _number(text: str | None) -> int | None:
 
 
 def check_connections(settings: Settings, at_once: int | None, partition: int = 0) -> None:
-    """Refuse a write with more tasks at once than ``maxConnections``, before it publishes anything.
+    """Refuse a task of a write that may have more of them at once than ``maxConnections``.
+
+    Each task checks before it publishes. If `at_once` is known, all tasks refuse alike. If it is
+    None, only those of partitions beyond the first ``maxConnections`` refuse, while others publish.
 
     Args:
         settings: the options.
@@ -83,7 +86,8 @@ def check_connections(settings: Settings, at_once: int | None, partition: int = 
     if at_once is None and partition >= most:
         raise ConfigurationError(
             f"there are more partitions than maxConnections={most}, and the configuration does not "
-            f"say how many of them run at once; write df.coalesce({most})"
+            f"say how many of them run at once; write df.coalesce({most}). Rows of other "
+            "partitions may have been sent"
         )
 
 
