@@ -49,7 +49,8 @@ class RowsNotConfirmed(ReliablePubError):
 
     Attributes:
         partition: number of the partition.
-        row: number of the first such row within this attempt of the task, from 0.
+        row: number of one such row within this attempt of the task, from 0. A report has all
+            that are known, in its folder ``fatal``.
         key: the row's values of ``idColumns``, or of its column ``message_id``; may be empty.
         message_id: id of the row's message; empty if the row cannot be an AMQP message.
         outcome: ``unroutable``, ``nacked``, ``refused`` or ``invalid``.
