@@ -103,9 +103,15 @@ class OutboxDataSource(DataSource):
 
     @property
     def _patterns(self) -> list[str]:
-        patterns = [path for path in (self.options.get("path"),) if path]
-        patterns += json.loads(self.options.get("paths", "[]"))  # of load([...])
-        if not patterns or not all(Path(pattern).is_absolute() for pattern in patterns):
+        given = [path for path in (self.options.get("path"),) if path]
+        try:
+            paths = json.loads(self.options.get("paths", "[]"))  # of load([...])
+        except ValueError:
+            paths = None
+        patterns = [*given, *paths] if isinstance(paths, list) else []
+        if not patterns or not all(
+            isinstance(pattern, str) and Path(pattern).is_absolute() for pattern in patterns
+        ):
             raise ConfigurationError(
                 "name the outboxes by an absolute path: load('/var/lib/app/*.db'). Spark does not "
                 "pass the OPTIONS of a table: create a TEMPORARY VIEW ... OPTIONS (path '...')"

@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from reliablepub import Message, Outbox, Publisher, RetryPolicy
+from reliablepub import ConfigurationError, Message, Outbox, Publisher, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 from spark_sink import OutboxDataSource
@@ -174,6 +174,16 @@ def test_several_paths(spark: SparkSession, hosts: Path) -> None:
     reader = spark.read.format("reliablepub_outbox")
     df = reader.load([f"{hosts}/host0.db", f"{hosts}/host[01].db"])
     assert sorted(row.message_id for row in df.collect()) == ["open-0", "open-1"]
+
+
+@pytest.mark.parametrize(
+    "paths", ["/var/x.db", "1", "null", '"/var/x.db"', '{"/var/x.db": 1}', "[1]", '["x.db"]']
+)
+def test_paths_that_are_no_list_are_told_as_such(paths: str) -> None:
+    """Spark has this option of its own, for `load` with a list."""
+    source = OutboxDataSource({"paths": paths})
+    with pytest.raises(ConfigurationError, match="name the outboxes by an absolute path"):
+        source.reader(source.schema())
 
 
 def test_a_file_that_is_no_outbox_is_named(spark: SparkSession, tmp_path: Path) -> None:
