@@ -52,11 +52,12 @@ if TYPE_CHECKING:
     from reliablepub.front.provisioning import provision
     from reliablepub.front.publisher import Publisher
     from reliablepub.front.receipt import BatchReceipt, Receipt
-    from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus
+    from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus, ParkedMessage
     from reliablepub.outbox.admin.integrity import Audit
     from reliablepub.outbox.admin.rekeying import Rekeyed
     from reliablepub.outbox.admin.scheduling import ScheduleChange
     from reliablepub.outbox.encryption import OutboxKeys
+    from reliablepub.outbox.entry import Counters
     from reliablepub.outbox.outbox import Outbox
     from reliablepub.outbox.sqlite.salvage import Salvaged
     from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
@@ -73,6 +74,7 @@ __all__ = [
     "Breaker",
     "ConfigurationError",
     "Confirmed",
+    "Counters",
     "Credentials",
     "CredentialsProvider",
     "Damaged",
@@ -102,6 +104,7 @@ __all__ = [
     "OutboxUnsure",
     "Outcome",
     "OutcomeKind",
+    "ParkedMessage",
     "PasswordFile",
     "Paused",
     "Persistence",
@@ -149,11 +152,13 @@ _LAZY = {
     "Receipt": "front.receipt",
     "HeldKey": "outbox.admin.inspection",
     "OutboxStatus": "outbox.admin.inspection",
+    "ParkedMessage": "outbox.admin.inspection",
     "Audit": "outbox.admin.integrity",
     "Rekeyed": "outbox.admin.rekeying",
     "ScheduleChange": "outbox.admin.scheduling",
     "Salvaged": "outbox.sqlite.salvage",
     "OutboxKeys": "outbox.encryption",
+    "Counters": "outbox.entry",
     "Outbox": "outbox.outbox",
     "Breaker": "policy",
     "GiveUp": "policy",

@@ -69,8 +69,8 @@ class AsyncPublisher:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         connection: an aio-pika connection, instead of a URL; opened in the event loop that opens
             the publisher.
-        outbox: path of the outbox, which is created if missing. None keeps messages in memory only:
-            those not confirmed when the process ends are lost.
+        outbox: path of the outbox, which is created if missing, or the URL of one in PostgreSQL.
+            None keeps messages in memory only: those not confirmed when the process ends are lost.
 
     Raises:
         ConfigurationError: an argument is invalid.

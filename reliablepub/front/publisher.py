@@ -48,8 +48,8 @@ class Publisher:
 
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
-        outbox: path of the outbox, which is created if missing. None keeps messages in memory only:
-            those not confirmed when the process ends are lost.
+        outbox: path of the outbox, which is created if missing, or the URL of one in PostgreSQL.
+            None keeps messages in memory only: those not confirmed when the process ends are lost.
 
     Raises:
         ConfigurationError: an argument is invalid.

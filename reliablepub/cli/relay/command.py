@@ -92,7 +92,7 @@ class _Relay(ConfigurableCommand):
 @config_option
 @url_option
 @tls_options
-@outbox_option(required=True, text="The outbox; created if it is missing, but not with --drain.")
+@outbox_option(required=True, text="The outbox; a missing file is created, but not with --drain.")
 @relay_keys_options
 @window_options
 @click.option(

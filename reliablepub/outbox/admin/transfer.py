@@ -166,7 +166,7 @@ def _line(row: dict[str, Any], *, was_sent: bool) -> str:
 def import_lines(
     database: Database, lines: Iterable[str], source: str
 ) -> Generator[Brought, None, None]:
-    """Store messages, up to 500 or 8 MiB of lines in each transaction. A missing outbox is created.
+    """Store messages, up to 500 or 8 MiB of lines in each transaction. A missing file is created.
 
     Args:
         database: database of the outbox.
