@@ -42,6 +42,7 @@ from reliablepub._core.events import (
     Returned,
     Unblocked,
 )
+from reliablepub._core.session import COUNTED_OUT_S
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import TopologyError
 from reliablepub.message import Message
@@ -163,6 +164,7 @@ _CONNECT_TIMEOUT_S: Final = 10
 _CLOSE_TIMEOUT_S: Final = 2.0
 _ANSWER_TIMEOUT_S: Final = 60.0
 """How long the broker may take for one step of a `Provision`."""
+_NOT_ALLOWED: Final = 530
 _RINGS_MAX: Final = 4_096
 _SILENT_QUARTERS: Final = 7
 """Quarters of a heartbeat interval without a received byte, after which a broker is dead.
@@ -244,6 +246,7 @@ class PikaTransport:
     ) -> None:
         self.problems: Sequence[str] = ()
         self._topology = topology
+        self._reopen_after_s = 0.0  # for a `Provision`; more once the broker has refused a channel
         self._addresses = addresses
         self._next_address = 0
         self._where = ""
@@ -502,7 +505,9 @@ class PikaTransport:
         else:
             assert isinstance(connection, SelectConnection)
             told = partial(self._on_provisioned, connection)
-            provision = Provision(connection, self._topology, told)
+            provision = Provision(
+                connection, self._topology, told, reopen_after_s=self._reopen_after_s
+            )
             provision.start()
             self._watch_provision(connection, provision, 0)
 
@@ -536,7 +541,7 @@ class PikaTransport:
             return
         if provision.taken == taken and self._blocked is None:
             within = f"within {_ANSWER_TIMEOUT_S:g} s"
-            self.disconnect(f"no answer {within} to the declaration of {provision.awaits}")
+            self.disconnect(f"no answer {within} to {provision.awaits}")
             return
         look = partial(self._watch_provision, connection, provision, provision.taken)
         self._loop.call_later(_ANSWER_TIMEOUT_S, look)
@@ -577,6 +582,8 @@ class PikaTransport:
             method = frame.method
             ids = (method.class_id, method.method_id)
             self._close = ConnectionClose(method.reply_code, text(method.reply_text), ids)
+            if method.reply_code == _NOT_ALLOWED:  # for a channel beyond the limit of the user
+                self._reopen_after_s = COUNTED_OUT_S
 
     def _on_blocked(self, connection: Connection, frame: MethodFrame) -> None:
         if connection is self._connection:

@@ -3,7 +3,8 @@
 Knows: pika's channels, and RabbitMQ's replies. Must never know: what will be published.
 
 Steps are taken one after another. The broker closes the channel when a step fails, so the next step
-gets a new channel, and all problems are found, not only the first.
+gets a new channel, and all problems are found, not only the first. There is never more than one
+channel, and none at the end: the user, or the connection, may be limited to one.
 
 A check changes nothing:
 
@@ -81,7 +82,10 @@ class Provision:
     Args:
         connection: an open connection.
         topology: the topology to declare or check.
-        on_end: called once at the end, with all problems; not called if the connection is lost.
+        on_end: called once with all problems, when the last channel has ended; not called if the
+            connection is lost.
+        reopen_after_s: seconds from the end of a channel to the next one, or to `on_end`: RabbitMQ
+            may still count a closed channel against the limit of its user.
 
     Attributes:
         taken: number of steps taken so far, the current one included.
@@ -92,11 +96,14 @@ class Provision:
         connection: SelectConnection,
         topology: Topology,
         on_end: Callable[[list[str]], None],
+        *,
+        reopen_after_s: float,
     ) -> None:
         self._connection = connection
         self._steps = _declaring(topology) if topology.declare else _checking(topology)
         self._step: _Step | None = None
         self._on_end = on_end
+        self._reopen_after_s = reopen_after_s
         self._problems: list[str] = []
         self._channel: Channel | None = None
         self.taken = 0
@@ -108,17 +115,19 @@ class Provision:
 
     @property
     def awaits(self) -> str:
-        """The object about which the broker owes an answer; empty at the end."""
-        return "" if self._step is None else self._step.whom
+        """The request to which the broker owes an answer; empty at the end."""
+        if self._step is not None:
+            return f"the declaration of {self._step.whom}"
+        return "" if self._channel is None else "the closing of the channel for declarations"
 
     def _take(self) -> None:
-        """Take the current step, on the open channel or on a new one."""
+        """Take the current step, on the open channel or on a new one; at the end, close it."""
         self.taken += 1
         if self._step is None:
-            if self._channel is not None:
-                channel, self._channel = self._channel, None
-                channel.close()
-            self._on_end(self._problems)
+            if self._channel is None:
+                self._on_end(self._problems)
+            else:
+                self._channel.close()  # `_closed` follows
         elif self._channel is None:
             channel = self._connection.channel(on_open_callback=self._opened)
             channel.add_on_close_callback(self._closed)
@@ -133,17 +142,27 @@ class Provision:
         self._go_on(is_well=True)
 
     def _closed(self, channel: Channel, error: Exception) -> None:
-        """Record a step that the broker refused. A lost connection is reported elsewhere."""
-        if channel is not self._channel or not isinstance(error, exceptions.ChannelClosedByBroker):
+        """Record a step that the broker refused, if there is one, and go on without this channel.
+
+        pika frees the channel's number only after this callback. A lost connection is reported
+        elsewhere.
+        """
+        if channel is not self._channel or not self._connection.is_open:
             return
-        assert self._step is not None
         self._channel = None
-        is_well = self._step.is_excused(error)
-        if not is_well:
-            self._problems.append(f"{self._step.whom}: {error.reply_code} {text(error.reply_text)}")
-        self._go_on(is_well=is_well)
+        is_well = True
+        if self._step is not None:
+            assert isinstance(error, exceptions.ChannelClosedByBroker)
+            is_well = self._step.is_excused(error)
+            if not is_well:
+                words = text(error.reply_text)
+                self._problems.append(f"{self._step.whom}: {error.reply_code} {words}")
+        go_on = partial(self._go_on, is_well=is_well)
+        self._connection.ioloop.call_later(self._reopen_after_s, go_on)
 
     def _go_on(self, *, is_well: bool) -> None:
+        if not self._connection.is_open:
+            return  # lost since the channel ended
         try:
             self._step = self._steps.send(is_well)
         except StopIteration:

@@ -2,12 +2,13 @@
 
 from collections import Counter
 
+import pytest
 from tenacity import wait_fixed
 
-from reliablepub import Breaker, Message, RetryPolicy
+from reliablepub import Binding, Breaker, Exchange, Message, Queue, RetryPolicy, Topology
 from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe, unique
-from tests.conformance.conftest import FrontDoor
+from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
 from tests.stores import Where
 from tests.waiting import until
@@ -84,3 +85,40 @@ def test_a_connection_that_has_a_number_for_one_channel(
             assert publisher.status.connects == 1
         ids = {stored.properties.message_id for stored in broker.messages("q")}
         assert ids == {f"good-{n}" for n in range(100)}
+
+
+def topology(exchange: str, queue: str, *, declare: bool) -> Topology:
+    return Topology(
+        [Exchange(exchange, "fanout")], [Queue(queue)], [Binding(exchange, queue)], declare=declare
+    )
+
+
+@pytest.mark.parametrize("declare", [True, False])
+def test_a_topology_has_the_channel_first(
+    rig: Rig, outbox: Where, front_door: FrontDoor, *, declare: bool
+) -> None:
+    if is_guest(front_door):
+        pytest.skip("the topology of a lent connection is the application's")
+    queue, exchange = rig.probe.declare_queue(), rig.probe.declare_exchange(kind="fanout")
+    wanted = topology(exchange, queue, declare=declare)
+    url = rig.url_of_other_user(channel_max=1)
+    with front_door(url, outbox=outbox, topology=wanted) as publisher:
+        publisher.publish(b"x", routing_key=queue).result(60)
+        assert publisher.status.connects <= CONNECTS_MAX
+    assert len(rig.probe.drain(queue, 1)) == 1
+
+
+@pytest.mark.parametrize("declare", [True, False])
+def test_a_topology_has_the_only_number_first(
+    outbox: Where, front_door: FrontDoor, *, declare: bool
+) -> None:
+    if is_guest(front_door):
+        pytest.skip("the topology of a lent connection is the application's")
+    with FakeBroker(options=NodeOptions(channel_max=1)) as broker:
+        broker.declare_queue("q")
+        broker.declare_exchange("e", "fanout")
+        wanted = topology("e", "q", declare=declare)
+        with front_door(broker.url, outbox=outbox, topology=wanted) as publisher:
+            publisher.publish(b"x", routing_key="q").result(60)
+            assert publisher.status.connects == 1
+        assert len(broker.messages("q")) == 1

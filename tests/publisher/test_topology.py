@@ -83,6 +83,23 @@ def test_while_the_broker_is_not_so_nothing_is_sent_and_nothing_refused(
         receipt.result(60)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [NodeOptions(channel_max=1), NodeOptions(user_channel_max={"guest": 1})],
+    ids=["a number for one channel", "a user with one channel"],
+)
+def test_one_channel_is_enough(options: NodeOptions) -> None:
+    there = wanted()
+    exchanges, queues = [Exchange("missing-1"), Exchange("missing-2")], [Queue("missing-3")]
+    with FakeBroker(options=options) as broker:
+        provision(broker.url, there)
+        provision(broker.url, replace(there, declare=False))
+        with pytest.raises(TopologyError) as error:
+            provision(broker.url, Topology(exchanges, queues, declare=False))
+    problems = [problem.partition(" - ")[0] for problem in error.value.problems]
+    assert problems == [f"{one}: 404 NOT_FOUND" for one in (*exchanges, *queues)]
+
+
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
 def clerk(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """A user who may publish to `allowed` only and configure nothing; both exchanges are there."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pika
 import pytest
 
 from reliablepub._core.events import (
@@ -27,6 +28,7 @@ from reliablepub._core.events import (
     Returned,
     Unblocked,
 )
+from reliablepub._core.session import COUNTED_OUT_S
 from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.message import Message
 from reliablepub.testing import FakeBroker, NodeOptions, faults
@@ -529,11 +531,18 @@ def test_a_reset_connection_is_lost_once(wire: Connect, fake_broker: FakeBroker)
 TOPOLOGY = Topology(queues=[Queue("q", durable=True)])
 
 
+@pytest.mark.parametrize(
+    ("name", "owed"),
+    [
+        ("reliablepub.transport.provision._declare_queue", "the declaration of queue 'q'"),
+        ("pika.channel.Channel.close", "the closing of the channel for declarations"),
+    ],
+)
 def test_a_step_of_the_topology_without_an_answer_ends_the_attempt(
-    fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str, owed: str
 ) -> None:
     monkeypatch.setattr("reliablepub.transport.pika._ANSWER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("reliablepub.transport.provision._declare_queue", lambda *_: None)
+    monkeypatch.setattr(name, lambda *_: None)
     addresses = parse_addresses(fake_broker.url)
     transport = PikaTransport(addresses, run=1, heartbeat_s=10, topology=TOPOLOGY)
     with closing(transport):
@@ -543,7 +552,7 @@ def test_a_step_of_the_topology_without_an_answer_ends_the_attempt(
             assert time.monotonic() < deadline, "the attempt never ends"
     (lost,) = events
     assert isinstance(lost, ConnectionLost)
-    assert lost.reason.endswith("no answer within 0.2 s to the declaration of queue 'q'")
+    assert lost.reason.endswith(f"no answer within 0.2 s to {owed}")
 
 
 def test_blocked_during_the_topology_is_blocked_after_it(
@@ -568,6 +577,57 @@ def test_blocked_during_the_topology_is_blocked_after_it(
             assert time.monotonic() < deadline
             events += transport.listen(0.05)
     assert events == [Blocked("low on disk"), Connected(), Blocked("low on disk")]
+
+
+def listened(transport: PikaTransport) -> Event:
+    """The next event; there is only one."""
+    deadline = time.monotonic() + 60.0
+    while not (events := transport.listen(0.05)):
+        assert time.monotonic() < deadline
+    (event,) = events
+    return event
+
+
+def test_a_step_after_the_end_of_its_connection_is_not_taken(
+    fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the next connection."""
+    topology = Topology(queues=[Queue("q"), Queue("other")], declare=False)
+    addresses = parse_addresses(fake_broker.url)
+    transport = PikaTransport(addresses, run=1, heartbeat_s=10, topology=topology)
+    with monkeypatch.context() as patched, closing(transport):
+
+        def text(words: str) -> str:
+            patched.undo()
+            transport.disconnect("enough")
+            transport.connect()
+            return words
+
+        patched.setattr(provision, "text", text)
+        transport.connect()
+        assert str(listened(transport)).count("enough") == 1
+        last = listened(transport)
+    assert isinstance(last, ConnectionLost)
+    assert "queue 'q': 404" in last.reason
+    assert "queue 'other': 404" in last.reason
+
+
+def test_once_a_channel_is_refused_rabbitmq_has_time_to_count_one_out() -> None:
+    options = NodeOptions(user_channel_max={"guest": 1})
+    with FakeBroker(options=options) as broker, ExitStack() as stack:
+        addresses = parse_addresses(broker.url)
+        transport = PikaTransport(addresses, run=1, heartbeat_s=10, topology=TOPOLOGY)
+        stack.enter_context(closing(transport))
+        with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as other:
+            other.channel()
+            transport.connect()
+            lost = listened(transport)
+            assert isinstance(lost, ConnectionLost)
+            assert "maximum allowed user limit" in lost.reason
+        begun = time.monotonic()
+        transport.connect()
+        assert listened(transport) == Connected()
+        assert time.monotonic() - begun >= COUNTED_OUT_S
 
 
 def test_blocked_and_unblocked_are_reported(wire: Connect, fake_broker: FakeBroker) -> None:
