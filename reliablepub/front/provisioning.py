@@ -42,6 +42,7 @@ def provision(
         TopologyError: the topology differs, with every problem; or no broker answered in time, with
             the reason of each.
         ConfigurationError: an argument is invalid.
+        OSError: this process has no file descriptor left.
     """
     addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
     warn_of_exposed(addresses)

@@ -56,7 +56,7 @@ from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, WatchedLoop, hooks
 from reliablepub.transport.pika_names import ResolvingServices
 from reliablepub.transport.provision import Provision
-from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
+from reliablepub.transport.quiet import quiet_this_thread, quietly, unquiet_this_thread
 
 _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (connection_workflow.AMQPConnectorStackTimeout, "the TLS handshake did not end in time"),
@@ -232,6 +232,9 @@ class PikaTransport:
 
     Attributes:
         problems: differences from the topology on the last connection.
+
+    Raises:
+        OSError: this process has no file descriptor left.
     """
 
     def __init__(
@@ -263,17 +266,18 @@ class PikaTransport:
         self._departures = Departures()
         self._uncounted = 0  # bytes that have left, minus those that the kernel counts
         self._look_at = 0.0
-        quiet_this_thread()
-        self._loop = WatchedLoop()
-        self._loop.activate_poller()
         # pika's own way to wake its loop takes a lock. A signal handler that interrupts the holder
         # of that lock, and wakes the loop itself, would deadlock.
         self._bell, self._clapper = socket.socketpair()
+        with quietly():
+            self._loop = WatchedLoop()
+            self._loop.activate_poller()
         for end in (self._bell, self._clapper):
             end.settimeout(0)
         self._loop.watch(self._bell.fileno(), self._on_bell)
         self._login = None if credentials is None else Login(credentials, self._loop, self.wake)
         self._tenure: Tenure | None = None
+        quiet_this_thread()  # last: `close` ends it, if there is something to close
 
     @property
     def trying(self) -> str:

@@ -2,6 +2,8 @@
 
 import errno
 import gc
+import logging
+import os
 import re
 import socket
 import threading
@@ -577,6 +579,19 @@ def test_blocked_during_the_topology_is_blocked_after_it(
             assert time.monotonic() < deadline
             events += transport.listen(0.05)
     assert events == [Blocked("low on disk"), Connected(), Blocked("low on disk")]
+
+
+def test_one_that_cannot_be_made_leaves_the_application_s_logs_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def socketpair() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socketpair", socketpair)
+    with pytest.raises(OSError, match="Too many open files"):
+        PikaTransport(parse_addresses("amqp://localhost"), run=1, heartbeat_s=10)
+    logging.getLogger("pika.connection").warning("of the application's own connection")
+    assert caplog.messages == ["of the application's own connection"]
 
 
 def listened(transport: PikaTransport) -> Event:
