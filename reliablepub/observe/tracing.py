@@ -178,4 +178,6 @@ def _attributes(event: AttemptEnded) -> dict[str, str | int]:
 def _server(publisher: Watched | None) -> dict[str, str | int]:
     """The broker that the attempt was sent to; nothing without a connection so far."""
     host, _, port = ("" if publisher is None else publisher.status.server).rpartition(":")
-    return {"server.address": host, "server.port": int(port)} if host and port.isdecimal() else {}
+    if not (host and port.isdecimal()):
+        return {}
+    return {"server.address": host.strip("[]"), "server.port": int(port)}

@@ -18,6 +18,7 @@ import pika
 from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.headers import SHORT_STRING_MAX
+from reliablepub.transport.base import host_and_port
 
 _DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
 _NO_SECRET = "guest"  # noqa: S105
@@ -53,9 +54,8 @@ class Address:
         with an empty name.
         """
         scheme = "amqps" if self.is_tls else "amqp"
-        host = f"[{self.host}]" if ":" in self.host else self.host
         path = "" if self.vhost == "/" else f"/{quote(self.vhost, safe='')}"
-        return f"{scheme}://{host}:{self.port}{path}"
+        return f"{scheme}://{host_and_port(self.host, self.port)}{path}"
 
     def with_credentials(self, credentials: Credentials) -> Address:
         """The address with other credentials; the user stays if they name none."""

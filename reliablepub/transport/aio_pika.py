@@ -48,7 +48,7 @@ from reliablepub.transport.aiormq_hooks import (
     read_any_reply_text,
     untested,
 )
-from reliablepub.transport.base import says_expired
+from reliablepub.transport.base import host_and_port, says_expired
 from reliablepub.transport.departures import LOOK_S
 from reliablepub.transport.frames import encode_batch
 
@@ -241,7 +241,7 @@ class Guest:
 def _where(connection: AbstractConnection) -> str:
     """Host and port of the broker; empty if aiormq does not tell."""
     url = getattr(connection, "url", None)
-    return "" if url is None else f"{url.host}:{url.port}"
+    return "" if url is None else host_and_port(url.host, url.port)
 
 
 def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | None]:

@@ -24,6 +24,11 @@ def text(words: str | bytes | None) -> str:
     return words.decode(errors="replace") if isinstance(words, bytes) else words
 
 
+def host_and_port(host: str, port: int) -> str:
+    """``host:port``, with an IPv6 address in brackets as in a URL (RFC 3986, section 3.2.2)."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 _ACCESS_REFUSED: Final = 403
 _EXPIRED: Final = 'returned an error: "Provided JWT token has expired'
 

@@ -48,7 +48,7 @@ from reliablepub.errors import TopologyError
 from reliablepub.message import Message
 from reliablepub.topology import Topology
 from reliablepub.transport.address import Address, connection_parameters
-from reliablepub.transport.base import says_expired, text
+from reliablepub.transport.base import host_and_port, says_expired, text
 from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
 from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batch
 from reliablepub.transport.login import Answer, Login, Tenure
@@ -288,7 +288,7 @@ class PikaTransport:
         """Start connecting to the next address."""
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
-        self._where = f"{address.host}:{address.port}"
+        self._where = host_and_port(address.host, address.port)
         if self._login is None:
             self._open(address)
         else:

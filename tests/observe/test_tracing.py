@@ -1,6 +1,7 @@
 """Traces: a caller's context reaches consumers, and every attempt is a span that links to it."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -109,6 +110,26 @@ def test_an_attempt_is_a_span_of_its_own_that_links_to_the_caller(
     assert span.start_time is not None
     assert span.end_time is not None
     assert span.start_time < span.end_time
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_an_ipv6_address_is_told_without_the_brackets_of_a_url(
+    exported: Exported, tracing: Tracing
+) -> None:
+    broker = FakeBroker(host="::1")
+    try:
+        broker.start()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with broker, Publisher(broker.url, outbox=None, hooks=[tracing]) as publisher:
+        broker.declare_queue("q")
+        publisher.publish(b"x", routing_key="q").result(30)
+        publisher.flush(30)
+        assert publisher.status.server == f"[::1]:{broker.port}"
+    (span,) = exported.attempts()
+    assert span.attributes is not None
+    assert span.attributes["server.address"] == "::1"
+    assert span.attributes["server.port"] == broker.port
 
 
 def test_attempts_that_fail_say_how(

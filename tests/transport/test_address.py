@@ -12,6 +12,7 @@ from reliablepub.transport.address import (
     parse_addresses,
     with_password,
 )
+from reliablepub.transport.base import host_and_port
 
 SECRET = "s3cr3t"
 
@@ -124,6 +125,14 @@ def test_the_password_is_in_no_text() -> None:
     assert SECRET not in f"{address} {address!r}"
     assert str(address) == "amqp://h:5672/v"
     assert pickle.loads(pickle.dumps(address)).password == SECRET
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("h", "h:5672"), ("127.0.0.1", "127.0.0.1:5672"), ("fe80::1%eth0", "[fe80::1%eth0]:5672")],
+)
+def test_a_port_is_told_from_an_address(host: str, shown: str) -> None:
+    assert host_and_port(host, 5672) == shown
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pamqp import commands, frame, header
+from yarl import URL
 
 from reliablepub._core.events import Acked, ChannelClosed, ChannelOpened, Event, Nacked, Returned
+from reliablepub.transport import aio_pika
 from reliablepub.transport.aiormq_hooks import GuestChannel, GuestChannels, problem
 from reliablepub.transport.frames import Piece, attempt_number
 
@@ -265,3 +268,12 @@ def test_only_what_was_tested_is_recognized(monkeypatch: pytest.MonkeyPatch) -> 
     assert str(problem(host)).startswith(
         "aiormq is 7.2.5; tested versions are 7.2.2, 7.2.3, 7.2.4: pip install"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [("amqp://shop:5673/", "shop:5673"), ("amqp://[::1]:5672/", "[::1]:5672")],
+)
+def test_a_broker_is_shown_by_host_and_port(url: str, shown: str) -> None:
+    connection: Any = SimpleNamespace(url=URL(url))
+    assert aio_pika._where(connection) == shown

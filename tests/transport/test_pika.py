@@ -581,6 +581,13 @@ def test_blocked_during_the_topology_is_blocked_after_it(
     assert events == [Blocked("low on disk"), Connected(), Blocked("low on disk")]
 
 
+def test_an_ipv6_address_is_in_brackets(wire: Connect) -> None:
+    w = wire("amqp://[::1]:1/")
+    w.transport.connect()
+    assert w.transport.trying == "[::1]:1"
+    assert w.lost_reason().startswith("[::1]:1: ")
+
+
 def test_one_that_cannot_be_made_leaves_the_application_s_logs_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
