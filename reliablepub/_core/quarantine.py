@@ -12,8 +12,11 @@ O(k log n) channels. Suspects that the broker's reply text names (by their excha
 first.
 
 When the *connection* is closed, everything in flight on it is lost too. So these groups are tried
-with nothing else in flight, and fresh messages wait: briefly, since a guilty message closes its
-connection at once.
+with nothing else in flight, and fresh messages wait. That is brief where the broker confirms the
+group, or closes the connection at once. Where it does neither, as for a queue without a quorum, it
+lasts until the confirms are overdue: ``confirm_timeout_s`` for the first such group, twice as long
+for the next (`reliablepub._core.session`, "A slow link"). A shorter time would clear a message that
+takes its connection down slowly, such as one over which a broker runs out of memory.
 
 **Set aside.** Several connections in a row may be lost before the broker answers any message in
 flight, with no publish blamed: a proxy rejects a message, the broker crashes over it, or the broker
