@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import database, enqueue, transactions
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.location import Place
+from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.lazy import Lazy
@@ -376,7 +378,7 @@ def test_threads_that_make_the_first_calls_take_turns(
     chance = random.Random(1)
     monkeypatch.setattr(database, "commit_with_retry", commit_alone)
     outbox = Outbox(path)
-    monkeypatch.setattr(database, "os", SimpleNamespace(**vars(os) | {"getpid": getpid}))
+    monkeypatch.setattr(transactions, "os", SimpleNamespace(**vars(os) | {"getpid": getpid}))
 
     def enqueue_one() -> None:
         begun.wait()
@@ -425,6 +427,42 @@ def test_threads_may_share_it(path: Path) -> None:
         for thread in work:
             thread.join()
         assert outbox.status().stored == 100
+
+
+def test_threads_may_share_a_connection_of_the_application(path: Path) -> None:
+    begun = threading.Barrier(4)
+    outbox = Outbox(path)
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as db:
+        db.row_factory = sqlite3.Row
+
+        def enqueue_some(_: int) -> None:
+            begun.wait()
+            for _ in range(25):
+                outbox.enqueue(Message(b"x"), connection=db)
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(enqueue_some, range(4)))
+        assert db.row_factory is sqlite3.Row
+    assert outbox.status().open == 100
+
+
+def test_a_call_that_interrupts_another_on_the_connection_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message would be undone with that of the interrupted call, by ``sys.exit()`` for one."""
+    outbox, check = Outbox(path), Ballast.check
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+
+        def handler(*_: Any) -> None:
+            monkeypatch.setattr(Ballast, "check", check)
+            outbox.enqueue(Message(b"handler"), connection=db)
+            sys.exit()
+
+        monkeypatch.setattr(Ballast, "check", handler)
+        with pytest.raises(OutboxError, match="signal handler that has interrupted a call on it"):
+            outbox.enqueue(Message(b"interrupted"), connection=db)
+        outbox.enqueue(Message(b"again"), connection=db)
+    assert [one.body for one in open_messages(path)] == [b"again"]
 
 
 def test_one_that_is_never_closed_goes_without_a_warning(path: Path) -> None:

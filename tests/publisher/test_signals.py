@@ -8,6 +8,7 @@ places are tried, those inside of the standard library too. A deadlock is a test
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pytest
 
@@ -163,6 +164,36 @@ def test_a_handler_may_interrupt_an_enqueue(tmp_path: Path) -> None:
         assert refused > 10
         assert stored > 10
         assert outbox.status().open == 2 + refused + 2 * stored
+
+
+@pytest.mark.parametrize("level", [None, "IMMEDIATE"])
+def test_a_handler_may_interrupt_an_enqueue_on_a_connection_of_the_application(
+    tmp_path: Path, level: Literal["IMMEDIATE"] | None
+) -> None:
+    stored = refused = 0
+    outbox = Outbox(tmp_path / "outbox.db")
+    with contextlib.closing(sqlite3.connect(outbox.path, isolation_level=level)) as db:
+        outbox.enqueue(Message(b""), connection=db)
+        db.commit()
+
+        def handler() -> None:
+            nonlocal stored, refused
+            try:
+                outbox.enqueue(Message(b"handler"), connection=db)
+            except OutboxError as error:
+                refused += "signal handler" in str(error)
+            else:
+                stored += 1
+
+        for at in interrupted_everywhere(7):
+            with Interruption(at, handler) as interruption:
+                outbox.enqueue(Message(b"interrupted"), connection=db)
+            db.commit()
+            if not interruption.is_done:
+                break
+    assert refused > 10
+    assert stored > 10
+    assert outbox.status().open == 2 + refused + 2 * stored
 
 
 SERVICE = """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -42,7 +41,7 @@ from reliablepub.outbox.sqlite.space import (
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.status_file import relaying
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
-from reliablepub.outbox.sqlite.transactions import commit_with_retry
+from reliablepub.outbox.sqlite.transactions import Turn, commit_with_retry
 
 T = TypeVar("T")
 
@@ -152,14 +151,6 @@ class SqliteSession:
         return int(size)
 
 
-class _Turn:
-    """Which thread of a process uses the connection."""
-
-    def __init__(self) -> None:
-        self.lock: Final = threading.RLock()
-        self.is_writing = False
-
-
 class SqliteDatabase:
     """The outbox in a SQLite file; `Database` documents the contract of each method.
 
@@ -173,7 +164,7 @@ class SqliteDatabase:
         self._ballast = Ballast(self.file)
         self._enqueuing = Enqueuing(self.file, self._ballast)
         self._writer = Writer(self.file, is_relay=False)
-        self._turns: dict[int, _Turn] = {}
+        self._turn = Turn()
 
     def exists(self) -> bool:
         """Whether the file exists and holds an outbox."""
@@ -281,13 +272,6 @@ class SqliteDatabase:
         with GATE.use(), self._turn.lock:
             self._writer.close()
 
-    @property
-    def _turn(self) -> _Turn:
-        """That of this process: a thread of the parent may have held the parent's at a fork."""
-        pid = os.getpid()
-        # Two threads in their first calls get the same one: `setdefault` is atomic.
-        return self._turns.get(pid) or self._turns.setdefault(pid, _Turn())
-
     def _session(self, connection: sqlite3.Connection) -> SqliteSession:
         return SqliteSession(connection, self.file, self._ballast)
 
@@ -329,15 +313,8 @@ class SqliteDatabase:
     ) -> T:
         """Run `commit_with_retry` on this object's own connection, one thread at a time."""
         around = around or partial(behind_commit_if_long, path=self.file)
-        turn = self._turn
-        with GATE.use(), turn.lock:  # gate first: then no fork happens while a thread has the lock
-            if turn.is_writing:
-                raise OutboxError(
-                    f"outbox {self.file} was called by a signal handler that has interrupted a "
-                    "call on it in the same thread; nothing was stored: call it when the handler "
-                    "has returned"
-                )
-            turn.is_writing = True
+
+        def commit() -> T:
             try:
                 with self._writer:
                     connection = self._writer.renewed()
@@ -355,8 +332,9 @@ class SqliteDatabase:
                 if not error.retryable and not isinstance(error, OutboxUnsure):
                     self._writer.close()  # the next use may find another file at the path
                 raise
-            finally:
-                turn.is_writing = False
+
+        with GATE.use():  # gate first: then no fork happens while a thread has its turn
+            return self._turn.take(self.file, commit)
 
 
 def _bytes(file: Path) -> int:

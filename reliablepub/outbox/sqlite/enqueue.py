@@ -34,7 +34,7 @@ from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_file
 from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import begin_immediate, transaction
+from reliablepub.outbox.sqlite.transactions import Turn, begin_immediate, transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _ENDED: Final = "SQLite has rolled back your whole transaction: begin it again"
@@ -49,10 +49,12 @@ class _Mark:
     Attributes:
         places: the files that the connection has open, by process, path of the outbox, and the name
             by which the connection knows the file.
+        turn: lets one call at a time use the connection.
     """
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, Path, str], Place] = {}
+        self.turn = Turn()
 
     def __call__(self) -> None:
         """Do nothing: a connection owns functions, and these alone can be referred to weakly."""
@@ -60,13 +62,15 @@ class _Mark:
 
 _MARKS: Final = weakref.WeakValueDictionary[int, _Mark]()
 """Marks by the ``id`` of their connection."""
+_MARKING: Final = Turn()
 
 
 def _mark_of(connection: sqlite3.Connection) -> _Mark:
-    mark = _MARKS.get(id(connection))
-    if mark is None:
-        mark = _MARKS[id(connection)] = _Mark()
-        sqlite3.Connection.create_function(connection, "reliablepub_mark", 0, mark)
+    with _MARKING.lock:  # two threads in their first calls get the same mark
+        mark = _MARKS.get(id(connection))
+        if mark is None:
+            mark = _MARKS[id(connection)] = _Mark()
+            sqlite3.Connection.create_function(connection, "reliablepub_mark", 0, mark)
     return mark
 
 
@@ -110,15 +114,20 @@ class Enqueuing:
             raise unfit_connection(connection, needed)
         use = GATE.begin_use()
         try:
-            # The caller's factories are set aside, since they could change what is read here.
-            factories = connection.text_factory, connection.row_factory
-            connection.text_factory, connection.row_factory = str, None
-            try:
-                with closing(connection.cursor()) as cursor:
-                    cursor.row_factory = None  # a subclass may have set one
-                    return self._within(cursor, work, adds_outbox=adds_outbox)
-            finally:
-                connection.text_factory, connection.row_factory = factories
+            mark = _mark_of(connection)
+
+            def call() -> T:
+                # The caller's factories are set aside: they could change what is read here.
+                factories = connection.text_factory, connection.row_factory
+                connection.text_factory, connection.row_factory = str, None
+                try:
+                    with closing(connection.cursor()) as cursor:
+                        cursor.row_factory = None  # a subclass may have set one
+                        return self._within(cursor, mark, work, adds_outbox=adds_outbox)
+                finally:
+                    connection.text_factory, connection.row_factory = factories
+
+            return mark.turn.take(self.path, call)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise_reported(self.path, error)
             raise
@@ -126,12 +135,17 @@ class Enqueuing:
             GATE.end_use(use)
 
     def _within(
-        self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T], *, adds_outbox: bool
+        self,
+        cursor: sqlite3.Cursor,
+        mark: _Mark,
+        work: Callable[[sqlite3.Cursor], T],
+        *,
+        adds_outbox: bool,
     ) -> T:
         connection = cursor.connection
         _, _, name = cursor.execute("PRAGMA database_list").fetchone()
         key = os.getpid(), self.path, name
-        if key not in _mark_of(connection).places:
+        if key not in mark.places:
             self._check_same_file(cursor, name)
         if not adds_outbox:
             _check_names(cursor)
@@ -140,8 +154,9 @@ class Enqueuing:
             with transaction(connection, self.path):
                 self._have_tables(cursor, _version(cursor), adds=adds_outbox)
                 done = work(cursor)
-                self._check_place(cursor, key)  # here, the connection can be told by its lock
-            self._check_place(cursor, key)
+                # Here, the connection can be told by its lock.
+                self._check_place(cursor, mark, key)
+            self._check_place(cursor, mark, key)
             return done
         try:
             if not is_theirs:
@@ -152,7 +167,7 @@ class Enqueuing:
             try:
                 self._have_tables(cursor, version, adds=adds_outbox)
                 done = work(cursor)
-                self._check_place(cursor, key)
+                self._check_place(cursor, mark, key)
             except BaseException:
                 if connection.in_transaction:  # SQLite may have ended it on a full disk
                     cursor.execute("ROLLBACK TO reliablepub_enqueue")
@@ -242,7 +257,7 @@ class Enqueuing:
             _warn_of_unsynced(cursor, self.path)
             self._has_warned = True
 
-    def _check_place(self, cursor: sqlite3.Cursor, key: tuple[int, Path, str]) -> None:
+    def _check_place(self, cursor: sqlite3.Cursor, mark: _Mark, key: tuple[int, Path, str]) -> None:
         """Check that the caller's connection has the files open that are at the path.
 
         Raises:
@@ -250,15 +265,14 @@ class Enqueuing:
             OutboxMoved: it has other files open, or the database was overwritten.
             OutboxError: the file cannot be used as an outbox.
         """
-        places = _mark_of(cursor.connection).places
-        place = places.get(key)
+        place = mark.places.get(key)
         if place is None:
             place = _place(cursor, self.path)
             # A backup that was copied into the file shows only to those who had it open before.
             for other in _places(key):
                 if other.file == place.file:
                     other.check_content()
-            places[key] = place
+            mark.places[key] = place
             return
         try:
             place.check()
@@ -273,7 +287,7 @@ class Enqueuing:
             if place.is_left_open(now):
                 raise
             self._check_same_file(cursor, key[-1])
-            places[key] = now
+            mark.places[key] = now
 
 
 def _places(key: tuple[int, Path, str]) -> list[Place]:

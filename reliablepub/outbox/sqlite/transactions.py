@@ -1,7 +1,7 @@
 """Atomic transactions, and the second commit when the disk fails during the first.
 
-Knows: how a transaction begins and ends, and which errors leave its outcome unknown. Must never
-know: what is written in it.
+Knows: who may make a transaction, how it begins and ends, and which errors leave its outcome
+unknown. Must never know: what is written in it.
 
 A disk that fails during a commit leaves some or all frames of the transaction in the write-ahead
 log. The kernel reports a failed write once and then treats the pages as clean. So the frames may
@@ -21,7 +21,9 @@ next commit that succeeds overwrites the failed frames.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +42,45 @@ _POLLS_PER_WAIT: Final = 20
 """Between two tries a writer sleeps for this part of the time it has waited, within the limits. A
 try takes 4 µs. The upper limit is low so that a writer which has waited long still gets its turn
 beside newer ones."""
+
+
+class Turn:
+    """Lets one call at a time use a connection, in each process.
+
+    Two calls would share one transaction, and a rollback of one would undo the message of the
+    other.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.RLock] = {}
+        self._taken_by = 0
+
+    @property
+    def lock(self) -> threading.RLock:
+        """That of this process: a thread of the parent may have held the parent's at a fork."""
+        pid = os.getpid()
+        # Two threads in their first calls get the same one: `setdefault` is atomic.
+        return self._locks.get(pid) or self._locks.setdefault(pid, threading.RLock())
+
+    def take(self, path: Path, call: Callable[[], T]) -> T:
+        """Run a call as soon as no other thread runs one.
+
+        Raises:
+            OutboxError: a signal handler has interrupted such a call in this thread. Nothing was
+                changed.
+        """
+        with self.lock:
+            if self._taken_by == (pid := os.getpid()):
+                raise OutboxError(
+                    f"outbox {path} was called by a signal handler that has interrupted a call on "
+                    "it in the same thread; nothing was stored: call it when the handler has "
+                    "returned"
+                )
+            self._taken_by = pid
+            try:
+                return call()
+            finally:
+                self._taken_by = 0
 
 
 @contextmanager
