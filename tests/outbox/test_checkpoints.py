@@ -77,6 +77,28 @@ def test_what_is_committed_counts_though_the_log_cannot_be_moved(
     assert failed == 2
 
 
+def test_it_is_not_moved_behind_a_call_that_has_written_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be checkpointed already, which SQLite before 3.51.3 must not begin anew."""
+    checkpoint = checkpoints._checkpoint
+    has_written: list[bool] = []
+
+    def look(connection: sqlite3.Connection, mode: str) -> None:
+        log = files.log or []
+        has_written.append(any(o.kind == "write" and o.path == f"{path}-wal" for o in log))
+        checkpoint(connection, mode)
+
+    monkeypatch.setattr(checkpoints, "_checkpoint", look)
+    monkeypatch.setattr(checkpoints, "_log_bytes", lambda _: 3 * checkpoints.LOG_BYTES_LONG)
+    with shim() as files, closing(Outbox(path)) as outbox:
+        for _ in range(2):
+            files.log = []
+            outbox.enqueue(Message(KIB), key="a")
+        assert outbox.status().open == 1
+    assert has_written == [True, True]
+
+
 def test_it_stays_short_where_many_write_all_the_time(path: Path) -> None:
     """A checkpoint that lets others write never reaches the end of the log."""
     Outbox(path).create()

@@ -23,6 +23,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import look
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import waiting_at_most
+from reliablepub.outbox.sqlite.transactions import transaction, waiting_at_most
 
 CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
 """Size of the log at which the relay checkpoints. Larger values were not measurably faster, and
@@ -90,10 +91,14 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
         return
     try:
         # The first lets others write meanwhile. It is enough, unless they do so all the time.
-        is_too_long = log_bytes >= 2 * LOG_BYTES_LONG
-        checkpointed = _restarted_behind_commit if is_too_long else behind_next_commit
-        with checkpointed(connection):
+        if log_bytes < 2 * LOG_BYTES_LONG:
+            with behind_next_commit(connection):
+                yield
+        else:
             yield
+            # The commit of the block may have written nothing. It counts also if this one fails.
+            with suppress(OutboxError):
+                _restart(connection, partial(_commit_a_page, connection, path))
     finally:
         relay_lock.release()
 
@@ -124,22 +129,30 @@ class LongLog:
         if now < self._next_try_at or _log_bytes(self._path) < LOG_BYTES_LONG:
             return
         self._next_try_at = now + _RESTART_S
-        with suppress(OutboxError, sqlite3.OperationalError), _restarted_behind_commit(connection):
-            commit()
+        with suppress(OutboxError, sqlite3.OperationalError):
+            _restart(connection, commit)
 
 
-@contextmanager
-def _restarted_behind_commit(connection: sqlite3.Connection) -> Iterator[None]:
-    """Checkpoint at the end of the block, under the write lock.
+def _commit_a_page(connection: sqlite3.Connection, path: Path) -> None:
+    with transaction(connection, path):
+        write_a_page(connection)
+
+
+def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> None:
+    """Commit, and then checkpoint under the write lock.
 
     An automatic checkpoint lets others write meanwhile. Where they write all the time, it never
     reaches the end of the log, and the log is never begun anew. It must not run before this one,
     which would then begin on a log that is already checkpointed.
+
+    Args:
+        connection: the connection of the holder of the relay lock.
+        commit: makes a commit on it that writes something.
     """
     (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
     _set_pages(connection, 0)
     try:
-        yield
+        commit()
         # What was committed stays so if this fails. No process can write while SQLite waits.
         with suppress(sqlite3.OperationalError), waiting_at_most(connection, 0):
             _checkpoint(connection, "FULL")
