@@ -43,7 +43,8 @@ def raised(code: int) -> sqlite3.Error:
 @pytest.mark.parametrize(
     ("code", "kind", "words"),
     [
-        (sqlite3.SQLITE_BUSY_SNAPSHOT, OutboxLocked, "stayed locked by another process"),
+        (sqlite3.SQLITE_BUSY_TIMEOUT, OutboxLocked, "stayed locked by another process"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, OutboxError, "has changed since this connection began"),
         (sqlite3.SQLITE_LOCKED_SHAREDCACHE, OutboxLocked, "stayed locked by another process"),
         (sqlite3.SQLITE_PROTOCOL, OutboxLocked, "stayed locked by another process"),
         (sqlite3.SQLITE_READONLY_DIRECTORY, OutboxError, "cannot be written"),

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -176,6 +177,31 @@ def test_the_timeout_of_an_applications_connection_stays(
         else:
             Outbox(path).enqueue(b"", connection=application)
         assert application.execute("PRAGMA busy_timeout").fetchone() == (250,)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_connection_that_reads_an_older_state_is_told_so_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    outbox = Outbox(path)
+    waits = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it waits"))
+    for _ in range(4):
+        outbox.enqueue(b"")
+    with closing(sqlite3.connect(path, isolation_level=None)) as application:
+        if begun:
+            application.execute("BEGIN")
+        rows = application.execute("SELECT id FROM reliablepub_messages")
+        assert next(rows) == (1,)
+        outbox.enqueue(b"")
+        monkeypatch.setattr(transactions, "time", waits)
+        with pytest.raises(OutboxError, match="changed since this connection began to") as error:
+            outbox.enqueue(b"", connection=application)
+        assert not error.value.retryable
+        rows.close()
+        if begun:
+            application.execute("ROLLBACK")
+        outbox.enqueue(b"", connection=application)
+    assert outbox.status().open == 6
 
 
 def test_what_is_no_error_of_sqlites_passes_and_undoes_all(connection: Failing, path: Path) -> None:

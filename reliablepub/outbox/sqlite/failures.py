@@ -37,6 +37,7 @@ _FULL: Final = 13
 _IOERR_WRITE: Final = 10 | 3 << 8
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
+_BUSY_SNAPSHOT: Final = 5 | 2 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
 """Bytes that are allocated to check a quota: few transactions write more."""
@@ -99,6 +100,13 @@ def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
 _LOCKED: Final = (
     OutboxLocked,
     "stayed locked by another process for too long; nothing was stored; try again",
+)
+_OLDER: Final = (
+    OutboxError,
+    (
+        "has changed since this connection began to read, so nothing was stored: close its "
+        "cursors, or roll back and begin with BEGIN IMMEDIATE; then try again"
+    ),
 )
 _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     5: _LOCKED,  # SQLITE_BUSY
@@ -171,6 +179,8 @@ def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
         kind, meaning = _MEANING[_FULL]
     if _code(error) == _CANTOPEN and _lacks_descriptors():
         kind, meaning = _SHORTAGE
+    if getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT:
+        kind, meaning = _OLDER
     if is_unfinished(error):
         meaning = "holds an interrupted transaction; the next message or relay rolls it back first"
     name = getattr(error, "sqlite_errorname", type(error).__name__)

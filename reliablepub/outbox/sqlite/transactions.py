@@ -118,8 +118,10 @@ def _has_begun(connection: sqlite3.Connection, begun: float, timeout_s: float) -
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        waited_s = time.monotonic() - begun
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited_s >= timeout_s:
+        code, waited_s = error.sqlite_errorcode, time.monotonic() - begun
+        # A wait does not help a connection that reads an older state.
+        is_held = code & 0xFF == sqlite3.SQLITE_BUSY and code != sqlite3.SQLITE_BUSY_SNAPSHOT
+        if not is_held or waited_s >= timeout_s:
             raise
         wait_s = min(max(waited_s / _POLLS_PER_WAIT, _POLL_MIN_S), _POLL_MAX_S)
         time.sleep(min(wait_s, timeout_s - waited_s))
