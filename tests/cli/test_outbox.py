@@ -135,7 +135,7 @@ def test_a_file_that_is_no_outbox_is_not_rescued(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OutboxDiskFull("the disk is full")])
-def test_a_copy_that_is_not_complete_is_not_taken_for_one(
+def test_nothing_is_left_of_a_copy_that_failed(
     run: Run, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
     def fail(*_: object) -> NoReturn:
@@ -146,10 +146,19 @@ def test_a_copy_that_is_not_complete_is_not_taken_for_one(
         patched.setattr("reliablepub.outbox.sqlite.salvage._copy_sources", fail)
         result = run("salvage", outbox, new)
     assert result.exit_code == (3 if error is KeyboardInterrupt else 4)
-    assert f"{new} is incomplete: delete it, and try again\n" in result.stderr
-    again = run("salvage", outbox, new)
-    assert "exists already" in again.stderr
-    assert "is incomplete" not in again.stderr
+    assert not [*tmp_path.glob("new.db*")]
+    assert run("salvage", outbox, new).exit_code == 0
+
+
+def test_what_the_disk_cannot_read_is_listed(
+    run: Run, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.outbox.sqlite.salvage.Pages.unreadable", ("page 7",))
+    result = run("salvage", outbox, tmp_path / "new.db")
+    assert result.exit_code == 1
+    assert "page 7 cannot be read from the disk: messages in it may be missing" in result.stderr
+    as_json = run("salvage", outbox, tmp_path / "newer.db", "--json")
+    assert (as_json.exit_code, json.loads(as_json.stdout)["unreadable"]) == (1, ["page 7"])
 
 
 def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path) -> None:

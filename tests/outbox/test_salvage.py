@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -222,6 +223,67 @@ def test_one_damaged_page_costs_its_own_rows_only(
                 file.with_name(file.name + suffix).unlink(missing_ok=True)
     assert hidden > 5
     assert len(lost) > 25
+
+
+SECTOR_BYTES = 4_096
+
+
+def break_sector(disk: pytest.MonkeyPatch, file: Path, at: int, code: int = errno.EIO) -> None:
+    """Reads end before the sector that begins there, and fail at it."""
+
+    def pread(fd: int, count: int, offset: int) -> bytes:
+        is_hit = offset < at + SECTOR_BYTES and at < offset + count
+        if not is_hit or not os.path.samestat(os.fstat(fd), file.stat()):
+            return os.pread(fd, count, offset)
+        if offset >= at:
+            raise OSError(code, os.strerror(code))
+        return os.pread(fd, at - offset, offset)
+
+    disk.setattr(salvage_module, "os", SimpleNamespace(**vars(os) | {"pread": pread}))
+
+
+@pytest.mark.parametrize("at", [0, SECTOR_BYTES])
+def test_a_sector_that_cannot_be_read_costs_the_rows_of_its_page_only(
+    whole: tuple[Path, dict[int, bytes]], tmp_path: Path, at: int
+) -> None:
+    original, expected = whole
+    lost = pages_of(original)
+    for number in (1, *list(lost)[::5]):
+        new = tmp_path / f"{number}.db"
+        with pytest.MonkeyPatch.context() as disk:
+            break_sector(disk, original, (number - 1) * PAGE_BYTES + at)
+            found = Outbox(new).salvage(original)
+        assert found.unreadable == (f"page {number}",)
+        left = expected.keys() - lost.get(number, set())
+        assert bodies(new).items() >= {(id_, expected[id_]) for id_ in left}
+
+
+def test_of_a_log_that_cannot_be_read_to_its_end_the_commits_before_are_there(
+    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = path.with_name("crashed.db-wal")
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=[entry() for _ in range(30)]))
+        store.commit(Changes(new=[entry()]))
+        shutil.copy(path, crashed := path.with_name("crashed.db"))
+        shutil.copy(path.with_name("outbox.db-wal"), log)
+    break_sector(monkeypatch, log, log.stat().st_size - 100)
+    found = Outbox(path.with_name("new.db")).salvage(crashed)
+    assert found.open == 30
+    [part] = found.unreadable
+    assert part.startswith("the log from byte ")
+    break_sector(monkeypatch, log, 0)
+    assert Outbox(path.with_name("newer.db")).salvage(crashed).unreadable == ("the log",)
+
+
+def test_nothing_is_left_of_a_copy_that_another_error_has_ended(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, 200)
+    break_sector(monkeypatch, path, 3 * PAGE_BYTES, errno.ESTALE)
+    with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: "):
+        Outbox(path.with_name("new.db")).salvage(path)
+    assert not [*path.parent.glob("new.db*")]
 
 
 @pytest.mark.parametrize("bit", [0x01, 0x80], ids=["another-letter", "not-utf-8"])

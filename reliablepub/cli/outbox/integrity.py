@@ -17,12 +17,10 @@ from reliablepub.cli.output import (
     count_of,
     print_error,
     print_json,
-    print_note,
     print_result,
     quoted,
 )
 from reliablepub.cli.progress import patiently
-from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.printable import one_line
@@ -68,7 +66,7 @@ def audit(database: Database, as_json: bool) -> int:
     cls=Command,
     exits={
         0: "done; no damaged message was found",
-        1: "some messages are damaged; they are listed, and were not copied",
+        1: "some messages are damaged, or the disk cannot read them; what was not copied is listed",
         4: "one of the files cannot be used, or DAMAGED is no outbox",
     },
 )
@@ -86,16 +84,13 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:
     Example:
       reliablepub outbox salvage damaged.db new.db
     """
-    was_there = new.exists()
-    try:
-        found = Outbox(new).salvage(damaged)
-    except (KeyboardInterrupt, OutboxError):
-        if new.exists() and not was_there:
-            print_note(f"{new} is incomplete: delete it, and try again")
-        raise
+    found = Outbox(new).salvage(damaged)
+    is_whole = not (found.broken or found.unreadable)
     if as_json:
         print_json(asdict(found))
-        return Exit.PARKED if found.broken else Exit.CONFIRMED
+        return Exit.CONFIRMED if is_whole else Exit.PARKED
+    for part in found.unreadable:
+        print_error(f"{part} cannot be read from the disk: messages in it may be missing")
     for row in found.broken:
         print_error(f"message {row.id} ({row.message_id}): {row.reason}")
     if not found.has_sources:
@@ -108,4 +103,4 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:
         f"{count_of(found.open, 'open message')} and "
         f"{count_of(found.parked, 'parked message')} copied to {new}"
     )
-    return Exit.PARKED if found.broken else Exit.CONFIRMED
+    return Exit.CONFIRMED if is_whole else Exit.PARKED

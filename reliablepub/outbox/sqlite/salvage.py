@@ -11,6 +11,8 @@ forged, so no number in it is trusted: the size of the file bounds every loop an
 A row is intact if it can be decoded and its checksum is right. Only messages pass that test, so the
 table of a page does not matter. If damage hides which pages are free, a confirmed message may be
 found. It is then published again.
+
+Parts of the file that the disk cannot read (``EIO``) are left out, and reported.
 """
 
 from __future__ import annotations
@@ -75,8 +77,9 @@ class Pages:
     """
 
     def __init__(self, path: Path, page_bytes: int = 0) -> None:
-        self._file = path.open("rb")
-        header = self._file.read(_HEADER).ljust(_HEADER, b"\0")
+        self._file: BinaryIO = path.open("rb")
+        self._unread: dict[str, None] = {}  # in the order of its finding
+        header = self._read(self._file, 0, _HEADER, "page 1").ljust(_HEADER, b"\0")
         self._size = page_bytes or _size_in(header) or _likely_size(path)
         reserved = header[20] if header.startswith(_MAGIC) else 0
         self._usable = self._size - (reserved if self._size - reserved >= _USABLE_MIN else 0)
@@ -96,6 +99,11 @@ class Pages:
     def total_bytes(self) -> int:
         """Size of the file and the log."""
         return self._bytes
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Parts of the file and the log that the disk has failed to read so far."""
+        return tuple(self._unread)
 
     def close(self) -> None:
         """Close the file and the log."""
@@ -124,15 +132,34 @@ class Pages:
                     break
 
     def _page(self, number: int) -> bytes:
-        """Return a page; a page of zeros if the file has no page of this number."""
+        """Return a page, with zeros for what the file does not have or the disk cannot read."""
+        file, at = self._file, (number - 1) * self._size
         if number in self._changed:
             assert self._log is not None
-            self._log.seek(self._changed[number])
-            return self._log.read(self._size).ljust(self._size, b"\0")
-        if not 0 < number <= self._in_file:
+            file, at = self._log, self._changed[number]
+        elif not 0 < number <= self._in_file:
             return bytes(self._size)
-        self._file.seek((number - 1) * self._size)
-        return self._file.read(self._size).ljust(self._size, b"\0")
+        data = self._read(file, at, self._size, f"page {number}")
+        return data.ljust(self._size, b"\0")
+
+    def _read(self, file: BinaryIO, at: int, count: int, part: str) -> bytes:
+        """Return bytes of a file, up to its end or to the first that the disk cannot read.
+
+        Args:
+            file: the file.
+            at: offset of the first byte.
+            count: number of bytes.
+            part: name of this part of the file, for `unreadable`.
+        """
+        data = b""
+        try:
+            while more := os.pread(file.fileno(), count - len(data), at + len(data)):
+                data += more
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._unread[part] = None
+        return data
 
     def _is_page(self, number: int) -> bool:
         return 0 < number <= self._count and (number <= self._in_file or number in self._changed)
@@ -182,7 +209,7 @@ class Pages:
 
     def _lay_over(self, log: BinaryIO) -> None:
         """Replace pages of the file by those of the log, up to its last complete commit."""
-        head = log.read(_WAL_HEADER)
+        head = self._read(log, 0, _WAL_HEADER, "the log")
         if len(head) < _WAL_HEADER:
             return
         magic, _, size, _, *salts = struct.unpack_from(">IIIIII", head)
@@ -192,7 +219,8 @@ class Pages:
         sums = _checksum(words, head[: _WAL_HEADER - 8], (0, 0))
         changed: dict[int, int] = {}
         at = _WAL_HEADER
-        while len(frame := log.read(_FRAME_HEADER + size)) == _FRAME_HEADER + size:
+        length = _FRAME_HEADER + size
+        while len(frame := self._read(log, at, length, f"the log from byte {at}")) == length:
             number, commit, *rest = struct.unpack_from(">IIIIII", frame)
             if rest[:2] != salts:
                 return
@@ -201,7 +229,7 @@ class Pages:
             if tuple(rest[2:]) != sums:
                 return
             changed[number] = at + _FRAME_HEADER
-            at += _FRAME_HEADER + size
+            at += length
             if commit:
                 self._changed.update(changed)
                 self._count = commit
@@ -330,12 +358,15 @@ class Salvaged:
         broken: rows that were recognized as messages and are damaged.
         has_sources: whether the positions of named sources, and the deduplication keys, could also
             be read and copied.
+        unreadable: parts of the damaged file and its log that the disk cannot read. Rows in them
+            are missing.
     """
 
     open: int
     parked: int
     broken: tuple[BrokenRow, ...]
     has_sources: bool
+    unreadable: tuple[str, ...]
 
 
 def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
@@ -355,21 +386,35 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
         raise OutboxError(f"{new} exists already; name a file that does not exist")
     relay_lock = _lock(damaged)
     try:
-        with closing(Pages(damaged)) as pages, closing(open_writer(new, is_relay=False)) as target:
-            found = _copy(damaged, pages, target, new)
+        with closing(Pages(damaged)) as pages:
+            found = _copied(damaged, pages, new)
     except OSError as error:
         raise os_error(damaged, error) from error
     finally:
         if relay_lock is not None:
             relay_lock.release()
     if not (found.open or found.parked or found.broken or found.has_sources):
-        for suffix in ("", *OF_SQLITE, *OURS):
-            Path(f"{new}{suffix}").unlink(missing_ok=True)
+        _remove(new)
         raise NotAnOutbox(
             f"{damaged} has no message of an outbox, and SQLite finds no outbox in it: nothing was "
             "copied; name the file of the outbox"
         )
     return found
+
+
+def _copied(damaged: Path, pages: Pages, new: Path) -> Salvaged:
+    """Copy into a new outbox. After an error there is none, so that the copy can be made again."""
+    try:
+        with closing(open_writer(new, is_relay=False)) as target:
+            return _copy(damaged, pages, target, new)
+    except BaseException:
+        _remove(new)
+        raise
+
+
+def _remove(new: Path) -> None:
+    for suffix in ("", *OF_SQLITE, *OURS):
+        Path(f"{new}{suffix}").unlink(missing_ok=True)
 
 
 def _lock(damaged: Path) -> RelayLock | None:
@@ -422,6 +467,7 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
         broken=(*(broken[id_] for id_ in sorted(broken.keys() - intact.keys())), *misnumbered),
         has_sources=_copy_sources(damaged, target, new, room := _Room(pages.total_bytes))
         and _copy_keys(damaged, target, new, intact.keys(), room),
+        unreadable=pages.unreadable,
     )
 
 
