@@ -58,7 +58,7 @@ class Passes:
             last, oldest = page_of(f"page_of_{kind}", {"first": pass_.first, "limit": PAGE})
             if last is None:
                 pass_.first, pass_.not_before = 0, monotonic + PASS_S
-            elif oldest < before:
+            elif isinstance(oldest, int | float) and oldest < before:  # not text, by a flipped bit
                 found[kind] = {"first": pass_.first, "last": last, "before": before}
             else:
                 pass_.first = last + 1

@@ -284,6 +284,23 @@ def test_a_relay_starts_beside_a_row_whose_wait_it_cannot_change(path: Path) -> 
         assert [one.id for one in found] == OTHERS
 
 
+@pytest.mark.parametrize(("tags", "due_at"), [("1", NOW - 540), ("1, 2", NOW + 60)])
+def test_a_relay_starts_beside_an_attempt_whose_time_is_no_number(
+    path: Path, tags: str, due_at: float
+) -> None:
+    new = entries("text")
+    attempts = [Attempt(one, "1-1", tag, NACKED, NOW) for one in new for tag in (1, 2)]
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        store.commit(Changes(new=new))
+        for one in new:
+            one.due_at, one.nacked = NOW + 60, 1
+        store.commit(Changes(rescheduled=new, attempts=attempts))
+    edit(path, f"at = 'x' WHERE id = {FLIPPED} AND tag IN ({tags})", "reliablepub_attempts")
+    SqliteStore(path, clock=lambda: NOW - 600).close()
+    rows = dict(sql(path, "SELECT id, due_at FROM reliablepub_messages"))
+    assert rows == dict.fromkeys(OTHERS, NOW - 540) | {FLIPPED: due_at}
+
+
 def test_what_is_wrong_with_a_row_can_always_be_stored(path: Path) -> None:
     """An error may quote the row, with half of a surrogate pair or a U+0000 in it."""
     with closing(SqliteStore(path, clock=lambda: NOW)) as store:

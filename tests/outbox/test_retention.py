@@ -23,7 +23,7 @@ from tests.outbox.ageing import DAY_S, outlive_the_history
 from tests.outbox.conftest import Clock, Make
 from tests.outbox.shim import CANTOPEN, shim
 from tests.outcomes import REFUSED
-from tests.sqlite import count, sql, writer_of
+from tests.sqlite import count, edit_lax, sql, writer_of
 
 IDS_OF_ATTEMPTS = "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id"
 
@@ -275,6 +275,24 @@ def test_a_relay_goes_on_if_what_is_kept_is_damaged(
         app.commit()
         assert store.relieve() == ""
         assert store.commit(Changes(new=[entry()])).counters.open == 1
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("at", ["'x'", "x'31'", "NULL"])
+def test_a_page_of_the_history_whose_times_are_no_numbers_is_passed(
+    path: Path, clock: Clock, entry: Make, at: str
+) -> None:
+    with closing(SqliteStore(path, clock=clock)) as store:
+        new = [entry() for _ in range(4)]
+        store.commit(Changes(new=new))
+        attempts = [Attempt(one, "1-1", tag, REFUSED, clock.now) for tag, one in enumerate(new, 1)]
+        store.commit(Changes(rescheduled=new, attempts=attempts))
+        store.commit(Changes(confirmed=new))
+        edit_lax(path, f"at = {at} WHERE attempt < 3", "reliablepub_attempts")
+        clock.now += 8 * DAY_S
+        for _ in range(5):
+            assert store.relieve() == ""
+    assert sql(path, IDS_OF_ATTEMPTS) == [(1,), (2,)]
 
 
 @pytest.mark.usefixtures("busy")

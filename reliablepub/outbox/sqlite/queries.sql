@@ -130,14 +130,15 @@ SELECT id, due_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages 
 WHERE due_at IS NOT NULL AND (due_at, id) > (:at, :id)
 ORDER BY due_at, id LIMIT :limit;
 
--- Retries scheduled by an earlier run when the clock was ahead of now: their waits stay as long.
+-- Retries scheduled by an earlier run when the clock was ahead of now: their waits stay as long. A time
+-- that a flipped bit has made text comes after every number, and is left out.
 -- name: rebase_retries
 UPDATE reliablepub_messages AS m SET
     due_at = :now + max(0.0, m.due_at - (
-        SELECT max(a.at) FROM reliablepub_attempts AS a WHERE a.id = m.id
+        SELECT max(a.at) FROM reliablepub_attempts AS a WHERE a.id = m.id AND a.at < 9e999
     )),
     refused_at = min(m.refused_at, :now)
-WHERE m.id IN (SELECT id FROM reliablepub_attempts WHERE at > :now)
+WHERE m.id IN (SELECT id FROM reliablepub_attempts WHERE at > :now AND at < 9e999)
 AND m.due_at > :now AND m.due_at < 9e999 AND m.nacked + m.returned + m.refused > 0;
 
 -- name: park
