@@ -28,6 +28,7 @@ from reliablepub import (
     PublisherFailed,
 )
 from reliablepub.outbox.sqlite import location
+from tests.sqlite import writer_of
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
 from tests.waiting import until
 
@@ -310,6 +311,19 @@ def test_a_connection_whose_database_was_exchanged_is_to_another_file(path: Path
         connection.deserialize(connection.serialize())
         with pytest.raises(ConfigurationError, match="connection is to "):
             outbox.enqueue(b"", connection=connection)
+
+
+def test_a_file_that_is_replaced_after_a_fork_has_closed_it_is_used_after_one_error(
+    path: Path,
+) -> None:
+    with closing(Outbox(path)) as outbox:
+        outbox.enqueue(Message(b"x"))
+        writer_of(outbox).rest()
+        replace(path)
+        with pytest.raises(OutboxMoved, match="was replaced by another file"):
+            outbox.enqueue(Message(b"x"))
+        stored = outbox.enqueue(Message(b"x"))
+        assert stored in ids_at(path)
 
 
 def test_a_file_that_is_moved_after_the_commit_may_have_the_message(path: Path) -> None:

@@ -538,7 +538,7 @@ class Writer:
         The dropped files stay open: closing the connection could delete the log of another
         process that uses the path now.
         """
-        if self.connection is not None and not self.connection.place.is_overwritten:
+        if self.connection is None or not self.connection.place.is_overwritten:
             self._abandon()
 
     def close(self) -> None:
