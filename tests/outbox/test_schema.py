@@ -57,6 +57,22 @@ def test_an_outbox_joins_the_tables_of_an_application(path: Path) -> None:
         assert versions(app) == [VERSION]
 
 
+def test_temporary_tables_of_the_application_get_nothing_of_a_new_outbox(path: Path) -> None:
+    SqliteStore(other := path.with_name("other.db")).close()
+    with closing(sqlite3.connect(other)) as connection:
+        expected = schema(connection)
+    with closing(sqlite3.connect(path)) as application:
+        application.execute("ATTACH ? AS other", (str(other),))
+        for kind, name, _ in expected:
+            if kind == "table" and name != "sqlite_sequence":
+                application.execute(f"CREATE TEMP TABLE {name} AS SELECT * FROM other.{name}")
+        Outbox(path).enqueue(Message(b"x"), connection=application)
+        application.commit()
+    with closing(sqlite3.connect(path)) as connection:
+        assert schema(connection) == expected
+    assert (Outbox(path).status().open, Outbox(path).audit().is_right) == (1, True)
+
+
 def test_an_outbox_that_went_through_migrations_stays_usable(path: Path) -> None:
     """Until 8, versions followed each other in a file: each left a row, and columns were added."""
     SqliteStore(path).close()

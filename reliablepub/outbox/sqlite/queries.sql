@@ -1,13 +1,13 @@
 -- Statements for a SQLite file, by name (see sql.py); those for every database are in `../queries.sql`.
 
 -- name: has_schema
-SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'reliablepub_schema';
+SELECT count(*) FROM main.sqlite_schema WHERE type = 'table' AND name = 'reliablepub_schema';
 
 -- name: schema_version
 SELECT coalesce(max(version), 0) FROM main.reliablepub_schema;
 
 -- name: record_version
-INSERT INTO reliablepub_schema (version, applied_at) VALUES (?, ?);
+INSERT INTO main.reliablepub_schema (version, applied_at) VALUES (?, ?);
 
 -- name: owner
 SELECT id, pid, (SELECT coalesce(max(intervention), 0) FROM reliablepub_interventions)

@@ -1,6 +1,8 @@
 -- The tables of an outbox, version 9 (see `VERSION` in connections.py).
 --
--- The database may belong to an application, so every name begins with `reliablepub_`.
+-- The database may belong to an application, so every name begins with `reliablepub_`. Indexes, triggers
+-- and rows name the database, `main`: otherwise they would become those of a temporary table of the
+-- application, if it has one of that name.
 --
 -- An open message is in `reliablepub_messages`, and a parked or expired one in `reliablepub_parked`.
 -- A confirmed message is in neither, and is only counted in `reliablepub_ledger`. A row moves in one
@@ -38,18 +40,18 @@ CREATE TABLE reliablepub_messages (
     refused_at REAL
 ) STRICT;
 
-CREATE INDEX reliablepub_messages_waiting ON reliablepub_messages (due_at)
+CREATE INDEX main.reliablepub_messages_waiting ON reliablepub_messages (due_at)
 WHERE due_at IS NOT NULL;
 
-CREATE INDEX reliablepub_messages_expiring ON reliablepub_messages (expires_at)
+CREATE INDEX main.reliablepub_messages_expiring ON reliablepub_messages (expires_at)
 WHERE expires_at IS NOT NULL;
 
 -- Messages whose destination is paused have an infinite due time.
-CREATE INDEX reliablepub_messages_held ON reliablepub_messages (exchange, routing_key)
+CREATE INDEX main.reliablepub_messages_held ON reliablepub_messages (exchange, routing_key)
 WHERE due_at = 9e999;
 
 -- In the order of the ids, which is that of the commits: every index ends with the id.
-CREATE INDEX reliablepub_messages_of_key ON reliablepub_messages (ordering_key)
+CREATE INDEX main.reliablepub_messages_of_key ON reliablepub_messages (ordering_key)
 WHERE ordering_key IS NOT NULL;
 
 -- Parked and expired messages, with their last outcome. An operator can retry them.
@@ -78,12 +80,12 @@ CREATE TABLE reliablepub_parked (
 ) STRICT;
 
 -- A parked message holds its ordering key: later messages of the key wait until an operator decides.
-CREATE INDEX reliablepub_parked_holding ON reliablepub_parked (ordering_key)
+CREATE INDEX main.reliablepub_parked_holding ON reliablepub_parked (ordering_key)
 WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
 
 -- When a key is no longer held, its next message becomes due, so that the relay finds it. A due time of
 -- 0 is due whatever the clock says.
-CREATE TRIGGER reliablepub_key_skipped AFTER UPDATE OF is_skipped ON reliablepub_parked
+CREATE TRIGGER main.reliablepub_key_skipped AFTER UPDATE OF is_skipped ON reliablepub_parked
 WHEN NEW.ordering_key IS NOT NULL AND NEW.is_skipped <> 0
 BEGIN
     UPDATE reliablepub_messages SET due_at = 0
@@ -92,7 +94,7 @@ BEGIN
     );
 END;
 
-CREATE TRIGGER reliablepub_key_released AFTER DELETE ON reliablepub_parked
+CREATE TRIGGER main.reliablepub_key_released AFTER DELETE ON reliablepub_parked
 WHEN OLD.ordering_key IS NOT NULL
 BEGIN
     UPDATE reliablepub_messages SET due_at = 0
@@ -117,7 +119,7 @@ CREATE TABLE reliablepub_attempts (
         CHECK (persistence IN ('not written', 'possibly persisted', 'persisted'))
 ) STRICT;
 
-CREATE INDEX reliablepub_attempts_of_message ON reliablepub_attempts (id, epoch, tag);
+CREATE INDEX main.reliablepub_attempts_of_message ON reliablepub_attempts (id, epoch, tag);
 
 -- Delivery tags in flight, one row a batch. Operators see them, and a relay that starts records the
 -- messages in them as uncertain; no message is sent or settled because of them. `ids` is JSON,
@@ -146,7 +148,7 @@ CREATE TABLE reliablepub_ledger (
     CHECK (stored >= confirmed + parked + expired + discarded)
 ) STRICT;
 
-INSERT INTO reliablepub_ledger VALUES (1, 0, 0, 0, 0, 0, 0, 0);
+INSERT INTO main.reliablepub_ledger VALUES (1, 0, 0, 0, 0, 0, 0, 0);
 
 -- The last 1,000 runs of relays on this outbox. The newest one owns it; its number is part of the names
 -- of its channel epochs.
@@ -181,7 +183,7 @@ CREATE TABLE reliablepub_confirmed (
     body BLOB NOT NULL
 ) STRICT;
 
-CREATE INDEX reliablepub_confirmed_by_time ON reliablepub_confirmed (confirmed_at);
+CREATE INDEX main.reliablepub_confirmed_by_time ON reliablepub_confirmed (confirmed_at);
 
 -- Deduplication keys of callers: a second message with a known key is not stored.
 CREATE TABLE reliablepub_keys (
@@ -191,7 +193,7 @@ CREATE TABLE reliablepub_keys (
     kept_until REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX reliablepub_keys_by_time ON reliablepub_keys (kept_until);
+CREATE INDEX main.reliablepub_keys_by_time ON reliablepub_keys (kept_until);
 
 -- Interventions of operators in single messages, with the address that the message had before. The
 -- relay looks for new ones in each commit, and drops these messages from memory. AUTOINCREMENT: a
@@ -208,7 +210,7 @@ CREATE TABLE reliablepub_interventions (
     note TEXT NOT NULL
 ) STRICT;
 
-CREATE INDEX reliablepub_interventions_of_message ON reliablepub_interventions (id);
+CREATE INDEX main.reliablepub_interventions_of_message ON reliablepub_interventions (id);
 
 -- Views for operators. ---------------------------------------------------------------------------
 
