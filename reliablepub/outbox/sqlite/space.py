@@ -124,7 +124,7 @@ class Ballast:
     def release(self) -> bool:
         """Release all space by truncating the file; return False if there was none.
 
-        Only the holder of the relay lock calls this.
+        The holder of the relay lock calls this, and a relay that has found no space to start.
         """
         return self._cut(0) > 0
 
