@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from reliablepub.errors import (
     OutboxLocked,
 )
 from reliablepub.outbox.entry import TRANSIENT
+from reliablepub.outbox.sqlite import forks
 from reliablepub.outbox.sqlite.failures import (
     is_damage,
     is_decided,
@@ -104,6 +106,16 @@ def test_without_a_free_descriptor_nothing_is_taken_for_absent(
             assert before.keys() <= open_files().keys()
 
     assert child(run) == 0
+
+
+def test_nor_without_one_of_the_whole_system(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listdir(_: str) -> list[str]:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+
+    with closing(SqliteStore(path)):
+        before = open_files()
+        monkeypatch.setattr(forks, "os", SimpleNamespace(**vars(os) | {"listdir": listdir}))
+        assert before.keys() <= open_files().keys()
 
 
 def test_an_error_that_is_not_sqlites_own_has_no_code() -> None:

@@ -39,6 +39,8 @@ Inode = tuple[int, int]
 
 QUIET_TIMEOUT_S: Final = 15.0
 """How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite."""
+_DESCRIPTORS_MAX: Final = 1 << 20
+"""The most descriptors that Linux allows a process by default (``fs.nr_open``)."""
 _MAGIC: Final = b"SQLite format 3\0"
 
 
@@ -186,8 +188,9 @@ def _descriptors() -> Iterable[int]:
         try:
             return map(int, os.listdir(folder))  # noqa: PTH208 - faster than `Path.iterdir`
         except OSError as error:
-            if error.errno == errno.EMFILE:  # all numbers are taken, so that none lists them
-                return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            if error.errno in {errno.EMFILE, errno.ENFILE}:  # none is free to list them with
+                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                return range(min(limit, _DESCRIPTORS_MAX))
     return ()
 
 
