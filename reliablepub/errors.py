@@ -264,7 +264,10 @@ class OutboxInUse(OutboxError):
 
 
 class OutboxLocked(OutboxError):
-    """Another process kept the file or a table locked for too long; a later call may succeed."""
+    """Another process kept the file or a table locked, or a fork lasts, for too long.
+
+    A later call may succeed.
+    """
 
     retryable = True
 

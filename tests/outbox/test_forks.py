@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from reliablepub.errors import OutboxLocked
+from reliablepub.outbox.sqlite import forks
 from reliablepub.outbox.sqlite.forks import Gate, Keeper
 
 
@@ -39,6 +41,19 @@ def test_a_keeper_that_comes_during_a_fork_does_not_stop_it() -> None:
     gate._after_in_parent()
     adding.join()
     assert late in gate._keepers
+
+
+def test_a_call_does_not_wait_for_good_for_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An at-fork hook of the application may wait for a lock that the caller holds."""
+    monkeypatch.setattr(forks, "QUIET_TIMEOUT_S", 0.05)
+    gate = Gate()
+    forking = threading.Thread(target=gate._before)
+    forking.start()
+    forking.join()
+    with pytest.raises(OutboxLocked, match="another thread of this process has been forking"):
+        gate.begin_use()
+    gate._after_in_parent()
+    gate.end_use(gate.begin_use())
 
 
 ABANDON = """

@@ -32,13 +32,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-from reliablepub.errors import OutboxForked
+from reliablepub.errors import OutboxForked, OutboxLocked
 
 Inode = tuple[int, int]
 """Device and inode number, which identify a file regardless of its name."""
 
 QUIET_TIMEOUT_S: Final = 15.0
-"""How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite."""
+"""How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite. For a
+fork, which may itself wait for another call, it waits twice as long as this."""
 _DESCRIPTORS_MAX: Final = 1 << 20
 """The most descriptors that Linux allows a process by default (``fs.nr_open``)."""
 _MAGIC: Final = b"SQLite format 3\0"
@@ -80,6 +81,9 @@ class Gate:
 
         The block may end in another thread than it began in, for instance when a generator that was
         not exhausted is collected.
+
+        Raises:
+            OutboxLocked: another thread is forking, and the fork does not end.
         """
         use = self.begin_use()
         try:
@@ -88,15 +92,27 @@ class Gate:
             self.end_use(use)
 
     def begin_use(self) -> tuple[int, int]:
-        """Begin a use without a ``with`` block; return the argument of `end_use`."""
+        """Begin a use without a ``with`` block; return the argument of `end_use`.
+
+        Raises:
+            OutboxLocked: another thread is forking, and the fork does not end.
+        """
         if os.getpid() != self._pid:
             self._after_in_child()  # a C library forked without Python's hooks
         me = threading.get_ident()
         with self._changed:
-            while self._forker not in (None, me) and me not in self._using:
-                self._changed.wait()
+            if self._forker not in (None, me) and me not in self._using:
+                self._wait_for_fork()
             self._using[me] = self._using.get(me, 0) + 1
         return me, self._pid
+
+    def _wait_for_fork(self) -> None:
+        # A hook of the application may wait for a lock that the thread of this call holds.
+        if not self._changed.wait_for(lambda: self._forker is None, 2 * QUIET_TIMEOUT_S):
+            raise OutboxLocked(
+                "another thread of this process has been forking for "
+                f"{2 * QUIET_TIMEOUT_S:.0f} s; nothing was stored; try again"
+            )
 
     def end_use(self, use: tuple[int, int]) -> None:
         """End a use, in any thread. One that began before a fork has no effect in the child."""
