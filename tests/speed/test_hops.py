@@ -19,7 +19,7 @@ from reliablepub.testing import FakeBroker
 
 OURS = str(Path(reliablepub.__file__).parent)
 FAKE = str(Path(OURS) / "testing")
-ALONE = 20
+ALONE = 100
 MANY = 5_000
 ROUNDS = 3
 
