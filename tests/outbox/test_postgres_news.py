@@ -1,5 +1,7 @@
 """What a relay learns in PostgreSQL is not lost by the failure of a later statement."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -21,11 +23,13 @@ from reliablepub import (
 from reliablepub._core.events import Batch
 from reliablepub.outbox.entry import HELD, Changes, Entry, Intervened, Release
 from reliablepub.outbox.postgres import store as store_module
+from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.sql import queries
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
+from tests.postgres import PostgresServer, can_connect
 from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
@@ -468,6 +472,30 @@ def test_what_a_turn_has_counted_is_not_read_again_after_a_restart_of_the_server
     assert own.commit(Changes(new=[entry()])).counters.stored == 2
     assert not own.changed_elsewhere()
     assert (own.touched(), own.snapshot().late) == ([], ())
+
+
+def test_a_crash_of_a_server_process_takes_no_message_that_a_relay_has_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server recovers without a new start; new messages would get the ids of lost ones."""
+    monkeypatch.setattr(store_module, "BEAT_S", 3_600.0)  # the crash must not take a turn either
+    settings = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+    with PostgresServer(settings=settings) as server:
+        url = server.url_of()
+        create_outbox(Server.of(url), allows_loss=True)
+        with closing(PostgresStore(Server.of(url))) as own, Outbox(url) as outbox:
+            server.execute("CHECKPOINT")
+            outbox.enqueue(Message(b"", message_id="read"))
+            assert own.changed_elsewhere()
+            [read], _ = own.read_ready(1, own.snapshot().last_id, **ALL)
+            with closing(psycopg.connect(url)) as killed, closing(psycopg.connect(url)) as other:
+                os.kill(killed.info.backend_pid, signal.SIGKILL)
+                with pytest.raises(psycopg.OperationalError):
+                    other.execute("SELECT pg_sleep(60)")
+            until(lambda: can_connect(url))
+            outbox.enqueue(Message(b"", message_id="new"))
+            own.commit(Changes(confirmed=[read]))
+            assert [row["message_id"] for row in outbox.rows("open")] == ["new"]
 
 
 def test_turns_of_operators_are_no_lost_commits(

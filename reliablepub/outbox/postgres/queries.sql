@@ -220,9 +220,13 @@ FROM counts, (
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
 ) AS t;
 
--- The commit of a transaction that has written to the server's log brings all of the log to disk.
+-- The commit of a transaction that has written to the server's log brings all of the log to disk. In an
+-- outbox that allows loss, it waits for the server's own disk only, and not for a replica.
 -- name: flush
-SELECT pg_logical_emit_message(true, 'reliablepub', '')::text;
+SELECT
+    pg_logical_emit_message(true, 'reliablepub', '')::text,
+    CASE WHEN current_setting('synchronous_commit') = 'off'
+        THEN set_config('synchronous_commit', 'local', true) END;
 
 -- name: started_at
 SELECT extract(epoch FROM pg_postmaster_start_time())::text;

@@ -354,7 +354,9 @@ class PostgresStore:
         """Bring to disk what others have committed with ``synchronous_commit = off``.
 
         If a crash lost a message that is in memory here, a later one could get its id, and would be
-        deleted when the first one is confirmed.
+        deleted when the first one is confirmed. So this is done in an outbox that allows loss, too.
+        Unlike a server that was started, one that recovers from the crash of one of its processes
+        is not noticed: it keeps its start time.
         """
         with reported(self._server):
             self._link.transact([self._link.settings(), ("flush", {})])
