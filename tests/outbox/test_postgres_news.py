@@ -402,6 +402,31 @@ def test_a_relay_uses_no_ids_that_a_fail_over_will_give_out_again(
     assert not Outbox(url).audit().differences
 
 
+def test_a_relay_draws_new_ids_if_another_message_has_one_of_them(
+    url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
+) -> None:
+    """After a fail-over, an enqueuer has stored its message under the id that it had drawn."""
+    for _ in range(2):
+        Outbox(url).enqueue(Message(b""))
+    admin.execute("SELECT setval('reliablepub.message_ids', 1)")
+    own.commit(Changes(new=[one := entry(), other := entry()]))
+    assert [one.id, other.id] == [4, 5]
+    assert len(list(Outbox(url).rows("open"))) == 4
+    assert not Outbox(url).audit().differences
+
+
+def test_a_relay_says_that_other_messages_have_all_ids_that_it_draws(
+    url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
+) -> None:
+    for _ in range(9):
+        Outbox(url).enqueue(Message(b""))
+    admin.execute("SELECT setval('reliablepub.message_ids', 1)")
+    with pytest.raises(OutboxUnreachable, match="other messages have these ids"):
+        own.commit(Changes(new=[entry()]))
+    own.commit(Changes(new=[entry()]))
+    assert not Outbox(url).audit().differences
+
+
 def test_a_relay_publishes_the_message_that_has_got_the_id_of_a_lost_one(
     url: str, fail_over: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -462,9 +462,12 @@ class PostgresStore:
             except BaseException as error:
                 for entry in changes.new:
                     entry.id = 0
-                if not isinstance(error, _VoidIdsError):
+                if not (isinstance(error, _VoidIdsError) or _is_id_taken(error)):
                     raise
-        raise OutboxUnreachable(f"outbox {self._server}: its server is restarted again and again")
+        raise OutboxUnreachable(
+            f"outbox {self._server}: ids for new messages were drawn {_TRIES} times, and could not "
+            "be used: the server is restarted again and again, or other messages have these ids"
+        )
 
     def _tell_released(
         self, released: Sequence[Release], results: Sequence[list[Row]] | None
@@ -961,6 +964,18 @@ class PostgresStore:
             )
         if self._is_closed:
             raise OutboxError(f"outbox {self._server} is closed")
+
+
+def _is_id_taken(error: BaseException) -> bool:
+    """Whether nothing was stored because another message has the id of a new one.
+
+    After a fail-over to a replica that lagged, its sequence gives out ids again. An enqueuer may
+    have stored a message there under an id that it had drawn before, to encrypt the message.
+    """
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.errors.UniqueViolation):
+        return False
+    return cause.diag.constraint_name == "messages_pkey"
 
 
 def _unchanged(id_: int) -> Touched:
