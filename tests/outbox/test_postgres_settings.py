@@ -1,5 +1,6 @@
 """Outboxes in PostgreSQL amid what administrators do: locks, policies, emptied tables, names."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -117,6 +118,51 @@ def test_an_owner_that_waits_for_the_lock_of_a_table_keeps_its_shard(
         assert told == {"OutboxInUse"}
         assert own.commit(Changes(new=[entry()])).counters.stored == 2
     assert not Outbox(url).audit().differences
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(60)
+def test_an_owner_goes_on_though_the_table_of_its_status_is_locked(
+    url: str, admin: psycopg.Connection, entry: Make
+) -> None:
+    """VACUUM FULL waits for a dump, perhaps for hours, and others for VACUUM FULL."""
+    with closing(PostgresStore(Server.of(url))) as own, closing(psycopg.connect(url)) as locking:
+        locking.execute("LOCK TABLE reliablepub.status")
+        own.show({"n": 1})
+        assert own.commit(Changes(new=[entry()])).counters.stored == 1
+        locking.rollback()
+        own.show({"n": 2})
+        [(content,)] = admin.execute("SELECT content FROM reliablepub.status")
+        assert json.loads(content)["n"] == 2
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("table", ["turns", "runs", "confirmed"])
+def test_a_relay_that_starts_while_a_table_is_locked_says_so(url: str, table: str) -> None:
+    with closing(psycopg.connect(url)) as locking:
+        locking.execute(f"LOCK TABLE reliablepub.{table}".encode())
+        with pytest.raises(OutboxLocked):
+            PostgresStore(Server.of(url))
+        locking.rollback()
+    PostgresStore(Server.of(url)).close()
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(60)
+def test_a_relay_waits_for_no_lock_to_name_its_successor_or_to_find_a_source(
+    url: str, admin: psycopg.Connection
+) -> None:
+    with closing(PostgresStore(Server.of(url))) as own, closing(psycopg.connect(url)) as locking:
+        admin.execute("UPDATE reliablepub.turns SET run = 99")
+        locking.execute("LOCK TABLE reliablepub.runs, reliablepub.sources")
+        with pytest.raises(OutboxLocked):
+            own.position("source")
+        with pytest.raises(OutboxLocked):
+            own.changed_elsewhere()
+        locking.rollback()
+        with pytest.raises(OutboxInUse):
+            own.changed_elsewhere()
 
 
 @pytest.mark.postgres

@@ -26,8 +26,8 @@ transaction may have taken long. So by the age of a turn, a process takes a shar
 has watched that turn for most of `EXPIRY_S`. An owner whose commit took longer, or that waited for
 the turn of an operator, takes its next turn in this time.
 
-The owner waits at most 1 s for the lock of a table, and takes its turn before a full look, so that
-a lock on a table that a turn need not touch makes it no older.
+The owner waits at most 1 s for the lock of a table (20 ms for that of its status), and takes its
+turn before a full look, so that a lock on a table that a turn need not touch makes it no older.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
     linked_at: dict[int, float] = {}
     locked: Counter[int] = Counter()
     while True:
-        newest = link.rows("newest_turns")
+        newest = link.read("newest_turns", {})
         if not newest:
             raise emptied(link.server)
         now_s = time.monotonic()
@@ -154,7 +154,7 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | No
         LockNotAvailable: another transaction has inserted the turn, and has not ended.
     """
     names = {"pid": os.getpid(), "host": socket.gethostname(), "now": now, "shard": shard}
-    [(run,)] = link.rows("begin_run", names)
+    [(run,)] = link.read("begin_run", names)
     values = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
     try:
         values["backend"] = link.backend
@@ -178,7 +178,7 @@ def _held_up(link: Link, shard: int) -> OutboxInUse:
 
 def _in_use(link: Link, newest: list[Row]) -> OutboxInUse:
     _, _, run, *_ = newest[0]
-    [(_, pid, host)] = link.rows("owner", {"run": run}) or [(run, "?", b"?")]
+    [(_, pid, host)] = link.read("owner", {"run": run}) or [(run, "?", b"?")]
     who = f"process {pid} on {host.decode()}"
     if (pid, host.decode()) == (os.getpid(), socket.gethostname()):
         who = "another publisher of this process"

@@ -289,7 +289,8 @@ WHERE k.key = o.key
 AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = o.id)
 AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id);
 
--- Old rows can wait if another process has locked them, as the relay of another shard that deletes them.
+-- Old rows can wait if another process has locked them, as the relay of another shard that deletes them. So
+-- can the status if its table is locked.
 -- name: wait_briefly
 SELECT set_config('lock_timeout', '20', true);
 

@@ -30,7 +30,8 @@ DELETING_S: Final = 0.02
 _LATE_S: Final = 5.0
 """By how much another relay's clock may be behind, and its commit late. A kept message that is
 older than all others by more is found an hour later at the latest."""
-_BRIEFLY: Final[Step] = ("wait_briefly", {})
+BRIEFLY: Final[Step] = ("wait_briefly", {})
+"""Precedes what can be done later in a transaction: it waits only 20 ms for a lock."""
 
 
 class Retention:
@@ -52,7 +53,7 @@ class Retention:
         # The relay of another shard may keep messages while this one keeps none.
         self._left_before = inf if shards == 1 else now
         # An earlier run may have kept messages.
-        self.is_pruning = keep_confirmed_s > 0 or bool(link.rows("any_kept"))
+        self.is_pruning = keep_confirmed_s > 0 or bool(link.read("any_kept", {}))
         self._look_at = 0.0
         self._since, self._pass_at = -inf, 0.0
         self._keys_since, self._keys_at = -inf, 0.0
@@ -80,7 +81,7 @@ class Retention:
         """
         has_kept = self.is_pruning and self._has_kept(self._before(now))
         old = [*self._old_history(now - ATTEMPTS_RETENTION_S), *self._old_keys(now)]
-        return [_BRIEFLY, *old, self.prune(now)] if has_kept or old else []
+        return [BRIEFLY, *old, self.prune(now)] if has_kept or old else []
 
     def has_deleted(self) -> None:
         """Go on after the pages of history of the last look."""

@@ -255,6 +255,9 @@ class Link:
     def rows(self, name: str, values: Values | None = None) -> list[Row]:
         """Run an idempotent statement in a transaction of its own; return its rows.
 
+        The settings of the user apply, so it may wait for the lock of a table for ever. A relay
+        uses this only for statements that need no table.
+
         If an idle connection turns out to be lost, the statement is run again on a new one.
 
         Raises:
@@ -264,7 +267,7 @@ class Link:
         return self._twice(lambda: self._run(name, values or {}))
 
     def read(self, name: str, values: Values) -> list[Row]:
-        """Run a statement that reads messages by an index; return its rows.
+        """Run an idempotent statement with the settings of a relay (`BY_INDEX`); return its rows.
 
         If an idle connection turns out to be lost, the statement is run again on a new one.
 

@@ -64,7 +64,7 @@ from reliablepub.outbox.postgres.ownership import (
     is_lost_turn,
     take_over,
 )
-from reliablepub.outbox.postgres.retention import DELETING_S, PRUNED_MIN, Retention
+from reliablepub.outbox.postgres.retention import BRIEFLY, DELETING_S, PRUNED_MIN, Retention
 from reliablepub.outbox.postgres.rows import arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     AGAIN,
@@ -235,7 +235,7 @@ class PostgresStore:
         )
         self._touched = self._seen.intervention
         # Not the current snapshot, in which more rows may be visible than the turn has counted.
-        [(snapshot,)] = self._link.rows("counted", at | {"turn": self._turn})
+        [(snapshot,)] = self._link.read("counted", at | {"turn": self._turn})
         [(last_id,)] = self._link.rows("last_id")
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
         self._secured()
@@ -374,7 +374,7 @@ class PostgresStore:
                 "an operator has changed a message that it had in flight; it stops"
             )
         if run != self._run:
-            [(_, pid, host)] = self._link.rows("owner", {"run": run}) or [(0, "?", b"?")]
+            [(_, pid, host)] = self._link.read("owner", {"run": run}) or [(0, "?", b"?")]
             raise OutboxInUse(
                 f"outbox {self._server} was taken over by process {pid} on {host.decode()}; this "
                 "relay stops"
@@ -924,7 +924,7 @@ class PostgresStore:
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
-        found = self._link.rows("position", {"name": source})
+        found = self._link.read("position", {"name": source})
         return int(found[0][0]) if found else 0
 
     # ------------------------------------------------------------------ status; the end
@@ -933,8 +933,8 @@ class PostgresStore:
         """Write the relay's status. No decision depends on it."""
         content = json.dumps({"pid": self._pid, **status, "keys": fingerprints(self._keys)})
         values = {"shard": self._shard, "run": self._run, "content": content}
-        with suppress(OutboxError):
-            self._link.rows("show", values)
+        with suppress(OutboxError), reported(self._server):
+            self._link.transact([BY_INDEX, BRIEFLY, ("show", values)])
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
         """Close the connection, and let another relay take over. Committed entries remain.
@@ -952,7 +952,7 @@ class PostgresStore:
                 [self._of_turn("free_turn"), ("end_run", mine | {"now": self._clock()})]
             )
             if last is None:
-                self._link.rows("unshow", mine)
+                self._link.read("unshow", mine)
             else:
                 self.show(dict(last) | {IS_LAST: True})
         self._link.close()
