@@ -21,7 +21,7 @@ from reliablepub import (
     Publisher,
 )
 from reliablepub._core.events import Batch
-from reliablepub.outbox.entry import HELD, Changes, Entry, Intervened, Release
+from reliablepub.outbox.entry import HELD, Changes, Entry, Intervened, Release, Step
 from reliablepub.outbox.postgres import store as store_module
 from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Link, Server
@@ -277,6 +277,36 @@ def test_a_commit_that_was_cut_off_before_the_highest_id_is_found_as_new(
     assert next_one.id == 2
     snapshot = own.snapshot()
     assert (snapshot.late, snapshot.last_id, snapshot.counters.stored) == ((), 2, 2)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+@pytest.mark.parametrize("further", [0.0, 60.0])
+def test_a_change_of_the_clock_moves_times_once_though_its_commit_was_cut_off(
+    own: PostgresStore,
+    admin: psycopg.Connection,
+    entry: Make,
+    limbo: Callable[[], Limbo],
+    *,
+    is_committed: bool,
+    further: float,
+) -> None:
+    """The clock may be set again before the database is back."""
+    timed = entry()
+    timed.due_at, timed.refused_at, timed.expires_at = 5_000.0, 4_000.0, 6_000.0
+    timed.is_plain = False
+    own.commit(Changes(new=[timed]))
+    changes = Changes(new=[entry()], stepped=Step(3_600.0, 1.0, timed.id))
+    server = limbo()
+    server.commit(own, changes, runs=True)
+    server.end(commits=is_committed)
+    changes.new, changes.stepped = [], Step(3_600.0 + further, 1.0, timed.id)
+    own.commit(changes)
+    times = "SELECT due_at, refused_at, expires_at FROM reliablepub.messages WHERE id = %s"
+    moved = [at + 3_600.0 + further for at in (5_000.0, 4_000.0, 6_000.0)]
+    assert admin.execute(times, [timed.id]).fetchone() == (*moved,)
+    own.commit(Changes(stepped=Step(-further, 1.0, timed.id)))
+    [(due_at, *_)] = admin.execute(times, [timed.id])
+    assert due_at == 8_600.0, "the next change is made in full"
 
 
 def test_lost_commits_are_noticed_after_a_turn_that_was_cut_off(

@@ -113,6 +113,18 @@ class _VoidIdsError(Exception):
     """
 
 
+class _Unsure(NamedTuple):
+    """What a turn may have committed: the connection was lost before the answer.
+
+    Attributes:
+        new_ids: ids of its new messages.
+        moved_by: by how many seconds it moves times, because the clock was set.
+    """
+
+    new_ids: Sequence[int]
+    moved_by: float
+
+
 class _Turn(NamedTuple):
     """The columns of ``newest_turn`` and ``turns_since``."""
 
@@ -195,7 +207,8 @@ class PostgresStore:
         self._link = Link(server)
         self._token = new_id()
         self._commits = 0
-        self._unsure: dict[str, list[int]] = {}
+        self._unsure: dict[str, _Unsure] = {}  # by token
+        self._moved_by = 0.0  # seconds of the next `Changes.stepped`: one of them has moved so far
         self._read_since: set[int] = set()  # ids of entries that were read since the last turn
         self._to_read_again: set[int] = set()
         try:
@@ -444,9 +457,12 @@ class PostgresStore:
         self._check_usable()
         if changes.is_empty:
             return self._snapshot()
+        if changes.stepped is not None and self._unsure:
+            self._take_turn([])  # finds out which of them has moved the times already
         if self._is_untold:
             raise Intervened
         results = self._store_changes(changes)
+        self._moved_by = 0.0
         if changes.new:
             self._seen.last_id = max(self._seen.last_id, changes.new[-1].id)
         self._tell_released(changes.released, results)
@@ -458,7 +474,8 @@ class PostgresStore:
             try:
                 self._draw_ids(changes.new)
                 steps = self._steps(changes, self._clock())
-                return self._take_turn(steps, [entry.id for entry in changes.new])
+                new_ids = [entry.id for entry in changes.new]
+                return self._take_turn(steps, new_ids, self._to_move_by(changes))
             except BaseException as error:
                 for entry in changes.new:
                     entry.id = 0
@@ -521,7 +538,8 @@ class PostgresStore:
         """Yield the statements that change times, and then those that store new entries."""
         mine: dict[str, object] = {"shard": self._shard, "run": self._run}
         if (step := changes.stepped) is not None:
-            by = {"by": step.by, "since": step.since, "last_id": step.last_id, "now": now, **mine}
+            since = {"since": step.since, "last_id": step.last_id, "now": now}
+            by = {"by": self._to_move_by(changes), **since, **mine}
             yield "step_retries", by
             yield "step_deadlines", by
         plain, others = divided(changes.new)
@@ -535,6 +553,10 @@ class PostgresStore:
             yield "advance_source", {"name": name, "count": count}
         if changes.rescheduled:
             yield "reschedule", arrays(rows.SCHEDULE, map(schedule_of, changes.rescheduled))
+
+    def _to_move_by(self, changes: Changes) -> float:
+        """Return by how many seconds the times are still to be moved, because the clock was set."""
+        return 0.0 if changes.stepped is None else changes.stepped.by - self._moved_by
 
     def _records(self, changes: Changes, now: float) -> Iterator[Step]:
         """Yield the statements that give up entries, and record attempts and tags."""
@@ -557,13 +579,19 @@ class PostgresStore:
         return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
 
     def _take_turn(
-        self, steps: Sequence[Step], new_ids: Sequence[int] = (), *, is_counting: bool = True
+        self,
+        steps: Sequence[Step],
+        new_ids: Sequence[int] = (),
+        moved_by: float = 0.0,
+        *,
+        is_counting: bool = True,
     ) -> list[list[Row]] | None:
         """Commit statements as the next turn.
 
         Args:
             steps: the statements.
             new_ids: ids of the messages that they store.
+            moved_by: by how many seconds they move times, because the clock was set.
             is_counting: whether the turn counts new messages of enqueuers, as it must if its
                 statements change messages.
 
@@ -612,7 +640,7 @@ class PostgresStore:
                 self._turn += 1
                 self._committed(_Turn(*newest), is_counting=is_counting)
                 return results[len(results) - len(steps) :]
-        raise self._cut_off(failure, token, new_ids) if is_unsure else failure
+        raise self._cut_off(failure, token, _Unsure(new_ids, moved_by)) if is_unsure else failure
 
     def _all_steps(self, steps: Sequence[Step], token: str, *, is_counting: bool) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
@@ -672,11 +700,12 @@ class PostgresStore:
                 number of the first of them.
         """
         token = since[0].token.decode() if since else ""
-        ids = self._unsure.get(token, [])
+        new_ids, moved_by = self._unsure.get(token, _Unsure((), 0.0))
         if token in self._unsure and not self._seen.count:  # it may have counted nothing
             self._secured()
+        self._moved_by += moved_by
         # Higher ids count as new, once the relay knows of one that is higher still.
-        self._add_late([id_ for id_ in ids if id_ <= self._seen.last_id])
+        self._add_late([id_ for id_ in new_ids if id_ <= self._seen.last_id])
         self._unsure.clear()
 
     def _turns_since(self, turn: int) -> list[_Turn]:
@@ -689,10 +718,10 @@ class PostgresStore:
             raise emptied(self._server)
         return _Turn(*found[0])
 
-    def _cut_off(self, error: OutboxError, token: str, new_ids: Sequence[int]) -> OutboxError:
+    def _cut_off(self, error: OutboxError, token: str, turn: _Unsure) -> OutboxError:
         """Record a turn that may have been committed; return the error to raise."""
-        self._unsure[token] = list(new_ids)
-        if not new_ids:  # recording outcomes again changes nothing; the tags may be stored
+        self._unsure[token] = turn
+        if not turn.new_ids:  # recording outcomes again changes nothing; the tags may be stored
             return error if isinstance(error, OutboxUnreachable) else OutboxUnreachable(str(error))
         unsure = OutboxUnsure(
             f"outbox {self._server}: the connection was lost during the commit, so it is unknown "
