@@ -287,6 +287,34 @@ def test_what_is_not_told_yet_is_found_by_no_other_way(
     assert counted(url) == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize(("room", "sent", "fit"), [(0, 1, 1), (2, 3, 2), (9, 9, 9)])
+def test_bodies_of_first_messages_are_read_up_to_the_limit_only(
+    own: PostgresStore,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    room: int,
+    sent: int,
+    fit: int,
+) -> None:
+    """A page of 500 keys may have gigabytes of them."""
+    keys = [f"k{n}" for n in range(9)]
+    own.commit(Changes(new=(new := [entry(ordering_key=key) for key in keys])))
+    read = Link.read
+    found: list[Any] = []
+
+    def note(link: Link, name: str, values: Any) -> Any:
+        rows = read(link, name, values)
+        if name == "firsts_of_keys":
+            found.extend(rows)
+        return rows
+
+    monkeypatch.setattr(Link, "read", note)
+    bytes_max = room * new[0].message.size
+    entries, looked_at = own.read_first(keys, 1.0, bytes_max=bytes_max)
+    assert (len(found), len(entries), looked_at) == (sent, fit, fit)
+
+
 def test_what_is_stored_while_a_relay_starts_is_counted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -528,23 +528,27 @@ WHERE shard = :shard AND expires_at IS NOT NULL AND (expires_at, id) > (:after_a
 AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :seen::text::pg_snapshot))
 ORDER BY expires_at, id LIMIT :limit;
 
--- Operators' changes name keys of all shards.
+-- Operators' changes name keys of all shards. At most one row exceeds the limit in
+-- bytes, the last one.
 -- name: firsts_of_keys
 SELECT
-    m.id, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, m.due_at, m.nacked,
-    m.returned, m.refused, m.uncertain, m.checksum, m.body, m.expires_at, m.ordering_key, m.refused_at,
-    m.size, k.n - 1
-FROM pg_catalog.unnest(:keys::text[]) WITH ORDINALITY AS k (key, n)
-CROSS JOIN LATERAL (
-    SELECT * FROM reliablepub_messages AS f WHERE f.ordering_key = k.key ORDER BY f.id LIMIT 1
-) AS m
-WHERE m.shard = :shard AND (m.due_at IS NULL OR m.due_at <= :now)
-AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :seen::text::pg_snapshot))
-AND NOT EXISTS (
-    SELECT 1 FROM reliablepub_parked AS p
-    WHERE p.ordering_key = k.key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
-)
-ORDER BY k.n LIMIT :limit;
+    id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,
+    uncertain, checksum, body, expires_at, ordering_key, refused_at, size, n - 1
+FROM (
+    SELECT m.*, k.n, sum(m.size) OVER (ORDER BY k.n ROWS UNBOUNDED PRECEDING) - m.size AS before
+    FROM pg_catalog.unnest(:keys::text[]) WITH ORDINALITY AS k (key, n)
+    CROSS JOIN LATERAL (
+        SELECT * FROM reliablepub_messages AS f WHERE f.ordering_key = k.key ORDER BY f.id LIMIT 1
+    ) AS m
+    WHERE m.shard = :shard AND (m.due_at IS NULL OR m.due_at <= :now)
+    AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :seen::text::pg_snapshot))
+    AND NOT EXISTS (
+        SELECT 1 FROM reliablepub_parked AS p
+        WHERE p.ordering_key = k.key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
+    )
+) AS q
+WHERE before <= :bytes_max
+ORDER BY n LIMIT :limit;
 
 -- The time in which a refused message is retried begins anew when it is next of its key.
 -- name: wait_for_key

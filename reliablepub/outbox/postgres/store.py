@@ -874,12 +874,18 @@ class PostgresStore:
         """Read the first open entry of each ordering key, if it is due and its key is not held."""
         self._check_usable()
         page = Page(len(keys), bytes_max, self._keys)
-        looked_at = len(keys)
+        looked_at, size = len(keys), 0
         where = {"shard": self._shard, "seen": self._seen.text}
-        values = where | {"keys": list(keys), "now": now, "limit": len(keys)}
+        limits = {"limit": len(keys), "bytes_max": bytes_max}
+        values = {**where, **limits, "keys": list(keys), "now": now}
         for *columns, position in self._link.read("firsts_of_keys", values) if keys else ():
-            if not page.take(MessageRow(*columns)):
+            row = MessageRow(*columns)
+            if not page.take(row):
                 looked_at = position
+                break
+            size += row.size
+            if size > bytes_max:  # the server has left out those after it
+                looked_at = position + 1
                 break
         return self._readable(page), looked_at
 
