@@ -276,3 +276,26 @@ def test_held_messages_of_another_shard_are_not_read(
         store.commit(Changes(released=[release := Release("x", None, limit=10)]))
         assert release.count == 2
         assert max(one.pages for one in statements) < 50
+
+
+def test_messages_of_another_shard_are_passed_a_part_at_a_time(
+    postgres_outbox: str, statements: list[Explained]
+) -> None:
+    with psycopg.connect(postgres_outbox) as application:
+        application.execute("ALTER TABLE reliablepub.messages ALTER shard SET DEFAULT 1")
+        application.execute(FILL, [40_000])
+        application.execute("ALTER TABLE reliablepub.messages ALTER shard SET DEFAULT 0")
+        application.execute(FILL, [2])
+    with closing(PostgresStore(Server.of(postgres_outbox))) as store:
+        last_id = store.snapshot().last_id
+        del statements[:]
+        found: list[Entry] = []
+        first = lowest = 1
+        for _ in range(5):
+            entries, last_read = store.read_ready(first, last_id, limit=PAGE, bytes_max=10**9)
+            found += entries
+            first = last_read + 1
+            lowest = store.lowest_awaited(lowest, 1.0) or 0
+        assert [entry.id for entry in found] == [last_id]
+        assert lowest == last_id
+        assert max(one.pages for one in statements) < 500

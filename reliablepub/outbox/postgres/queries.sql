@@ -472,7 +472,7 @@ AND (:routing_key::text IS NULL OR routing_key = :routing_key);
 -- A message is next of its ordering key if no earlier message of the key is open, or is parked and holds
 -- the key. Rows that are not visible in the relay's snapshot are left out until its next look.
 -- name: next_id_stored
-SELECT min(id) FROM reliablepub_messages WHERE shard = :shard AND id BETWEEN :first_id AND :last_id;
+SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
 
 -- name: ready
 SELECT

@@ -927,9 +927,11 @@ class PostgresStore:
         return int(found[0][0]) if found else self._next_id_stored(last + 1, ID_MAX)
 
     def _next_id_stored(self, first_id: int, last_id: int) -> int | None:
-        """Return the lowest open id of a range."""
-        values = {"shard": self._shard, "first_id": first_id, "last_id": last_id}
-        [(found,)] = self._link.read("next_id_stored", values)
+        """Return the lowest open id of a range, in whichever shard.
+
+        A search for one of this shard would read the whole backlog of the others.
+        """
+        [(found,)] = self._link.read("next_id_stored", {"first_id": first_id, "last_id": last_id})
         return None if found is None else int(found)
 
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
