@@ -72,7 +72,8 @@ def warn_of_direct(task_id: object, error: Exception) -> None:
     """Log that a worker publishes a task directly, as without an outbox, since it was not stored.
 
     A worker does so with tasks that would otherwise be lost: the framework acknowledges the running
-    task, whether its retry was stored or not. The database may be down, and be why it is retried.
+    task, whether its retry, or what follows it, was stored or not. The database may be down, and be
+    why it is retried.
 
     Args:
         task_id: the task.

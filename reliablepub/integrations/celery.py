@@ -9,11 +9,13 @@ compresses. Only the channel is replaced: it stores the message that py-amqp wou
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
 
 from celery import Celery
+from celery.app import amqp as celery_amqp
 from celery.signals import beat_init
 from celery.utils.objects import FallbackContext
 from kombu import Exchange as KombuExchange
@@ -35,6 +37,10 @@ from reliablepub.integrations import Enqueues, warn_of_direct
 from reliablepub.integrations.celery_channel import channel_of, fields_of, nesting_of
 
 _OPTIONS: Final = ("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority")
+_FOLLOWS: Final[ContextVar[bool]] = getattr(
+    celery_amqp, "_callback_publish_retry", ContextVar("never_set", default=False)
+)
+"""Whether Celery sends what follows a task that has succeeded. It does not say so before 5.7."""
 
 
 def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None:
@@ -45,8 +51,9 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     tasks calls this as well, to store those too.
 
     ``self.retry()`` and ``self.replace()`` raise, which rolls back the transaction of the task.
-    Within a joined transaction their tasks are published directly, as by Celery alone; so they are
-    if they cannot be stored, for instance because the database is down.
+    Within a joined transaction their tasks are published directly, as by Celery alone. If these
+    tasks, or those that follow a task (links, the rest of a chain, the body of a chord), cannot be
+    stored, for instance because the database is down, a worker publishes them directly too.
 
     Args:
         app: the application. Its broker URL stays: workers, remote control and results use it.
@@ -118,11 +125,12 @@ class _Sending:
             return send(producer, name, message, **(options | {"retry": False}))
 
         def send_task_message(given: Any, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
-            if not _ends_task(self.app, message):
+            ends = _ends_task(self.app, message)
+            if not (ends or _FOLLOWS.get()):
                 return store(name, message, options)
-            # The worker acknowledges the running task next, so this one must not be lost. An open
-            # transaction is rolled back, by the exception with which Celery ends the running task.
-            if not getattr(self.way.outbox, "is_joined", False):
+            # The worker acknowledges the running task next, so this one must not be lost. The
+            # exception with which a retry ends the running task rolls back an open transaction.
+            if not (ends and getattr(self.way.outbox, "is_joined", False)):
                 try:
                     return store(name, message, options)
                 except Exception as error:  # noqa: BLE001 - of any database

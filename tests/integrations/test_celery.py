@@ -573,6 +573,51 @@ def test_a_retry_that_cannot_be_stored_is_published_directly(
     kombu.pools.reset()
 
 
+def run_as_worker(app: Celery, name: str, request: dict[str, Any]) -> None:
+    """As a worker runs a task: `trace.py` sends what follows it, and takes every exception."""
+    given = {"is_eager": False, "called_directly": False, "root_id": request["id"], **request}
+    build_tracer(name, app.tasks[name], app=app)(request["id"], (1,), {}, given)
+
+
+def test_what_follows_a_task_is_published_directly_if_it_cannot_be_stored(
+    path: Path, fake_broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The task has succeeded and is acknowledged, so Celery would never send the rest again."""
+    app, outbox = make_app(fake_broker.url), Outbox(path, open_messages_max=2)
+    use_outbox(app, outbox)
+    app.finalize()
+    body = app.signature("body of its chord")
+    parts = chord([app.tasks["add"].s(n) for n in range(2)], body, app=app)().parent
+    for part in parts.results:  # the outbox is full of them
+        request = {"id": part.id, "group": parts.id, "chord": app.signature("body of its chord")}
+        request["callbacks"] = [app.signature("its link")]
+        request["chain"] = [app.signature("last of its chain"), app.signature("next of its chain")]
+        run_as_worker(app, "add", request)
+    expected = [*["its link", "next of its chain"] * 2, "body of its chord"]
+    until(lambda: fake_broker.published_count == len(expected))
+    published = [each.properties.headers or {} for each in fake_broker.published]
+    assert [each["task"] for each in published] == expected
+    assert caplog.text.count("is published directly, as storing it raised OutboxFull") == 5
+    assert [part.state for part in parts.results] == ["SUCCESS", "SUCCESS"]
+    assert outbox.status().stored == 2
+    kombu.pools.reset()
+
+
+def test_what_follows_a_task_belongs_to_a_transaction_that_is_still_open(
+    database: str, engine: Engine
+) -> None:
+    """Of a `task_prerun` signal, which a `task_postrun` signal commits."""
+    app, outbox = make_app(NOWHERE), SessionOutbox(Outbox(database))
+    use_outbox(app, outbox)
+    app.finalize()
+    outbox.outbox.create()
+    with Session(engine) as session, session.begin(), outbox.joined(session):
+        run_as_worker(app, "add", {"id": "7", "chain": [app.signature("next of its chain")]})
+        assert outbox.outbox.status().stored == 0
+    assert outbox.outbox.status().stored == 1
+    kombu.pools.reset()
+
+
 # ------------------------------------------------------------------------------------ configuration
 
 
