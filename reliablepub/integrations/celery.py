@@ -56,15 +56,13 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     stored, for instance because the database is down, a worker publishes them directly too.
 
     Args:
-        app: the application. Its broker URL stays: workers, remote control and results use it.
+        app: the application. Its broker URL stays: workers, remote control and results use it. It
+            must be one of AMQP, or sending a task raises `ConfigurationError`.
         outbox: stores the tasks: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
             part of their transaction.
         hold_eta: whether a task with an ETA or a countdown waits in the outbox, not in a worker. It
             is sent when it is due. Until then its id is its key in the outbox, for `Outbox.cancel`
             and `Outbox.reschedule`. The key of a retry is ``"<id> retry <number>"``.
-
-    Raises:
-        ConfigurationError: the application's broker URL is not one of AMQP.
     """
     base = app.amqp_cls.base if isinstance(app.amqp_cls, _Way) else app.amqp_cls
     app.amqp_cls = way = _Way(base, outbox, hold_eta)
