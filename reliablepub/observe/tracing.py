@@ -30,6 +30,7 @@ from reliablepub.outcome import OutcomeKind
 
 try:
     from opentelemetry import propagate, trace
+    from opentelemetry.baggage import clear as without_baggage
     from opentelemetry.context import Context
     from opentelemetry.propagators.textmap import Getter, TextMapPropagator
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
@@ -102,12 +103,14 @@ class Tracing:
         unchanged.
         """
         found: dict[str, str] = {}
-        self._text_map().inject(found)
+        # Taken from the context, because each propagator has header names of its own for baggage.
+        context = None if self._with_baggage else without_baggage()
+        self._text_map().inject(found, context)
         headers = message.headers or _EMPTY
         baggage = found.pop(_BAGGAGE, None)
         if any(name in headers for name in found):
             found = {}
-        if baggage is not None and self._with_baggage and _BAGGAGE not in headers:
+        if baggage is not None and _BAGGAGE not in headers:
             found[_BAGGAGE] = baggage
         if not found:
             return message

@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.baggage import set_baggage
+from opentelemetry.baggage import get_all, set_baggage
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
-from opentelemetry.context import attach, detach
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import (
+    Getter,
+    Setter,
+    TextMapPropagator,
+    default_getter,
+    default_setter,
+)
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -53,6 +60,31 @@ def exported() -> Iterator[Exported]:
 @pytest.fixture
 def tracing(exported: Exported) -> Tracing:
     return Tracing(tracer_provider=exported.provider, propagator=TraceContextTextMapPropagator())
+
+
+class Prefixing(TextMapPropagator):
+    """Writes each item of baggage into a header of its own, as Jaeger's propagator does."""
+
+    def inject(
+        self, carrier: Any, context: Context | None = None, setter: Setter[Any] = default_setter
+    ) -> None:
+        for name, value in get_all(context).items():
+            setter.set(carrier, f"uberctx-{name}", str(value))
+
+    def extract(
+        self, carrier: Any, context: Context | None = None, getter: Getter[Any] = default_getter
+    ) -> Context:
+        found = Context() if context is None else context
+        for name in getter.keys(carrier):
+            if name.startswith("uberctx-"):
+                values = getter.get(carrier, name)
+                assert values is not None, "of a name that it has told"
+                found = set_baggage(name.removeprefix("uberctx-"), values[0], found)
+        return found
+
+    @property
+    def fields(self) -> set[str]:
+        return set()
 
 
 def links(span: ReadableSpan) -> list[tuple[int, int]]:
@@ -288,7 +320,9 @@ def test_baggage_of_the_application_keeps_no_context_away(exported: Exported) ->
 
 
 def test_baggage_can_be_kept_off_the_disk(exported: Exported) -> None:
-    propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+    propagator = CompositePropagator(
+        [TraceContextTextMapPropagator(), W3CBaggagePropagator(), Prefixing()]
+    )
     tracing = Tracing(tracer_provider=exported.provider, propagator=propagator, baggage=False)
     token = attach(set_baggage("tenant", "acme"))
     try:
