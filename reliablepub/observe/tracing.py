@@ -16,6 +16,7 @@ order number.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ except ImportError as error:
     msg = "tracing needs opentelemetry-api: pip install 'reliablepub[observe]'"
     raise ImportError(msg) from error
 
+_LOGGER: Final = logging.getLogger("reliablepub.hooks")
 Headers = Mapping[str, FieldValue]
 _EMPTY: Final[Headers] = {}
 _BAGGAGE: Final = "baggage"
@@ -52,7 +54,7 @@ class _HeaderGetter(Getter[Headers]):
         return [value] if isinstance(value, str) else None
 
     def keys(self, carrier: Headers) -> list[str]:
-        return list(carrier)
+        return [name for name, value in carrier.items() if isinstance(value, str)]
 
 
 _GETTER: Final = _HeaderGetter()
@@ -87,6 +89,7 @@ class Tracing:
         self._propagator = propagator
         self._with_baggage = baggage
         self._publisher: Watched | None = None
+        self._has_failed = False
 
     def watch(self, publisher: Watched) -> None:
         """Name the broker of this publisher in the spans."""
@@ -100,12 +103,9 @@ class Tracing:
         Headers of the application are not changed. A context that the application has set is kept
         as a whole (``traceparent`` and ``tracestate`` belong together). Its ``baggage`` is kept
         too, independently of the context. A message without room for more headers is returned
-        unchanged.
+        unchanged, as is each message while the propagator fails; the first failure is logged.
         """
-        found: dict[str, str] = {}
-        # Taken from the context, because each propagator has header names of its own for baggage.
-        context = None if self._with_baggage else without_baggage()
-        self._text_map().inject(found, context)
+        found = self._injected()
         headers = message.headers or _EMPTY
         baggage = found.pop(_BAGGAGE, None)
         if any(name in headers for name in found):
@@ -118,6 +118,21 @@ class Tracing:
             return replace(message, headers={**headers, **found})
         except InvalidMessage:
             return message
+
+    def _injected(self) -> dict[str, str]:
+        """The headers of the current context; none if the propagator fails."""
+        found: dict[str, str] = {}
+        # Taken from the context, because each propagator has header names of its own for baggage.
+        context = None if self._with_baggage else without_baggage()
+        try:
+            self._text_map().inject(found, context)
+        except Exception:  # of any propagator; the message is worth more
+            if not self._has_failed:
+                self._has_failed = True
+                said = "the propagator has raised; its further exceptions are not logged"
+                _LOGGER.exception(said, extra={"event": "callback_failed"})
+            return {}
+        return found
 
     # -------------------------------------------------------------- where messages are relayed
 

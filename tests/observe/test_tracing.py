@@ -1,6 +1,7 @@
 """Traces: a caller's context reaches consumers, and every attempt is a span that links to it."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -333,6 +334,36 @@ def test_baggage_can_be_kept_off_the_disk(exported: Exported) -> None:
         detach(token)
     assert set(stamped.headers or ()) == {"traceparent"}
     assert (own.headers or {})["baggage"] == "mine=1"
+
+
+def test_a_propagator_that_fails_keeps_no_message_away(
+    exported: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+    tracing = Tracing(tracer_provider=exported.provider, propagator=propagator)
+    message = Message(b"x")
+    token = attach(set_baggage("file", os.fsdecode(b"\xff")))  # cannot be encoded
+    try:
+        with exported.tracer.start_as_current_span("checkout"):
+            assert [tracing.stamp(message), tracing.stamp(message)] == [message, message]
+    finally:
+        detach(token)
+    assert [vars(record)["event"] for record in caplog.records] == ["callback_failed"]
+    assert "UnicodeEncodeError" in caplog.text
+
+
+def test_a_header_that_is_no_text_is_not_read_as_context(
+    broker: FakeBroker, exported: Exported
+) -> None:
+    propagator = CompositePropagator([TraceContextTextMapPropagator(), Prefixing()])
+    tracing = Tracing(tracer_provider=exported.provider, propagator=propagator)
+    with (
+        Publisher(broker.url, outbox=None, hooks=[tracing]) as publisher,
+        exported.tracer.start_as_current_span("checkout") as caller,
+    ):
+        publisher.publish(b"x", routing_key="q", headers={"uberctx-depth": 1}).result(30)
+        publisher.flush(30)
+    assert [links(span) for span in exported.attempts()] == [[ids(caller.get_span_context())]]
 
 
 def test_a_message_without_room_goes_without(exported: Exported, tracing: Tracing) -> None:
