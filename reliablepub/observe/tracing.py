@@ -71,6 +71,9 @@ class Tracing:
         Outbox("app.db", hooks=[Tracing()]).enqueue(...)       # accepts messages
         # reliablepub relay --tracing ...                      # relays them
 
+    Use a ``BatchSpanProcessor``: with a ``SimpleSpanProcessor`` the relay's thread waits for the
+    collector after each attempt.
+
     Args:
         tracer_provider: tracer provider; the global one unless given.
         propagator: propagator of the context; the global one unless given.
