@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from reliablepub.errors import InvalidMessage
+from reliablepub.errors import ConfigurationError, InvalidMessage
 from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, Watched
 from reliablepub.message import Message
@@ -64,7 +64,8 @@ class Tracing:
     """A hook that traces messages from the caller to the broker's confirm and on to consumers.
 
     Where messages are accepted, it stores the current context with them. Where they are relayed, it
-    creates a span for each attempt. Each side may use its own object::
+    creates a span for each attempt. Each side may use its own object; publishers that are open at
+    the same time must::
 
         Publisher(url, outbox="outbox.db", hooks=[Tracing()])  # both sides
 
@@ -95,7 +96,15 @@ class Tracing:
         self._has_failed = False
 
     def watch(self, publisher: Watched) -> None:
-        """Name the broker of this publisher in the spans."""
+        """Name the broker of this publisher in the spans from now on.
+
+        Raises:
+            ConfigurationError: another publisher that is still open uses this object.
+        """
+        if self._publisher is not None and not self._publisher.is_ended:
+            raise ConfigurationError(
+                "this Tracing is in use by another publisher; give this one a Tracing of its own"
+            )
         self._publisher = publisher
 
     # -------------------------------------------------------------- where messages are accepted

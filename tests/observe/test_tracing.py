@@ -29,7 +29,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from reliablepub import AsyncPublisher, Message, Outbox, Publisher
+from reliablepub import AsyncPublisher, ConfigurationError, Message, Outbox, Publisher
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.observe.tracing import Tracing
 from reliablepub.testing import FakeBroker, faults
@@ -163,6 +163,22 @@ def test_an_ipv6_address_is_told_without_the_brackets_of_a_url(
     assert span.attributes is not None
     assert span.attributes["server.address"] == "::1"
     assert span.attributes["server.port"] == broker.port
+
+
+def test_each_publisher_has_its_own(
+    broker: FakeBroker, exported: Exported, tracing: Tracing
+) -> None:
+    """It names the broker of the publisher in the spans."""
+    with FakeBroker() as other:
+        other.declare_queue("q")
+        with Publisher(broker.url, outbox=None, hooks=[tracing]) as publisher:
+            with pytest.raises(ConfigurationError, match="in use by another publisher"):
+                Publisher(other.url, outbox=None, hooks=[tracing])
+            publisher.publish(b"x", routing_key="q").result(30)
+        with Publisher(other.url, outbox=None, hooks=[tracing]) as publisher:  # the first has ended
+            publisher.publish(b"x", routing_key="q").result(30)
+        ports = [(span.attributes or {})["server.port"] for span in exported.attempts()]
+        assert ports == [broker.port, other.port]
 
 
 def test_attempts_that_fail_say_how(
