@@ -18,10 +18,11 @@ Hooks run on the relay's thread, with asyncio too, so they must be quick, and no
 exception from a hook does not stop the relay: it is counted (``Status.callback_errors``), and the
 first one of each method is logged. Events without listeners are not collected.
 
-Three methods are not event callbacks. `Rejections.rejected` is called on the caller's thread when a
-message is not accepted. `Watches.watch` receives the publisher when it is opened, so that the hook
-can read its status at any time. `Stamps.stamp` is called with each message before it is stored, on
-the caller's thread, where the caller's context (such as its trace) is available.
+Three methods are not event callbacks. `Rejections.rejected` is called when a message is not
+accepted, and `Stamps.stamp` with each message before it is stored: both in the caller's context
+(``contextvars``), where its trace is. They run on the caller's thread, or on a thread that stores
+the message for a coroutine. `Watches.watch` receives the publisher when it is opened, so that the
+hook can read its status at any time.
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ class Rejections(Protocol):
     """A hook that is told of messages that were not accepted, by a publisher or an `Outbox`."""
 
     def rejected(self, event: MessagesRejected) -> None:
-        """Called on the caller's thread, or in its asyncio task, before the exception is raised.
+        """Called in the caller's context, before the exception is raised.
 
         Several threads may call it at once. An exception of its own is suppressed.
         """
@@ -315,7 +316,7 @@ class Stamps(Protocol):
     """A hook that adds the caller's context to messages."""
 
     def stamp(self, message: Message) -> Message:
-        """Return the message to store. Called on the caller's thread, or in its asyncio task.
+        """Return the message to store. Called in the caller's context.
 
         A ``message_id`` that the given message has is kept. An exception propagates to the caller,
         and the message is not stored.

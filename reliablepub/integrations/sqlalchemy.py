@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -287,9 +287,10 @@ def _through(target: Within, work: Callable[..., T]) -> T:
         )
     if not is_async:
         return work(connection=own)
-    # aiosqlite has a thread for each connection, and no public way to run a function there.
+    # aiosqlite has no public way to run a function on its thread. Hooks need the caller's context.
     adapted: Any = connection.connection.dbapi_connection
-    done: T = adapted.run_async(lambda aio: aio._execute(work, connection=own))  # noqa: SLF001
+    there = partial(copy_context().run, work, connection=own)
+    done: T = adapted.run_async(lambda aio: aio._execute(there))  # noqa: SLF001
     return done
 
 

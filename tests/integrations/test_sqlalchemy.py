@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -330,6 +330,31 @@ def test_code_that_knows_no_async_session_joins_it(path: Path, outbox: SessionOu
 
     run(path, work)
     assert both(path) == ([], [b"1", b"2", b"4"])
+
+
+def test_hooks_run_in_the_context_of_a_coroutine(path: Path) -> None:
+    """Though a thread of aiosqlite stores the message, or another one: there is its trace."""
+    caller: ContextVar[str] = ContextVar("caller", default="nobody")
+    seen: list[str] = []
+
+    class Stamp:
+        def stamp(self, message: Message) -> Message:
+            seen.append(caller.get())
+            return message
+
+    outbox = SessionOutbox(Outbox(path, hooks=[Stamp()]))
+
+    async def work(engine: AsyncEngine) -> None:
+        caller.set("order 17")
+        async with AsyncSession(engine) as session, session.begin():
+            await outbox.enqueue_async(Message(b"1"), within=session)
+            with outbox.joined(session):
+                await session.run_sync(lambda _: outbox.enqueue(Message(b"2")))
+        await outbox.enqueue_async(Message(b"3"))
+
+    run(path, work)
+    assert seen == ["order 17"] * 3
+    assert both(path) == ([], [b"1", b"2", b"3"])
 
 
 def test_a_connection_that_has_not_started_is_refused(path: Path, outbox: SessionOutbox) -> None:
