@@ -28,7 +28,8 @@ class OutboxBroker(RabbitmqBroker):
 
     Messages that a worker sends are stored too: retries, pipelines, callbacks. Those that cannot be
     stored, for instance because the database is down, are published directly: dramatiq would only
-    log the error, and acknowledge the message that they follow.
+    log the error, and acknowledge the message that they follow. So are those that follow a failed
+    actor within a transaction that a middleware has joined, which will be rolled back.
 
     Args:
         outbox: stores the messages: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
@@ -56,22 +57,27 @@ class OutboxBroker(RabbitmqBroker):
         Raises:
             OutboxError: the message was not stored (`Outbox.enqueue`).
         """
-        try:
-            with self._diverted(_OutboxChannel(self._outbox)):
-                return super().enqueue(message, delay=delay)
-        except Exception as error:
-            if not self._diversion.falls_back:
-                raise
-            warn_of_direct(message.message_id, error)
-            return super().enqueue(message, delay=delay)
+        # The open transaction of an actor that has failed will be rolled back.
+        if not (self._diversion.has_failed and getattr(self._outbox, "is_joined", False)):
+            try:
+                with self._diverted(_OutboxChannel(self._outbox)):
+                    return super().enqueue(message, delay=delay)
+            except Exception as error:
+                if not self._diversion.falls_back:
+                    raise
+                warn_of_direct(message.message_id, error)
+        return super().enqueue(message, delay=delay)
 
     def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - dramatiq's
         """Run middleware; that of a worker may send what follows a message."""
-        before, self._diversion.falls_back = self._diversion.falls_back, signal in _FOLLOWING
+        now = self._diversion
+        before = now.falls_back, now.has_failed
+        now.falls_back = signal in _FOLLOWING
+        now.has_failed = kwargs.get("exception") is not None
         try:
             super().emit_after(signal, *args, **kwargs)
         finally:
-            self._diversion.falls_back = before
+            now.falls_back, now.has_failed = before
 
     def declare_queue(self, queue_name: str, *, ensure: bool = False) -> None:
         """Declare a queue; within `enqueue`, without contacting the broker.
@@ -117,10 +123,12 @@ class _Diversion(threading.local):
     Attributes:
         channel: the object.
         falls_back: whether a message that cannot be stored is published directly.
+        has_failed: whether middleware runs because an actor has failed.
     """
 
     channel: Any = None
     falls_back: bool = False
+    has_failed: bool = False
 
 
 class _OutboxChannel:

@@ -8,6 +8,7 @@ from typing import Any
 
 import dramatiq
 import pytest
+from dramatiq.broker import MessageProxy
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -145,3 +146,28 @@ def test_it_belongs_to_the_transaction_while_the_broker_is_down(
         actor.send(2)
         raise KeyError
     assert outbox.outbox.status().stored == 1
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_what_follows_an_actor_shares_the_fate_of_its_transaction_unless_it_has_failed(
+    database: str, engine: Engine, fake_broker: FakeBroker, *, has_failed: bool
+) -> None:
+    """Of a middleware, which ends the transaction after those of retries and pipelines have run."""
+    outbox = SessionOutbox(Outbox(database))
+    outbox.outbox.create()
+    ours = OutboxBroker(outbox, url=fake_broker.url)
+    actor = actor_of(ours)
+    first = PIPELINE([actor.message(1), actor.message(2)], broker=ours).messages[0]
+    with Session(engine) as session, outbox.joined(session):
+        actor.send(3)
+        if has_failed:
+            ours.emit_after("process_message", MessageProxy(first), exception=ValueError())
+            session.rollback()
+        else:
+            ours.emit_after("process_message", MessageProxy(first), result=1)
+            session.commit()
+    if has_failed:
+        until(lambda: fake_broker.published_count)
+    assert [each.routing_key for each in fake_broker.published] == ["sums.DQ"] * has_failed
+    assert outbox.outbox.status().stored == (0 if has_failed else 2)
+    ours.close()
