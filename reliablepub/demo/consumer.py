@@ -14,7 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
@@ -62,17 +62,18 @@ class Topology:
             yield f"{self.exchange}.{carrier}", f"flight.{carrier}.*"
 
     def declare(self, url: str) -> None:
-        """Create the exchange, the queues and their bindings.
+        """Create the exchange, the queues and their bindings; all of them or none.
 
         Raises:
             click.UsageError: the broker cannot be reached, or does not allow it.
         """
         with _explained(), pika.BlockingConnection(pika.URLParameters(url)) as connection:
-            channel = connection.channel()
-            channel.exchange_declare(self.exchange, "topic", durable=True)
-            for queue, binding in self.queues():
-                channel.queue_declare(queue, durable=True)
-                channel.queue_bind(queue, self.exchange, binding)
+            try:
+                self._declare(connection.channel())
+            except BaseException:  # interrupted, or refused after some of them
+                with suppress(AMQPError):
+                    self._delete(connection.channel())
+                raise
 
     def delete(self, url: str) -> None:
         """Delete the queues and the exchange.
@@ -81,10 +82,18 @@ class Topology:
             click.UsageError: the broker cannot be reached, or does not allow it.
         """
         with _explained(), pika.BlockingConnection(pika.URLParameters(url)) as connection:
-            channel = connection.channel()
-            for queue, _ in self.queues():
-                channel.queue_delete(queue)
-            channel.exchange_delete(self.exchange)
+            self._delete(connection.channel())
+
+    def _declare(self, channel: BlockingChannel) -> None:
+        channel.exchange_declare(self.exchange, "topic", durable=True)
+        for queue, binding in self.queues():
+            channel.queue_declare(queue, durable=True)
+            channel.queue_bind(queue, self.exchange, binding)
+
+    def _delete(self, channel: BlockingChannel) -> None:
+        for queue, _ in self.queues():
+            channel.queue_delete(queue)
+        channel.exchange_delete(self.exchange)
 
 
 @dataclass(slots=True)

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
 from reliablepub.demo import story
@@ -81,6 +83,22 @@ def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str]
             connection.channel().exchange_declare(exchange, passive=True)
         with pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
             connection.channel().queue_declare(f"{exchange}.UA", passive=True)
+
+
+def test_a_demo_that_is_interrupted_while_it_declares_queues_leaves_none(
+    fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = BlockingChannel.queue_bind
+
+    def interrupted(channel: BlockingChannel, queue: str, *arguments: Any) -> object:
+        if len(fake_broker.queues()) == 3:
+            raise KeyboardInterrupt
+        return bind(channel, queue, *arguments)
+
+    monkeypatch.setattr(BlockingChannel, "queue_bind", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        story.tell(tmp_path, records=100, url=fake_broker.url, say=lambda _: None)
+    assert fake_broker.queues() == ()
 
 
 def test_a_publisher_that_had_finished_is_not_started_again(
