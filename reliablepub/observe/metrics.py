@@ -4,9 +4,10 @@ Knows: events, `Status`, an outbox's status, prometheus-client. Must never know:
 used for.
 
 Events are counted on the relay's thread, in plain numbers that no other thread writes. State (open
-messages, messages in flight, oldest message) is read at the scrape. So nothing runs between
-scrapes, and no value is older than its scrape. The outbox is read on another thread: while its disk
-or its server hangs, the scrape waits for a while, and then exposes the other values.
+messages, messages in flight, oldest message) is read at the scrape, so nothing runs between
+scrapes. The outbox is read on another thread: while its disk or its server hangs, the scrape waits
+for a while, and then exposes the other values. A scrape that comes while another one reads the
+outbox shares its values.
 """
 
 from __future__ import annotations
