@@ -240,7 +240,7 @@ OUTBOX_METRICS: Final = (
     Metric(
         "reliablepub_oldest_open_age_seconds",
         Type.GAUGE,
-        "Age of the oldest open message; 0 if none is open.",
+        "Age of the oldest open message whose row is not damaged; 0 if there is none.",
     ),
     Metric(
         "reliablepub_waiting_messages",

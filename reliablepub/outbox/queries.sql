@@ -191,8 +191,10 @@ SELECT count(*) FROM reliablepub_messages WHERE due_at > CAST(0 AS double precis
 -- name: in_flight_count
 SELECT count(*) FROM reliablepub_in_flight_tags;
 
+-- A damaged row may have NULL, a text or bytes there, none of which is less than a number.
 -- name: oldest_open_at
-SELECT stored_at FROM reliablepub_messages ORDER BY id LIMIT 1;
+SELECT stored_at FROM reliablepub_messages WHERE stored_at < CAST(9e99 AS double precision)
+ORDER BY id LIMIT 1;
 
 -- name: last_attempt
 SELECT outcome, reply_code, reply_text FROM reliablepub_attempts

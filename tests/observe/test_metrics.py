@@ -41,6 +41,7 @@ from reliablepub.relay.status import Link, Status
 from reliablepub.testing import FakeBroker, faults
 from tests.observe.conftest import Scrape
 from tests.policies import AT_ONCE
+from tests.sqlite import edit_lax
 from tests.waiting import until
 
 Becomes = Callable[..., None]
@@ -330,6 +331,21 @@ def test_who_only_enqueues_exposes_what_the_file_tells(
     for size in (scrape("outbox_size_bytes"), scrape("outbox_disk_free_bytes")):
         assert size is not None
         assert size > 0
+
+
+@pytest.mark.parametrize("damage", ["NULL", "'x'", "x'31'"])
+def test_a_damaged_row_hides_no_backlog(
+    damage: str, outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    """The age counts on: 0 would resolve the alert."""
+    Metrics("o", outbox=outbox, registry=registry)
+    with closing(Outbox(outbox)) as opened:
+        for _ in range(2):
+            opened.enqueue(Message(b"x", routing_key="q"))
+    edit_lax(outbox, f"stored_at = CASE id WHEN 1 THEN {damage} ELSE stored_at - 600 END")
+    age_s = scrape("oldest_open_age_seconds")
+    assert age_s is not None
+    assert 600 <= age_s < 3_600
 
 
 @pytest.mark.parametrize("version", ["abc", "1.x.0", "", "1"])

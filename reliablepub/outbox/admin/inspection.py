@@ -39,7 +39,7 @@ class OutboxStatus:
         waiting: open messages with a time at which they are sent, or sent again.
         held_keys: ordering keys that a parked message holds.
         oldest_open_at: when the open message with the lowest id was stored (seconds since 1970);
-            None if no message is open, or its row is damaged.
+            None if no message is open. Damaged rows do not count.
         relay: id of the process that relays the outbox now, or None. With shards, that of the
             first shard that has one.
         bytes_on_disk: size of the database and its write-ahead log.
