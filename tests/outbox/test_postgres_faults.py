@@ -7,6 +7,7 @@ because no rollback takes its numbers back.
 import random
 import string
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -163,6 +164,18 @@ def test_an_application_sees_the_error_of_its_own_connection(url: str, break_: B
         with pytest.raises(psycopg.errors.SerializationFailure):
             Outbox(url).enqueue(Message(b""), connection=application)
         application.rollback()
+
+
+def test_no_error_shows_a_body(url: str, break_: Break) -> None:
+    """With this setting, the server adds the values of a statement to its errors."""
+    break_("statement timeout", "messages", times=100)
+    telling = f"{url}?options=-c log_parameter_max_length_on_error=-1"
+    with FakeBroker() as broker, Publisher(broker.url, outbox=telling) as publisher:
+        for store in (Outbox(telling).enqueue, publisher.publish):
+            with pytest.raises(OutboxLocked, match="timeout") as caught:
+                store(Message(b"secret"))
+            told = "".join(traceback.format_exception(caught.value))
+            assert b"secret".hex() not in told
 
 
 # ---------------------------------------------------------------------------- a relay's turn

@@ -167,10 +167,20 @@ def is_cut_off(error: psycopg.Error) -> bool:
     return is_lost or state.startswith(_CUT)
 
 
+def _primary(error: psycopg.Error) -> str:
+    """The server's message, without its details and context: they may show rows and bound values.
+
+    The error itself is shortened too: a traceback shows it as the cause.
+    """
+    text = " ".join((error.diag.message_primary or str(error)).split())
+    error.args = (text,)
+    return text
+
+
 def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
     """Convert an error of psycopg to an error of the outbox."""
     state = error.sqlstate or ""
-    text = " ".join(str(error).split())
+    text = _primary(error)
     if isinstance(error, pg.DiskFull):
         return OutboxDiskFull(
             f"outbox {server}: the disk of the database is full, so nothing was stored: free some "
