@@ -143,7 +143,11 @@ class Session(Protocol):
         """Run a query that was put together; its tables and values are named as in the files."""
 
     def relays(self) -> list[Relaying]:
-        """Return the relay of each shard, in the order of the shards' numbers."""
+        """Return the relay of each shard, in the order of the shards' numbers.
+
+        Raises:
+            NotAnOutbox: another program has emptied the tables of the outbox.
+        """
 
     def shard(self, id_: int) -> int:
         """Return the shard of a message; 0 if the message has left the outbox."""
@@ -278,10 +282,10 @@ def file_of(database: Database) -> Path:
 
 def lost_ledger(database: Database) -> OutboxError:
     """The error for an outbox whose ledger has no row."""
-    return OutboxError(
-        f"outbox {database.name} is damaged: its ledger has no row; copy its messages into a new "
-        "outbox with `reliablepub outbox salvage`"
-    )
+    remedy = "copy its messages into a new outbox with `reliablepub outbox salvage`"
+    if database.file is None:
+        remedy = "another program has emptied the table that holds it; restore the table"
+    return OutboxError(f"outbox {database.name} is damaged: its ledger has no row; {remedy}")
 
 
 def forget_keys(run: Callable[[str, Values], Cursor], now: float, limit: int) -> tuple[int, int]:

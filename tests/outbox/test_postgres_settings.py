@@ -288,6 +288,16 @@ def test_a_relay_whose_turns_are_deleted_says_so(
             own.commit(Changes(new=[entry()]))
 
 
+@pytest.mark.postgres
+def test_the_lost_ledger_of_an_emptied_outbox_is_told(url: str, admin: psycopg.Connection) -> None:
+    """Sums over no turns are null, which is no difference and exceeds no limit."""
+    with Outbox(url) as outbox, Outbox(url, open_messages_max=9) as limited:
+        admin.execute("TRUNCATE reliablepub.turns")
+        for ask in (outbox.status, outbox.audit, lambda: limited.enqueue(b"")):
+            with pytest.raises(OutboxError, match="has emptied the table"):
+                ask()
+
+
 # ---------------------------------------------------------------------------- names
 
 

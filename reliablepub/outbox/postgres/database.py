@@ -175,6 +175,8 @@ class PostgresSession:
     def relays(self) -> list[Relaying]:
         """Return the owner of each shard, unless it is silent, and its status."""
         found = self.run("relays", {"expiry_s": EXPIRY_S}).fetchall()
+        if not found:
+            raise emptied(self._server)
         return [
             Relaying.of(shard, pid, None if content is None else json.loads(content), _text(host))
             for shard, pid, content, host in found

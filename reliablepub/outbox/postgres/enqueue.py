@@ -40,6 +40,7 @@ from reliablepub.outbox.postgres.server import (
     Step,
     Values,
     check_texts,
+    emptied,
     is_cut_off,
     outbox_error,
 )
@@ -82,6 +83,7 @@ class Enqueuing:
 
         Raises:
             OutboxFull: a limit of the outbox is reached.
+            NotAnOutbox: there is no outbox, or another program has emptied its tables.
             OutboxUnreachable: the server cannot be reached; the message was not stored.
             OutboxUnsure: the connection was lost and cannot be opened again.
             OutboxError: the message was not stored.
@@ -154,6 +156,8 @@ class Enqueuing:
             return
         if time.monotonic() - self._counted_at > LIMITS_S:
             [counts] = link.read("ledger", {})
+            if None in counts:  # sums over no turns
+                raise emptied(self._server)
             self._counted, self._counted_at = Counters(*counts), time.monotonic()
         limits.check(self._counted, entry.message, str(self._server))
         stored, size = self._counted.stored + 1, self._counted.open_bytes + entry.message.size

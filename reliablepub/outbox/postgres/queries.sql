@@ -824,8 +824,10 @@ SELECT
     extract(epoch FROM (sent_at || ' UTC')::timestamptz)::double precision AS sent_at
 FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, tag LIMIT :limit;
 
+-- Without turns there is no ledger: its sums are null.
 -- name: audit
-SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM reliablepub_audit;
+SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM reliablepub_audit
+WHERE stored IS NOT NULL;
 
 -- Without a due time, it is due now: the relay reads on while the import lasts, and may be beyond its
 -- id by the time of the commit.
