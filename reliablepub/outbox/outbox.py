@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from reliablepub.outbox.admin.interventions import Intervention
     from reliablepub.outbox.admin.rekeying import Rekeyed
     from reliablepub.outbox.admin.scheduling import ScheduleChange
-    from reliablepub.outbox.database import Session
     from reliablepub.outbox.sqlite.salvage import Salvaged
 
 
@@ -370,9 +369,10 @@ class Outbox:
         """Put parked messages back: they are due now, and their refusals no longer count.
 
         Args:
-            ids: ids of the messages (`ParkedMessage.id`); None for all that are parked or expired;
-                expired ones lose their deadlines. An open message that waits for a retry becomes
-                due too. Other ids are ignored.
+            ids: ids of the messages (`ParkedMessage.id`), in one transaction; None for all that are
+                parked or expired, 500 in each transaction, between which relays commit. Expired
+                ones lose their deadlines. An open message that waits for a retry becomes due too.
+                Other ids are ignored.
 
         Returns:
             How many messages are due now.
@@ -380,24 +380,22 @@ class Outbox:
         Raises:
             ConfigurationError: an id is not a number, such as a ``message_id``.
             NotAnOutbox: there is no outbox at this path.
-            OutboxUnsure: the disk or the network failed during the commit; it is unknown whether
-                the messages are due.
-            OutboxError: nothing was changed.
+            OutboxUnsure: the disk or the network failed during a commit; it is unknown whether its
+                messages are due.
+            OutboxError: nothing was changed; without ``ids``, transactions already committed
+                remain.
         """
-        from reliablepub.outbox.admin.interventions import Action, Intervention, change
+        from reliablepub.outbox.admin.interventions import Action, Intervention, change, intervene
 
-        wanted = None if ids is None else _row_ids(ids)
+        what = Intervention(Action.RETRY)
+        if ids is None:
+            with self._database.reading() as session:
+                parked = [id_ for (id_,) in session.run("parked_ids")]
+            return intervene(self._database, parked, what).changed
+        wanted = _row_ids(ids)
         with self._database.reading():
             pass  # raises if there is none: a retry must not add an outbox to a database
-        what = Intervention(Action.RETRY)
-
-        def put_back(session: Session) -> int:
-            chosen = wanted
-            if chosen is None:
-                chosen = [id_ for (id_,) in session.run("parked_ids")]
-            return change(session, chosen, what, time.time()).changed
-
-        return self._database.write(put_back)
+        return self._database.write(lambda own: change(own, wanted, what, time.time()).changed)
 
     def held_keys(self, limit: int = 100) -> list[HeldKey]:
         """Return parked messages that hold their ordering keys, and how many wait behind each.

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from reliablepub.outbox.admin import pruning
+from reliablepub import Outbox, OutboxError
+from reliablepub.outbox.admin import interventions, pruning
 from reliablepub.outbox.admin.interventions import (
     Action,
     Effect,
@@ -88,3 +89,21 @@ def test_a_dry_run_tells_what_a_run_does(parked: Where, action: str) -> None:
     assert states(parked) == before
     assert asdict(foreseen) == asdict(intervene(database, ids, what))
     assert foreseen != Effect()
+
+
+def test_what_was_put_back_before_an_error_stays(
+    parked: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No relay can commit during a transaction, so one for all messages would last too long."""
+    monkeypatch.setattr(interventions, "CHUNK", 1)
+    change = interventions.change
+
+    def failing(session: Any, ids: list[int], *others: Any, **named: Any) -> Effect:
+        if 3 in ids:
+            raise OutboxError("failed")
+        return change(session, ids, *others, **named)
+
+    monkeypatch.setattr(interventions, "change", failing)
+    with Outbox(parked) as outbox, pytest.raises(OutboxError, match="failed"):
+        outbox.retry()
+    assert states(parked) == {1: "ready", 2: "ready", 3: "parked", 4: "ready"}
