@@ -1,4 +1,4 @@
-"""Outboxes in PostgreSQL amid what administrators do: locks, policies, emptied tables, names."""
+"""Outboxes in PostgreSQL amid what administrators do: lock, hide, empty, monitor, name."""
 
 import json
 import threading
@@ -22,7 +22,10 @@ from reliablepub import (
     OutboxUnreachable,
     Publisher,
 )
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership, sql
 from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Server
@@ -33,6 +36,18 @@ from tests.postgres import PostgresServer
 from tests.waiting import until
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
+SPY = """
+CREATE TABLE public.seen (statement text);
+CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.seen VALUES (current_query());
+    RETURN NEW;
+END $$;
+CREATE TRIGGER note BEFORE INSERT OR UPDATE OF body ON reliablepub.messages
+FOR EACH ROW EXECUTE FUNCTION public.note();
+CREATE TRIGGER note BEFORE INSERT ON reliablepub.parked
+FOR EACH ROW EXECUTE FUNCTION public.note();
+"""
 
 
 @pytest.fixture
@@ -296,6 +311,28 @@ def test_the_lost_ledger_of_an_emptied_outbox_is_told(url: str, admin: psycopg.C
         for ask in (outbox.status, outbox.audit, lambda: limited.enqueue(b"")):
             with pytest.raises(OutboxError, match="has emptied the table"):
                 ask()
+
+
+# ---------------------------------------------------------------------------- statements
+
+
+@pytest.mark.postgres
+def test_no_statement_of_an_operator_shows_a_body(url: str, admin: psycopg.Connection) -> None:
+    """Members of pg_monitor see the statements of all users in pg_stat_activity."""
+    database = outbox_at(url)
+    for _ in range(2):
+        Outbox(url).enqueue(Message(b"secret"))
+    intervene(database, [2], Intervention(Action.PARK))
+    lines = list(export_lines(database, [1, 2]))
+    intervene(database, [2], Intervention(Action.DISCARD))
+    admin.execute(SPY)
+    intervene(database, [1], Intervention(Action.REROUTE, routing_key="other"))
+    *_, brought = import_lines(database, lines, "export")
+    assert brought.stored == 2
+    seen = [statement for (statement,) in admin.execute("SELECT statement FROM public.seen")]
+    assert len(seen) == 4, "the parked one was open first"
+    assert not any(b"secret".hex() in statement for statement in seen)
+    assert Outbox(url).audit().is_right
 
 
 # ---------------------------------------------------------------------------- names

@@ -224,7 +224,10 @@ class PostgresSession:
         row_factory: Any = tuple_row,  # noqa: ANN401
     ) -> Cursor:
         # A client cursor puts the values into the statement: the server need not infer their types.
-        cursor = psycopg.ClientCursor(self._connection, row_factory=row_factory)
+        # Bodies are sent apart, because other users see the statement in pg_stat_activity.
+        has_body = any(isinstance(value, bytes) for value in values.values())
+        kind = psycopg.Cursor if has_body else psycopg.ClientCursor
+        cursor = kind(self._connection, row_factory=row_factory)
         return cursor.execute(for_dbapi(statement).encode(), self._bound(values))
 
     def _bound(self, values: Mapping[str, object]) -> dict[str, object]:
