@@ -104,7 +104,6 @@ def test_a_relay_at_rest_prunes_what_it_keeps(
 ) -> None:
     monkeypatch.setattr(retention, "LOOK_S", 0.0)
     monkeypatch.setattr(store_module, "DELETING_S", 0.0)
-    monkeypatch.setattr(store_module, "PRUNED_MIN", 10)
     monkeypatch.setattr(retention, "PRUNED_MIN", 10)
     with opened(url, clock, keep_confirmed_s=60) as store:
         confirm(store, [entry() for _ in range(30)])
@@ -128,7 +127,6 @@ def test_it_prunes_as_many_as_it_can_in_a_moment(
     url: str, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "PRUNED_MIN", 10)
-    monkeypatch.setattr(store_module, "PRUNED_MIN", 10)
     monkeypatch.setattr(store_module, "DELETING_S", 30.0)
     with opened(url, clock, keep_confirmed_s=60) as store:
         confirm(store, [entry() for _ in range(35)])
@@ -274,6 +272,23 @@ def test_a_relay_forgets_the_overdue_keys_of_messages_that_are_gone(
     assert count(url, "keys") == 2, "of an open and a parked message"
     assert outbox.enqueue(Message(b"", message_id="new"), key="a") == "new"
     assert outbox.enqueue(Message(b"", message_id="second"), key="b") != "second"
+
+
+def test_it_forgets_as_many_keys_as_it_can_in_a_moment(
+    url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "PAGE", 2)
+    monkeypatch.setattr(store_module, "DELETING_S", 30.0)
+    outbox = Outbox(url)
+    for key in "abcde":
+        outbox.enqueue(b"", key=key)
+    clock.now = time.time()
+    with opened(url, clock) as store:
+        entries, _ = store.read_ready(1, store.snapshot().last_id, limit=9, bytes_max=10**9)
+        store.commit(Changes(confirmed=entries))
+        clock.now += 8 * DAY_S
+        store.relieve()
+        assert count(url, "keys") == 0
 
 
 # ---------------------------------------------------------------------------- what is no trouble

@@ -271,7 +271,7 @@ UPDATE reliablepub_keys SET kept_until = :until WHERE key = :key;
 DELETE FROM reliablepub_keys WHERE key = :key AND kept_until < :now;
 
 -- Forgets overdue keys, and keeps those of open or parked messages for longer. Enqueuers and the relays
--- of other shards may hold some of them.
+-- of other shards may hold some of them. Returns how many were overdue.
 -- name: forget_overdue_keys
 WITH overdue AS (
     SELECT key, id FROM reliablepub_keys WHERE kept_until >= :since AND kept_until < :now
@@ -283,11 +283,14 @@ prolonged AS (
         EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = o.id)
         OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id)
     )
+),
+forgotten AS (
+    DELETE FROM reliablepub_keys AS k USING overdue AS o
+    WHERE k.key = o.key
+    AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = o.id)
+    AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id)
 )
-DELETE FROM reliablepub_keys AS k USING overdue AS o
-WHERE k.key = o.key
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = o.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = o.id);
+SELECT count(*) FROM overdue;
 
 -- Old rows can wait if another process has locked them, as the relay of another shard that deletes them. So
 -- can the status if its table is locked.

@@ -74,7 +74,9 @@ class Retention:
         return True
 
     def look(self, now: float) -> list[Step]:
-        """Return the statements that delete a part of what is old. The last one is that of `prune`.
+        """Return a setting, and the statements that delete a part of what is old.
+
+        Those with a ``limit`` return a count: there is more to delete if it is the limit.
 
         Returns:
             an empty list if nothing is old.

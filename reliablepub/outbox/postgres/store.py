@@ -64,7 +64,7 @@ from reliablepub.outbox.postgres.ownership import (
     is_lost_turn,
     take_over,
 )
-from reliablepub.outbox.postgres.retention import BRIEFLY, DELETING_S, PRUNED_MIN, Retention
+from reliablepub.outbox.postgres.retention import BRIEFLY, DELETING_S, Retention
 from reliablepub.outbox.postgres.rows import arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     AGAIN,
@@ -759,10 +759,14 @@ class PostgresStore:
         until = time.monotonic() + DELETING_S
         steps = self._retention.look(self._clock())
         while steps:
-            *_, pruned = self._take_turn(steps) or [[]]  # none if the answer was lost
+            counts = self._take_turn(steps) or [[]] * len(steps)  # none if the answer was lost
             self._retention.has_deleted()
-            is_more = pruned == [(PRUNED_MIN,)] and time.monotonic() < until
-            steps = [steps[0], steps[-1]] if is_more else []
+            full = [
+                step
+                for step, count in zip(steps, counts, strict=True)
+                if count == [(step[1].get("limit"),)]
+            ]
+            steps = [steps[0], *full] if full and time.monotonic() < until else []
 
     # ------------------------------------------------------------------ reading
 
