@@ -186,7 +186,8 @@ class Effect:
     Attributes:
         changed: how many messages were changed.
         in_flight: ids left unchanged, because the relay has sent them and awaits the broker's
-            answer; with `Intervention.is_unsent`, also ids that a queue may hold.
+            answer; with shards, also ids that a dead relay has sent, while another shard has a
+            relay; with `Intervention.is_unsent`, also ids that a queue may hold.
         unfit: ids left unchanged, because the message has left the outbox, its state does not allow
             the action, or it no longer matches the selection.
         damaged: ids left unchanged, because the row differs from what was stored, or the message

@@ -472,11 +472,11 @@ AND (:routing_key::text IS NULL OR routing_key = :routing_key);
 
 -- Reading. A page has a limit in messages and bytes, and at least one message if there is any.
 
--- A message is next of its ordering key if no earlier message of the key is open, or is parked and holds
--- the key. Rows that are not visible in the relay's snapshot are left out until its next look.
 -- name: next_id_stored
 SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
 
+-- A message is next of its ordering key if no earlier message of the key is open, or is parked and holds
+-- the key. Rows that are not visible in the relay's snapshot are left out until its next look.
 -- name: ready
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,

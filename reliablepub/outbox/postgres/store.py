@@ -1,7 +1,9 @@
-"""PostgreSQL store: one turn of the relay is one transaction, and mostly one round trip.
+"""PostgreSQL store: one turn of the relay is one transaction.
 
 Knows: the statements of a turn and their order, what other processes have stored, what to do when a
 commit is cut off. Must never know: AMQP, why an entry has its outcome.
+
+A turn takes one round trip, or two if it stores new messages, whose ids are drawn first.
 
 Reading marks nothing: a row leaves ``messages`` in the transaction that records its final outcome.
 Other processes add rows at any time, and ids become visible in the order of the commits. So the
