@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shlex
 import time
 from contextlib import closing
@@ -219,10 +220,10 @@ def test_a_deadline_is_told(run: Run, path: Path) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"", expires_in_s=600, not_before=later))
         outbox.enqueue(Message(b"", expires_in_s=1e-9))
-    assert "; its deadline: in 9 min 59 s\n" in run("explain", 1).stdout
+    assert re.search(r"; its deadline: in 9 min 5\d s\n", run("explain", 1).stdout)
     assert "It is open, and waits for its time.\n" in run("explain", 1).stdout
     passed = run("explain", 2).stdout
-    assert "; its deadline: 0 s ago\n" in passed
+    assert re.search(r"; its deadline: \d s ago\n", passed)
     assert "It is open, but its deadline has passed: a relay only moves it" in passed
 
 
@@ -260,14 +261,14 @@ def test_without_a_broker_that_is_what_is_missing(
 
 def test_what_is_in_flight_at_a_broker_that_blocks_says_so(run: Run, relay: SqliteStore) -> None:
     relay.show({"link": "blocked", "reason": "low on memory", "since": time.time() - 61})
-    words = "the broker has blocked the relay for 1 min 1 s: low on memory"
-    assert words in run("explain", 6).stdout
-    assert "blocked by the broker for 1 min 1 s: low on memory" in run("status").stdout
+    told, status = run("explain", 6).stdout, run("status", "--over", 0).stdout
+    assert re.search(r"the broker has blocked the relay for 1 min \d+ s: low on memory", told)
+    assert re.search(r"blocked by the broker for 1 min \d+ s: low on memory", status)
 
 
 def test_a_relay_that_has_failed_tells_when(run: Run, relay: SqliteStore) -> None:
     relay.show({"link": "failed", "reason": "a bug", "since": time.time() - 61})
-    assert "failed 1 min 1 s ago: a bug" in run("status").stdout
+    assert re.search(r"failed 1 min \d+ s ago: a bug", run("status", "--over", 0).stdout)
 
 
 def test_a_relay_that_shows_nothing_is_not_called_disconnected(
@@ -299,10 +300,8 @@ def test_a_relay_that_can_store_nothing_does_not_send(run: Run, relay: SqliteSto
     now = time.time()
     why = "the outbox is locked by another process"
     relay.show({"link": "connected", "reason": why, "since": now - 61, "at": now})
-    assert (
-        f"before it; but the outbox has had trouble for 1 min 1 s: {why}"
-        in run("explain", 7).stdout
-    )
+    words = rf"before it; but the outbox has had trouble for 1 min \d+ s: {why}"
+    assert re.search(words, run("explain", 7).stdout)
 
 
 def test_one_byte_is_one(run: Run, path: Path) -> None:
@@ -426,7 +425,7 @@ def test_a_confirmed_message_that_is_kept_is_shown(run: Run, path: Path) -> None
         store.commit(Changes(new=[entry]))
         store.commit(Changes(confirmed=[entry]))
         out = run("explain", "m-1").stdout
-        assert "It was confirmed 0 s ago, and is kept for a while." in out
+        assert re.search(r"It was confirmed \d s ago, and is kept for a while\.", out)
         assert "Delivered? persisted: the broker has taken responsibility for it." in out
         assert run("show", 1).stdout.endswith("\n\nhere\n")
         assert parsed(run("show", 1, "--json"))["problem"] is None

@@ -103,8 +103,8 @@ def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
     relay.show({**LINK, "paused": [paused | more], "paused_destinations": 1})
     lines = drawn(look(outbox_at(path), closely=True))
     assert "1 destination paused: fix the cause, and publishing resumes" in lines
-    words = "(default) / q: nacked: basic.nack; for 1 min 0 s; 1 message waits; probed in"
-    assert any(words in line for line in lines)
+    words = r"\(default\) / q: nacked: basic\.nack; for 1 min \d+ s; 1 message waits; probed in"
+    assert any(re.search(words, line) for line in lines)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -120,7 +120,7 @@ def test_no_reason_is_cut(path: Path, relay: SqliteStore, width: int) -> None:
     )
     assert "the relay is not connected; messages are safe, and wait" in told
     assert f"{why}; for 1 min" in told
-    assert f"not connected for 5 s: {lost}; 2 connections made" in told
+    assert re.search(rf"not connected for \d+ s: {re.escape(lost)}; 2 connections made", told)
     assert "1 x refused: 404 NOT_FOUND - no exchange 'missing' in vhost '/' (last" in told
 
 
