@@ -22,6 +22,7 @@ import pytest
 
 from reliablepub import Message, Outbox, OutboxError, Publisher, PublisherClosed
 from reliablepub.testing import FakeBroker
+from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
 INSTRUCTIONS_MAX = 20_000
@@ -139,7 +140,7 @@ def test_a_handler_may_close_whatever_it_interrupts(outer: str, tmp_path: Path) 
             break
         calls += 1
     assert calls > 30
-    assert not [t for t in threading.enumerate() if t.name == "reliablepub-relay"]
+    until(lambda: not [t for t in threading.enumerate() if t.name == "reliablepub-relay"])
 
 
 def test_a_handler_may_interrupt_an_enqueue(tmp_path: Path) -> None:
