@@ -27,6 +27,7 @@ from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import StallHandshake
 from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import WatchedLoop
@@ -272,11 +273,15 @@ def test_an_interrupt_while_connecting_ends_every_attempt(
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(WatchedLoop, "poll", interrupt)
     (address,) = parse_addresses(fake.url)
+    fake.inject(StallHandshake())  # the first connection uses it up
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         probe_module.probe(address, exchanges=[], queues=[])
     closed.set()
     assert time.monotonic() - begun < 4
+    time.sleep(0.2)  # the broker accepts what was opened
+    assert moment == "AMQP" or fake.faults, "another address was tried"
+    until(lambda: not fake._node.connections)
 
 
 @pytest.mark.parametrize(

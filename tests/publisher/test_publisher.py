@@ -433,8 +433,9 @@ def test_a_full_outbox_blocks_until_there_is_room(broker: FakeBroker, path: Path
     timer = threading.Timer(0.3, broker.release_confirms)
     since = time.monotonic()
     timer.start()
-    publisher.publish(b"x", routing_key="q").result(60)
+    receipt = publisher.publish(b"x", routing_key="q")
     assert time.monotonic() - since >= 0.2
+    receipt.result(60)
     timer.join()
     publisher.close(1)
 

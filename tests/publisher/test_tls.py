@@ -42,11 +42,13 @@ def assert_refused(url: str, outbox: Path, words: str, context: ssl.SSLContext |
     with Publisher(url, outbox=outbox, ssl_context=context, close_timeout_s=0) as publisher:
         publisher.publish(b"secret", routing_key="q")
         until(lambda: publisher.status.reason != "")
-        assert words in publisher.status.reason.lower()
-        assert publisher.status.refusals > 0 or "certificate" in publisher.status.reason
-        assert publisher.status.connects == 0
-        assert publisher.status.open == 1
-        assert "guest" not in publisher.status.reason
+        status = publisher.status
+        assert words in status.reason.lower()
+        # RabbitMQ's reset may overtake its alert, as the client already writes.
+        assert status.refusals > 0 or "it wants a client certificate" in status.reason
+        assert status.connects == 0
+        assert status.open == 1
+        assert "guest" not in status.reason
 
 
 @pytest.fixture(params=["hooks", "the public way"])
@@ -136,7 +138,6 @@ def test_rabbitmq_takes_only_clients_that_show_a_certificate(
             receipt = publisher.publish(b"x", routing_key="nobody-is-bound-here")
             until(lambda: publisher.status.connects == 1)
             until(lambda: receipt.is_settled)
-        # Its alert says so, unless RabbitMQ's reset, as the client already writes, overtakes it.
         assert_refused(node.amqps_url, tmp_path / "none.db", "certificate", trusting(certificate))
         assert_refused(node.amqps_url, tmp_path / "default.db", "certificate", None)
 
