@@ -42,14 +42,18 @@ def slow() -> Iterator[Callable[[str], str]]:
         proxy.__exit__(None, None, None)
 
 
-def assert_sent_once(publish: Callable[[], None], outbox: Where) -> None:
+def in_one_of_three(holds: Callable[[], bool]) -> bool:
     """A busy machine may stand still for longer than a confirm may take, but not three times."""
-    for _ in range(3):
+    return any(holds() for _ in range(3))
+
+
+def assert_sent_once(publish: Callable[[], None], outbox: Where) -> None:
+    def is_sent_once() -> bool:
         before = uncertain(outbox)
         publish()
-        if uncertain(outbox) == before:
-            return
-    pytest.fail("it was sent again each time")
+        return uncertain(outbox) == before
+
+    assert in_one_of_three(is_sent_once), "it was sent again each time"
 
 
 def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
@@ -101,15 +105,20 @@ def test_a_channel_opens_however_much_is_on_its_way_before_it(
     rig: Rig, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
     """The channel after one that a message has cost opens in time."""
-    queue = rig.probe.declare_queue()
-    messages = [Message(bytes(120_000), routing_key=queue) for _ in range(5)]
-    messages.insert(0, Message(b"", exchange="missing"))
     options = {"confirm_timeout_s": TIMEOUT_S, "retry": RetryPolicy.prompt()}
     with front_door(slow(rig.url), outbox=outbox, **options) as publisher:
-        receipt = publisher.publish_many(messages)
-        receipt.wait(120)
-        assert (receipt.confirmed, publisher.status.connects) == (5, 1)
-    assert len(rig.probe.drain(queue, 5)) == 5
+
+        def opens_in_time() -> bool:
+            queue, connects = rig.probe.declare_queue(), publisher.status.connects or 1
+            messages = [Message(bytes(120_000), routing_key=queue) for _ in range(5)]
+            messages.insert(0, Message(b"", exchange=f"no-{queue}"))
+            receipt = publisher.publish_many(messages)
+            receipt.wait(60)
+            assert receipt.confirmed == 5
+            arrived = len(rig.probe.drain(queue, 5))
+            return (arrived, publisher.status.connects) == (5, connects)
+
+        assert in_one_of_three(opens_in_time)
 
 
 @pytest.mark.parametrize("size", [1_000, 16_000_000])
@@ -137,12 +146,16 @@ def test_a_broker_that_takes_bytes_and_confirms_nothing_is_given_up(
     fake: FakeBroker, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
     fake.declare_queue("q")
-    fake.inject(HoldConfirms(times=3))
+    messages = [Message(bytes(100_000), routing_key="q")] * 3
     with front_door(slow(fake.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
-        messages = [Message(bytes(100_000), routing_key="q")] * 3
-        receipt = publisher.publish_many(messages)
-        assert receipt.wait(60).confirmed == len(messages)
-    assert len(fake.messages("q")) == 6
+
+        def is_sent_twice() -> bool:
+            before = fake.published_count
+            fake.inject(HoldConfirms(times=3))
+            assert publisher.publish_many(messages).wait(60).confirmed == 3
+            return fake.published_count - before == 6
+
+        assert in_one_of_three(is_sent_twice)
 
 
 def test_a_confirm_that_is_missing_is_noticed_while_bytes_leave_all_the_time(
