@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +35,12 @@ from tests.stores import Where
 from tests.waiting import until
 
 PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine can keep a relay from its turn for so long that an operator dismisses it."""
+    monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 600.0)
 
 
 @pytest.fixture
@@ -404,11 +410,7 @@ def check(race: Race, outbox: Outbox, arrived: list[str]) -> None:
     assert counts(outbox) == (len(race.names), 0, len(race.cancelled))
 
 
-def test_a_message_is_cancelled_or_sent(
-    outbox: Outbox, where: Where, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A busy machine can keep the relay from its turn for so long that an operator dismisses it.
-    monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 600.0)
+def test_a_message_is_cancelled_or_sent(outbox: Outbox, where: Where, broker: FakeBroker) -> None:
     with Publisher(broker.url, outbox=where, window_max=10):
         with Race(where, 1, 40) as race:
             pass
@@ -422,14 +424,15 @@ def race_through_kills(where: Where, broker: FakeBroker, race: Race, kills: int)
     """Kill the relay again and again while the race runs; the last relay sends the rest."""
     command = [sys.executable, "-m", "reliablepub", "relay", "--url", broker.url, "--outbox"]
     rng = random.Random(kills)
-    with race:
-        for _ in range(kills):
-            before = len(bodies(broker))
-            with subprocess.Popen([*command, str(where)]) as relay:
-                wait_for_bodies(broker, before + 1)
-                time.sleep(rng.uniform(0, 0.05))
-                relay.kill()
-    with Outbox(where) as outbox, Publisher(broker.url, outbox=where):
+    with Outbox(where) as outbox, ExitStack() as last:
+        with race:
+            for _ in range(kills):
+                before = len(bodies(broker))
+                with subprocess.Popen([*command, str(where)]) as relay:
+                    wait_for_bodies(broker, before + 1)
+                    time.sleep(rng.uniform(0, 0.05))
+                    relay.kill()
+            last.enter_context(Publisher(broker.url, outbox=where))  # the race may wait for one
         until(lambda: not outbox.status().open)
 
 
