@@ -150,7 +150,7 @@ def test_virtual_hosts_know_nothing_of_each_other() -> None:
         connection = pika.BlockingConnection(pika.URLParameters(broker.url_of("ann", "shop")))
         connection.channel().basic_publish("w-x", "any", b"one")
         connection.close()
-        broker.wait_for(lambda: len(broker.messages("c-q", virtual_host="shop")) == 1)
+        broker.wait_for(lambda: len(broker.messages("c-q", virtual_host="shop")) == 1, timeout_s=60)
         assert broker.messages("c-q") == ()
         broker.delete_exchange("w-x", virtual_host="shop")
         broker.delete_queue("c-q", virtual_host="shop")

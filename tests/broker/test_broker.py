@@ -80,7 +80,7 @@ def test_pika_blocking(fake_broker: FakeBroker) -> None:
         assert body == b"one"
         channel.basic_ack(method.delivery_tag)
         channel.cancel()
-    fake_broker.wait_for(lambda: fake_broker.connections == 0)
+    fake_broker.wait_for(lambda: fake_broker.connections == 0, timeout_s=60)
     assert [one.fate for one in fake_broker.published] == [Fate.ACCEPTED, Fate.RETURNED]
     assert [one.delivery_tag for one in fake_broker.published] == [1, 2]
 
@@ -295,7 +295,7 @@ def test_a_crash_loses_what_was_not_written() -> None:
         channel = connection.channel()
         for count, body, lose_unsynced in ((1, b"one", False), (2, b"two", True)):
             channel.basic_publish("", "q", body, PERSISTENT)
-            broker.wait_for(count)
+            broker.wait_for(count, timeout_s=60)
             broker.crash(lose_unsynced=lose_unsynced)
             with pytest.raises((StreamLostError, ConnectionResetError)):
                 connection.process_data_events(1)
@@ -475,7 +475,7 @@ def test_a_huge_frame_is_refused_before_it_is_read(fake_broker: FakeBroker) -> N
     with socket.create_connection(("127.0.0.1", fake_broker.port)) as sock:
         sock.sendall(b"AMQP\x00\x00\x09\x01" + struct.pack(">BHI", 1, 0, 2**32 - 1) + bytes(1000))
         assert b"FRAME_ERROR" not in received(sock)  # a stranger is not told why
-    fake_broker.wait_for(lambda: fake_broker.connections == 0)
+    fake_broker.wait_for(lambda: fake_broker.connections == 0, timeout_s=60)
 
 
 def test_a_consumer_that_does_not_read_gets_no_more(fake_broker: FakeBroker) -> None:

@@ -112,7 +112,7 @@ def test_noise_at_every_point_of_an_opening(fake_broker: FakeBroker) -> None:
     for at in range(0, len(OPENING), 7):
         with connected(fake_broker) as sock:
             sock.sendall(OPENING[:at] + draw.randbytes(50))
-    fake_broker.wait_for(lambda: fake_broker.connections == 0)
+    fake_broker.wait_for(lambda: fake_broker.connections == 0, timeout_s=60)
     with opened(fake_broker) as sock:
         sock.sendall(encode_publish("q"))
         assert sock.recv(1)
@@ -182,8 +182,8 @@ def test_many_openings_at_once(fake_broker: FakeBroker) -> None:
     with ExitStack() as stack:
         for _ in range(50):
             stack.enter_context(connected(fake_broker)).sendall(OPENING)
-        fake_broker.wait_for(lambda: fake_broker.connections == 50)
-    fake_broker.wait_for(lambda: fake_broker.connections == 0)
+        fake_broker.wait_for(lambda: fake_broker.connections == 50, timeout_s=60)
+    fake_broker.wait_for(lambda: fake_broker.connections == 0, timeout_s=60)
 
 
 def test_connections_above_the_limit_are_closed_and_logged(

@@ -273,7 +273,7 @@ def test_half_open(fake_broker: FakeBroker, accepted: bool) -> None:  # noqa: FB
     fake_broker.inject(faults.HalfOpen(accepted=accepted))
     with opened(fake_broker) as dead, opened(fake_broker) as alive:
         dead.sendall(encode_publish("q", b"one"))
-        fake_broker.wait_for(1)
+        fake_broker.wait_for(1, timeout_s=60)
         dead.sendall(encode_publish("q", b"two"))
         alive.sendall(encode_publish("q", b"three", properties=TRANSIENT))
         assert alive.recv(100) == ACK_1

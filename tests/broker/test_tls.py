@@ -56,7 +56,7 @@ def test_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> N
     _, _, body = channel.basic_get("q", auto_ack=True)
     assert body == bytes(300_000)
     connection.close()
-    broker.wait_for(lambda: broker.connections == 0)
+    broker.wait_for(lambda: broker.connections == 0, timeout_s=60)
 
 
 def test_aio_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> None:

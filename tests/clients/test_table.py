@@ -98,7 +98,7 @@ def test_a_judgment(
         fake_broker.inject(fault)
     with pika.BlockingConnection(pika.URLParameters(fake_broker.url)) as connection:
         connection.channel().basic_publish("", "one", LETTER.body, mandatory=True)
-        fake_broker.wait_for(1)
+        fake_broker.wait_for(1, timeout_s=60)
     assert judge(LETTER, told, fake_broker.published, has_ended=True) is judgment
 
 

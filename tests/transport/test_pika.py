@@ -669,7 +669,7 @@ def test_events_of_a_dropped_connection_are_not_reported_for_the_next(
     fake_broker.inject(faults.HoldConfirms())
     w.send(1, to("q"))
     w.transport.listen(0.1)
-    fake_broker.wait_for(1)
+    fake_broker.wait_for(1, timeout_s=60)
     w.transport.disconnect("no confirm")
     assert w.lost_reason() == f"127.0.0.1:{fake_broker.port}: no confirm"
     w.connect()
@@ -686,7 +686,7 @@ def test_a_batch_for_a_channel_that_is_not_open_is_answered_by_its_end(
 ) -> None:
     w = wire()
     fake_broker.drop_connections()
-    fake_broker.wait_for(lambda: fake_broker.connections == 0)
+    fake_broker.wait_for(lambda: fake_broker.connections == 0, timeout_s=60)
     w.send(1, to("q"))
     w.transport.open_channel(2)
     assert w.lost_reason()
