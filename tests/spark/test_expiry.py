@@ -62,11 +62,11 @@ def rows(fake: FakeBroker) -> list[str | None]:
 def test_a_task_renews_its_token_without_reconnecting(
     fake: FakeBroker, secret: Path, settings: Settings
 ) -> None:
-    secret.write_text(fake.issue_token(3))
+    secret.write_text(fake.issue_token(6))
     with task(settings) as (lent, send):
         send(0)
         secret.write_text(fake.issue_token(PATIENCE_S))
-        time.sleep(3.1)  # the first one has expired
+        time.sleep(6.1)  # the first one has expired
         send(1)
         assert lent.publisher.status.connects == 1
     assert rows(fake) == ["0", "1"]
@@ -89,7 +89,7 @@ def test_a_task_whose_token_is_revoked_logs_in_with_the_next_one(
 def test_a_task_waits_for_a_token_that_comes_late(
     fake: FakeBroker, secret: Path, settings: Settings
 ) -> None:
-    secret.write_text(fake.issue_token(1))
+    secret.write_text(fake.issue_token(3))
     with task(settings) as (lent, send):
         send(0)
         until(lambda: lent.publisher.status.link is Link.DISCONNECTED)

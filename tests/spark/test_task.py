@@ -151,12 +151,12 @@ def test_without_confirms_the_task_fails_and_says_so(fake: FakeBroker) -> None:
 
 
 def test_confirms_that_trickle_in_are_progress(fake: FakeBroker) -> None:
-    """The patience is for standstills: here all of it would be over three times."""
-    fake.inject(*(DelayConfirm(nth=n, for_s=0.5 * n) for n in range(1, 13)))
+    """The patience is for standstills: here all of it would be over twice."""
+    fake.inject(*(DelayConfirm(nth=n, for_s=0.5 * n) for n in range(1, 21)))
     since = time.monotonic()
-    sending, _ = send(settings_for(fake, deliveryTimeout="2"), rows(12))
-    assert sending.counts.confirmed == 12
-    assert 6.0 <= sending.counts.waited_s <= time.monotonic() - since
+    sending, _ = send(settings_for(fake, deliveryTimeout="4"), rows(20))
+    assert sending.counts.confirmed == 20
+    assert 9.0 <= sending.counts.waited_s <= time.monotonic() - since
 
 
 def test_a_row_that_the_broker_keeps_refusing_is_given_up_and_no_standstill(
@@ -166,7 +166,7 @@ def test_a_row_that_the_broker_keeps_refusing_is_given_up_and_no_standstill(
     monkeypatch.setattr(connection, "wait_random_exponential", lambda **_: wait_fixed(1.5))
     fake.inject(Nack(keep=True))
     settings = settings_for(
-        fake, refused="collect", nackedAttempts="4", deliveryTimeout="3", report="/nowhere"
+        fake, refused="collect", nackedAttempts="6", deliveryTimeout="6", report="/nowhere"
     )
     sending, failures = send(settings, rows(1))
     assert [failure.outcome for failure in failures] == ["nacked"]
@@ -178,27 +178,28 @@ def test_a_broker_that_answers_in_jerks_is_no_standstill(
     rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode
 ) -> None:
     queue = rabbitmq.declare_queue()
-    settings = parse({"url": rabbitmq.url, "deliverytimeout": "2", "windowmin": "1", "window": "1"})
+    settings = parse({"url": rabbitmq.url, "deliverytimeout": "4", "windowmin": "1", "window": "1"})
     done = threading.Event()
 
     def jerk() -> None:
-        while not done.is_set():
+        for _ in range(40):  # 13 s; the other rows find RabbitMQ awake
             rabbitmq_node.pause()
             time.sleep(0.3)
             rabbitmq_node.resume()
-            done.wait(0.01)
+            if done.wait(0.02):
+                break
 
     send(settings, rows(1, queue))
     thread = threading.Thread(target=jerk)
     thread.start()
     try:
-        sending, _ = send(settings, rows(200, queue))
+        sending, _ = send(settings, rows(1_000, queue))
     finally:
         done.set()
         thread.join()
         connection.close_idle()
-    assert sending.counts.confirmed == 200
-    print(f"{sending.counts.waited_s:.1f} s for 200 rows")
+    assert sending.counts.confirmed == 1_000
+    print(f"{sending.counts.waited_s:.1f} s for 1,000 rows")
     assert sending.counts.waited_s > settings.delivery_timeout_s
 
 
@@ -258,7 +259,7 @@ def test_another_broker_takes_the_place_of_the_first(fake: FakeBroker) -> None:
     with FakeBroker() as other:
         other.declare_queue(QUEUE)
         send(settings_for(other), rows(1))
-        fake.wait_for(lambda: fake.connections == 0)
+        fake.wait_for(lambda: fake.connections == 0, timeout_s=60)
         connection.close_idle()
 
 
@@ -281,24 +282,25 @@ def test_a_kept_publisher_that_has_failed_fails_no_task(
 
 def test_an_idle_connection_is_closed(fake: FakeBroker) -> None:
     send(settings_for(fake, idleTimeout="0.05"), rows(1))
-    fake.wait_for(lambda: fake.connections == 0)
+    fake.wait_for(lambda: fake.connections == 0, timeout_s=60)
     send(settings_for(fake, idleTimeout="0.05"), rows(1))
     assert fake.published_count == 2
 
 
 def test_a_connection_is_not_kept_where_they_are_counted(fake: FakeBroker) -> None:
     send(settings_for(fake, maxConnections="1"), rows(1))
-    fake.wait_for(lambda: fake.connections == 0)
+    fake.wait_for(lambda: fake.connections == 0, timeout_s=60)
 
 
 def test_a_failed_task_leaves_nothing_on_its_way(fake: FakeBroker) -> None:
     fake.inject(HoldConfirms())
     with pytest.raises(PartitionStalled):
-        send(settings_for(fake, deliveryTimeout="0.1", window="10"), rows(500))
-    fake.wait_for(lambda: fake.connections == 0)
+        send(settings_for(fake, deliveryTimeout="1", window="10"), rows(500))
+    fake.wait_for(lambda: fake.connections == 0, timeout_s=60)
     before = fake.published_count
     time.sleep(0.2)
-    assert fake.published_count == before < 500
+    assert 0 < before < 500
+    assert fake.published_count == before
 
 
 def test_a_broker_that_asks_for_a_certificate(tmp_path: Path) -> None:
