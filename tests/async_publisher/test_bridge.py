@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from reliablepub.front.bridge import BURST, Bell, Bridge, Signal, wake
+from tests.waiting import until
 
 TIMES = 2_000
 
@@ -296,11 +297,15 @@ def test_a_ctrl_c_as_a_look_begins_is_not_the_end_of_looking(
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             loop.run_until_complete(asyncio.sleep(10))
-    loop.run_until_complete(asyncio.sleep(0.5))
+
+    def is_looked_after() -> bool:
+        loop.run_until_complete(asyncio.sleep(0.02))
+        return looks > 5
+
+    until(is_looked_after)
     relay.ended(None)
     loop.run_until_complete(asyncio.sleep(0.1))
     loop.close()
-    assert looks > 5
 
 
 def test_who_waits_for_the_end_is_looked_after_until_it_is_told(

@@ -469,14 +469,14 @@ def test_while_the_broker_blocks_the_application_goes_on(
     async def main() -> None:
         async with (
             host(broker.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path, confirm_timeout_s=1.0) as publisher,
+            AsyncPublisher(connection=connection, outbox=path, confirm_timeout_s=3.0) as publisher,
         ):
             await (await publisher.publish(b"0", routing_key="q"))
             broker.block("low on memory")
             held = await publisher.publish(b"1", routing_key="q")
             await until_async(lambda: publisher.status.link is Link.BLOCKED)
             batch = await publisher.publish_many(Message(b"x", routing_key="q") for _ in range(500))
-            await asyncio.sleep(1.5)  # longer than a confirm may take
+            await asyncio.sleep(4.0)  # longer than a confirm may take
             status = publisher.status
             assert (status.connects, status.in_flight, status.open) == (1, 1, 501)
             broker.unblock()

@@ -88,10 +88,10 @@ def test_systemd_is_told_everything_it_asks_for(
     cli.environment |= {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "200000"}
     relay = cli.begin("relay", "--outbox", "o.db")
     assert manager.until("READY")["STATUS"].endswith("0 open, 0 parked")
-    manager.until("WATCHDOG")
-    manager.until("WATCHDOG")
     while manager.until("STATUS")["STATUS"] != "connected to the broker; 0 open, 0 parked":
         pass
+    manager.until("WATCHDOG")
+    manager.until("WATCHDOG")
     relay.send_signal(signal.SIGHUP)
     assert int(manager.until("RELOADING")["MONOTONIC_USEC"]) > 0
     manager.until("READY")

@@ -48,7 +48,7 @@ def test_a_frozen_broker_is_noticed_by_its_silence(
         assert "no heartbeats (interval 1 s) arrived" in publisher.status.reason
         fake.thaw()
         assert receipt.wait(60).confirmed == 10
-        assert publisher.status.connects == 2
+        assert publisher.status.connects >= 2  # a busy machine may be silent, too
     arrived = {(message.body, message.properties.message_id) for message in fake.messages("q")}
     assert len(arrived) == 15, "each under one id, whichever connection brought it"
     assert {int(body) for body, _ in arrived} == set(range(15))

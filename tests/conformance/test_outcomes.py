@@ -332,8 +332,11 @@ def test_a_delayed_message_is_sent_when_it_is_due_and_no_flush_waits_for_it(
     publisher.publish(b"tomorrow", routing_key=queue, not_before=due + timedelta(days=1))
     publisher.publish(b"now", routing_key=queue).result(60)
     status = publisher.flush(60)
-    assert (status.is_flushed, status.open) == (True, 2)
+    is_early = datetime.now(UTC) < due  # unless the machine is busy
+    assert status.is_flushed
+    assert status.open == 2 or not is_early
     soon.result(60)
     assert datetime.now(UTC) >= due
-    assert [body for body, _ in broker.drain(queue, 3)] == [b"first", b"now", b"soon"]
+    arrived = [body for body, _ in broker.drain(queue, 3)]
+    assert (arrived if is_early else sorted(arrived)) == [b"first", b"now", b"soon"]
     assert publisher.close().open == 1

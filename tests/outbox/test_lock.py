@@ -72,7 +72,7 @@ def test_death_frees_it_at_once(path: Path, holder: subprocess.Popen[str]) -> No
 
 def test_a_dying_holder_is_waited_for(path: Path, holder: subprocess.Popen[str]) -> None:
     killer = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
-    relay_lock = RelayLock(path)
+    relay_lock = RelayLock(path, timeout_s=60)
     assert relay_lock.is_held
     relay_lock.release()
     killer.wait()

@@ -216,7 +216,7 @@ def test_ext4_goes_read_only_under_us(
     ("sync_s", "heartbeat_s"),
     [
         (1.2, 2),
-        (3.0, 1),
+        (4.5, 1),
         pytest.param(30, 10, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
         pytest.param(30, 60, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
     ],

@@ -64,7 +64,7 @@ def test_a_disk_that_another_program_has_filled_is_told_and_drains(
         path = disk / "outbox.db"
         with Publisher(broker.url, outbox=path, keep_confirmed_s=1e6) as publisher:
             broker.declare_queue("q", durable=True)
-            command = [sys.executable, "-c", ENQUEUE, str(path), "200"]
+            command = [sys.executable, "-c", ENQUEUE, str(path), str(EACH)]
             enqueuers = [subprocess.Popen(command) for _ in range(2)]
             try:
                 until(lambda: publisher.status.counters.stored >= 20, TIMEOUT_S)
@@ -79,6 +79,6 @@ def test_a_disk_that_another_program_has_filled_is_told_and_drains(
                 for enqueuer in enqueuers:
                     enqueuer.kill()
             counters = publisher.flush(TIMEOUT_S).counters
-            assert (counters.stored, counters.confirmed) == (400, 400)
+            assert (counters.stored, counters.confirmed) == (2 * EACH, 2 * EACH)
             until(lambda: not publisher.status.reason, TIMEOUT_S)
         assert Ballast(path).is_whole

@@ -2,10 +2,8 @@
 
 import sqlite3
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
-import pika
 import pytest
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy
@@ -13,19 +11,6 @@ from tests.amqp_probe import AmqpProbe
 from tests.policies import ONCE
 
 COUNT = 10_000
-
-
-def consume(url: str, queue: str) -> Counter[str]:
-    """How often each message is in the queue; to get so many one by one would take longer."""
-    arrived: Counter[str] = Counter()
-    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
-        for _, properties, _ in connection.channel().consume(
-            queue, auto_ack=True, inactivity_timeout=1.0
-        ):
-            if properties is None:
-                break
-            arrived[properties.message_id] += 1
-    return arrived
 
 
 @pytest.mark.rabbit
@@ -52,7 +37,8 @@ def test_three_bad_ones_among_ten_thousand_in_flight(rabbitmq: AmqpProbe, tmp_pa
     assert "larger than configured max size" in parked["size"]
     assert "user_id property set to 'somebody'" in parked["user"]
 
-    arrived = consume(rabbitmq.url, queue)
+    found = rabbitmq.drain(queue, rabbitmq.count(queue))
+    arrived = Counter(properties.message_id for _, properties in found)
     assert set(arrived) == {message.message_id for message in messages} - set(parked)
     with sqlite3.connect(outbox) as db:
         closes = dict(
