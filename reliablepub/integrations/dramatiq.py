@@ -73,7 +73,9 @@ class OutboxBroker(RabbitmqBroker):
         now = self._diversion
         before = now.falls_back, now.has_failed
         now.falls_back = signal in _FOLLOWING
-        now.has_failed = kwargs.get("exception") is not None
+        # A transaction that middleware begins from here on is its own.
+        is_joined = getattr(self._outbox, "is_joined", False)
+        now.has_failed = is_joined and kwargs.get("exception") is not None
         try:
             super().emit_after(signal, *args, **kwargs)
         finally:
@@ -123,7 +125,7 @@ class _Diversion(threading.local):
     Attributes:
         channel: the object.
         falls_back: whether a message that cannot be stored is published directly.
-        has_failed: whether middleware runs because an actor has failed.
+        has_failed: whether middleware runs because an actor has failed within a transaction.
     """
 
     channel: Any = None

@@ -171,3 +171,25 @@ def test_what_follows_an_actor_shares_the_fate_of_its_transaction_unless_it_has_
     assert [each.routing_key for each in fake_broker.published] == ["sums.DQ"] * has_failed
     assert outbox.outbox.status().stored == (0 if has_failed else 2)
     ours.close()
+
+
+def test_a_middleware_has_a_transaction_of_its_own_after_a_failed_actor(
+    database: str, engine: Engine, fake_broker: FakeBroker
+) -> None:
+    """Which records the failure, for instance, and sends an alert with it."""
+    outbox = SessionOutbox(Outbox(database))
+    outbox.outbox.create()
+    ours = OutboxBroker(outbox, url=fake_broker.url)
+    alert = actor_of(ours)
+
+    class Records(dramatiq.Middleware):
+        def after_process_message(self, *_: Any, **_fields: Any) -> None:
+            with Session(engine) as session, session.begin(), outbox.joined(session):
+                alert.send(1)
+
+    ours.middleware = [Records()]
+    message = MessageProxy(alert.message(2))
+    ours.emit_after("process_message", message, exception=ValueError())
+    assert outbox.outbox.status().stored == 1
+    assert fake_broker.published_count == 0
+    ours.close()
