@@ -154,7 +154,7 @@ class RelayThread:
         self.check: Callable[[Message], None] | None = None
         self._started = Latch()
         self._gone = Latch()
-        self._is_ended = False
+        self._is_ended = True  # until `start`
         self._pid = os.getpid()
         self.failure: BaseException | None = None
         self._observer = Observer()
@@ -181,6 +181,7 @@ class RelayThread:
     def start(self, observer: Observer | None = None) -> None:
         """Start the thread. `wait_started` and the observer report whether the relay comes up."""
         self._observer = observer or self._observer
+        self._is_ended = False
         self._thread.start()
 
     def wait_started(self) -> None:
@@ -215,7 +216,7 @@ class RelayThread:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the relay has ended. Always true in a forked child, which has no relay."""
+        """Whether no relay runs: not yet, no more, or not in this process, which was forked."""
         return self._is_ended or os.getpid() != self._pid
 
     @property

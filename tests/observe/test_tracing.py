@@ -30,6 +30,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from reliablepub import AsyncPublisher, ConfigurationError, Message, Outbox, Publisher
+from reliablepub.hooks import Watched
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.observe.tracing import Tracing
 from reliablepub.testing import FakeBroker, faults
@@ -179,6 +180,18 @@ def test_each_publisher_has_its_own(
             publisher.publish(b"x", routing_key="q").result(30)
         ports = [(span.attributes or {})["server.port"] for span in exported.attempts()]
         assert ports == [broker.port, other.port]
+
+
+def test_a_publisher_that_could_not_be_opened_leaves_its_tracing_free(
+    broker: FakeBroker, tracing: Tracing
+) -> None:
+    class Refuses:
+        def watch(self, _publisher: Watched) -> None:
+            raise ConfigurationError("in use elsewhere")
+
+    with pytest.raises(ConfigurationError, match="elsewhere"):
+        Publisher(broker.url, outbox=None, hooks=[tracing, Refuses()])
+    Publisher(broker.url, outbox=None, hooks=[tracing]).close()
 
 
 def test_attempts_that_fail_say_how(
