@@ -16,6 +16,7 @@ replayed micro-batch deletes the rows that earlier runs of the query have collec
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, Self
 from uuid import uuid4
 from zlib import crc32
@@ -524,6 +526,10 @@ def _sync(files: fs.FileSystem, path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot flush a folder: what is renamed there may be lost with the power.
+        if not (Path(path).is_dir() and error.errno in {errno.EINVAL, errno.ENOTSUP}):
+            raise
     finally:
         os.close(descriptor)
 

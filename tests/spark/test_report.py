@@ -364,6 +364,22 @@ def test_collected_rows_are_on_disk_before_their_commit_is_complete(
     assert len(found) == 3
 
 
+def test_a_disk_that_cannot_flush_a_folder_is_used_all_the_same(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux says EINVAL for the folders of some mounted file systems."""
+    inodes = {inode(folder), *(inode(f"{folder}/{name}") for name in ("writes", "failed"))}
+
+    def refuse(descriptor: int) -> None:
+        if os.fstat(descriptor).st_ino in inodes:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    reports.check(folder, collects=True)
+    reports.commit(folder, [with_failed_row(folder, "w")], keep=5)
+    assert failed(folder) == ["w"]
+
+
 def inode(path: str) -> int:
     return Path(path).stat().st_ino
 
