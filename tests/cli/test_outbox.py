@@ -135,7 +135,7 @@ def test_a_file_that_is_no_outbox_is_not_rescued(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OutboxDiskFull("the disk is full")])
-def test_nothing_is_left_of_a_copy_that_failed(
+def test_a_copy_that_is_not_complete_is_not_taken_for_one(
     run: Run, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
     def fail(*_: object) -> NoReturn:
@@ -146,8 +146,10 @@ def test_nothing_is_left_of_a_copy_that_failed(
         patched.setattr("reliablepub.outbox.sqlite.salvage._copy_sources", fail)
         result = run("salvage", outbox, new)
     assert result.exit_code == (3 if error is KeyboardInterrupt else 4)
-    assert not [*tmp_path.glob("new.db*")]
-    assert run("salvage", outbox, new).exit_code == 0
+    assert f"{new} is incomplete: delete it, and try again\n" in result.stderr
+    again = run("salvage", outbox, new)
+    assert "exists already" in again.stderr
+    assert "is incomplete" not in again.stderr
 
 
 def test_what_the_disk_cannot_read_is_listed(

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import pytest
 
-from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
+from reliablepub.errors import NotAnOutbox, OutboxDiskFailed, OutboxError, OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox.admin import integrity
 from reliablepub.outbox.admin.integrity import Audit
@@ -248,6 +248,7 @@ def test_a_sector_that_cannot_be_read_costs_the_rows_of_its_page_only(
 ) -> None:
     original, expected = whole
     lost = pages_of(original)
+    of_its_page = 0
     for number in (1, *list(lost)[::5]):
         new = tmp_path / f"{number}.db"
         with pytest.MonkeyPatch.context() as disk:
@@ -256,6 +257,8 @@ def test_a_sector_that_cannot_be_read_costs_the_rows_of_its_page_only(
         assert found.unreadable == (f"page {number}",)
         left = expected.keys() - lost.get(number, set())
         assert bodies(new).items() >= {(id_, expected[id_]) for id_ in left}
+        of_its_page += len(bodies(new)) - len(left)
+    assert of_its_page > 0 or at == 0, "those in the sectors before"
 
 
 def test_of_a_log_that_cannot_be_read_to_its_end_the_commits_before_are_there(
@@ -276,14 +279,28 @@ def test_of_a_log_that_cannot_be_read_to_its_end_the_commits_before_are_there(
     assert Outbox(path.with_name("newer.db")).salvage(crashed).unreadable == ("the log",)
 
 
-def test_nothing_is_left_of_a_copy_that_another_error_has_ended(
+def test_a_disk_that_reads_nothing_is_not_taken_for_a_file_that_is_no_outbox(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, 200)
+
+    def pread(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(salvage_module, "os", SimpleNamespace(**vars(os) | {"pread": pread}))
+    monkeypatch.setattr(salvage_module, "_copy_sources", lambda *_: False)
+    with pytest.raises(OutboxDiskFailed, match=r"the disk cannot read \d+ of its parts \(page 1, "):
+        Outbox(path.with_name("new.db")).salvage(path)
+    assert not [*path.parent.glob("new.db*")]
+
+
+def test_another_error_of_the_disk_ends_the_copy(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(path, 200)
     break_sector(monkeypatch, path, 3 * PAGE_BYTES, errno.ESTALE)
     with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: "):
         Outbox(path.with_name("new.db")).salvage(path)
-    assert not [*path.parent.glob("new.db*")]
 
 
 @pytest.mark.parametrize("bit", [0x01, 0x80], ids=["another-letter", "not-utf-8"])

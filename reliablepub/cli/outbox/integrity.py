@@ -17,10 +17,12 @@ from reliablepub.cli.output import (
     count_of,
     print_error,
     print_json,
+    print_note,
     print_result,
     quoted,
 )
 from reliablepub.cli.progress import patiently
+from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.printable import one_line
@@ -84,7 +86,13 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:
     Example:
       reliablepub outbox salvage damaged.db new.db
     """
-    found = Outbox(new).salvage(damaged)
+    was_there = new.exists()
+    try:
+        found = Outbox(new).salvage(damaged)
+    except (KeyboardInterrupt, OutboxError):
+        if new.exists() and not was_there:
+            print_note(f"{new} is incomplete: delete it, and try again")
+        raise
     is_whole = not (found.broken or found.unreadable)
     if as_json:
         print_json(asdict(found))

@@ -30,7 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
+from reliablepub.errors import NotAnOutbox, OutboxDiskFailed, OutboxError, OutboxInUse
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.rows import ID_MAX, Unreadable, check, is_time, misfits
 from reliablepub.outbox.sqlite.connections import absolute, check_file, looking, open_writer
@@ -376,6 +376,7 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
         OutboxInUse: a relay still uses the damaged outbox.
         NotAnOutbox: no message was found, and SQLite finds no outbox in the damaged file either;
             there is no new one.
+        OutboxDiskFailed: the same, and the disk cannot read parts of the damaged file.
         OutboxError: the damaged file cannot be read, or the new one exists or cannot be written.
     """
     damaged = absolute(at)
@@ -386,35 +387,27 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
         raise OutboxError(f"{new} exists already; name a file that does not exist")
     relay_lock = _lock(damaged)
     try:
-        with closing(Pages(damaged)) as pages:
-            found = _copied(damaged, pages, new)
+        with closing(Pages(damaged)) as pages, closing(open_writer(new, is_relay=False)) as target:
+            found = _copy(damaged, pages, target, new)
     except OSError as error:
         raise os_error(damaged, error) from error
     finally:
         if relay_lock is not None:
             relay_lock.release()
     if not (found.open or found.parked or found.broken or found.has_sources):
-        _remove(new)
+        for suffix in ("", *OF_SQLITE, *OURS):
+            Path(f"{new}{suffix}").unlink(missing_ok=True)
+        if found.unreadable:
+            parts = ", ".join(found.unreadable[:3])
+            raise OutboxDiskFailed(
+                f"nothing of {damaged} was copied: the disk cannot read {len(found.unreadable)} of "
+                f"its parts ({parts}), and the others have no message"
+            )
         raise NotAnOutbox(
             f"{damaged} has no message of an outbox, and SQLite finds no outbox in it: nothing was "
             "copied; name the file of the outbox"
         )
     return found
-
-
-def _copied(damaged: Path, pages: Pages, new: Path) -> Salvaged:
-    """Copy into a new outbox. After an error there is none, so that the copy can be made again."""
-    try:
-        with closing(open_writer(new, is_relay=False)) as target:
-            return _copy(damaged, pages, target, new)
-    except BaseException:
-        _remove(new)
-        raise
-
-
-def _remove(new: Path) -> None:
-    for suffix in ("", *OF_SQLITE, *OURS):
-        Path(f"{new}{suffix}").unlink(missing_ok=True)
 
 
 def _lock(damaged: Path) -> RelayLock | None:
