@@ -513,5 +513,6 @@ class Pool:
 
 
 def _close(links: list[Link]) -> None:
-    while links:
-        links.pop().close()
+    with suppress(IndexError):  # another thread may have taken the last one meanwhile
+        while True:
+            links.pop().close()

@@ -96,8 +96,9 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
                 yield
         else:
             yield
-            # The commit of the block may have written nothing. It counts also if this one fails.
-            with suppress(OutboxError):
+            # The commit of the block may have written nothing. It counts also if this one fails,
+            # and its caller waits for no other.
+            with suppress(OutboxError), waiting_at_most(connection, 0):
                 _restart(connection, partial(_commit_a_page, connection, path))
     finally:
         relay_lock.release()
