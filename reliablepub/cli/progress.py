@@ -40,13 +40,14 @@ class Bar:
             self._progress = _progress()
             self._stored = self._progress.add_task("stored", total=self._total)
             self._confirmed = self._progress.add_task("confirmed", total=self._total)
-            self._progress.start()
+            with suppress(OSError):  # the terminal may be gone, which ends no command
+                self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop updating; the last state stays on the terminal."""
         if self._progress is not None:
-            with suppress(OSError):  # the terminal may be gone, which ends no command
+            with suppress(OSError):
                 self._progress.stop()
             self._progress = None
 

@@ -1,5 +1,6 @@
 """Standard streams that are closed, full, no longer read, or of another encoding."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
 from reliablepub import Message, Outbox
+from reliablepub.cli.progress import Bar
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import ROOT
 
@@ -95,6 +98,18 @@ def test_a_terminal_that_is_closed_ends_no_publisher(path: Path) -> None:
     os.close(ours)
     out, _ = publisher.communicate(b"x\n", timeout=60)
     assert (publisher.returncode, out[:32]) == (3, b"-: 1 record, 1 accepted, 0 confi"), out
+
+
+def test_a_terminal_that_is_closed_as_the_bars_begin_ends_no_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(_progress: Progress) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(Progress, "start", gone)
+    with Bar(2) as bar:
+        bar.show(stored=1, settled=1)
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
