@@ -11,6 +11,7 @@ import pytest
 
 from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, OutboxError, Publisher
 from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres.server import Link
 from reliablepub.outbox.postgres.sql import creation, roles
 from reliablepub.testing import FakeBroker
 from tests.postgres import PostgresServer
@@ -28,6 +29,23 @@ def test_an_outbox_is_missing_until_it_is_created(postgres_url: str) -> None:
         outbox.create()
         outbox.enqueue(Message(b""))
         assert outbox.status().open == 1
+
+
+def test_it_may_be_created_while_another_process_looks_for_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Link._check_version
+
+    def check(_link: Link) -> None:
+        monkeypatch.setattr(Link, "_check_version", look)
+        with psycopg.connect(postgres_url) as other:
+            other.execute(creation("reliablepub"))
+        raise NotAnOutbox("not there yet")
+
+    monkeypatch.setattr(Link, "_check_version", check)
+    with Outbox(postgres_url) as outbox:
+        outbox.create()
+        assert outbox.status().stored == 0
 
 
 def test_its_sql_can_be_run_by_an_administrator(postgres_url: str) -> None:

@@ -343,9 +343,11 @@ class PostgresDatabase:
                 with self.server.connect() as connection:
                     query = named(self.server.schema)["is_there"]
                     values = {"schema": self.server.schema}
-                    if connection.execute(for_dbapi(query), values).fetchone():
-                        raise
-                return False
+                    if not connection.execute(for_dbapi(query), values).fetchone():
+                        return False
+                # It is of another version, or another process has created it since.
+                with self._pool.link() as again:
+                    again.open()
         return True
 
     def made_with(self) -> tuple[int, bool]:
