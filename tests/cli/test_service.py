@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -272,6 +272,28 @@ def test_what_cannot_be_opened_is_reopened_as_it_was(
     assert "reopened with the earlier settings: window_max is 0" in capsys.readouterr().err
 
 
+def windows_opened(monkeypatch: pytest.MonkeyPatch, fail: Callable[[int, int], None]) -> list[int]:
+    """Have each call of `Settings.open` call a function first, which may raise.
+
+    Args:
+        monkeypatch: of the test.
+        fail: gets the number of the call, from 1, and the window of its settings.
+
+    Returns:
+        The windows of the settings of all calls so far.
+    """
+    opened = Settings.open
+    windows: list[int] = []
+
+    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
+        windows.append(self.window_max)
+        fail(len(windows), self.window_max)
+        return opened(self, hooks)
+
+    monkeypatch.setattr(Settings, "open", open_)
+    return windows
+
+
 def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
     fake: FakeBroker,
     tmp_path: Path,
@@ -279,16 +301,12 @@ def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
-    opened = Settings.open
-    windows: list[int] = []
 
-    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
-        windows.append(self.window_max)
-        if len(windows) == 2:  # another standby was faster
+    def fail(call: int, _window: int) -> None:
+        if call == 2:  # another standby was faster
             raise OutboxInUse("another relay has it")
-        return opened(self, hooks)
 
-    monkeypatch.setattr(Settings, "open", open_)
+    windows = windows_opened(monkeypatch, fail)
     told: list[str] = []
 
     def life() -> Iterator[None]:
@@ -358,17 +376,13 @@ def test_a_relay_that_cannot_open_the_outbox_again_for_now_waits_for_it(
 ) -> None:
     """Such as one that gets SIGHUP during a fail-over of PostgreSQL."""
     settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
-    opened = Settings.open
-    windows: list[int] = []
     troubles: set[str] = set()
 
-    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
-        windows.append(self.window_max)
-        if 1 < len(windows) < 4:
+    def fail(call: int, _window: int) -> None:
+        if 1 < call < 4:
             raise OutboxUnreachable("the server is away")
-        return opened(self, hooks)
 
-    monkeypatch.setattr(Settings, "open", open_)
+    windows = windows_opened(monkeypatch, fail)
 
     def life() -> Iterator[None]:
         stop.is_reopen_due = True
@@ -397,18 +411,14 @@ def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
 ) -> None:
     """A wrong password looks like a server that is away: both are tried until one is right."""
     settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
-    opened = Settings.open
-    windows: list[int] = []
 
-    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
-        windows.append(self.window_max)
-        if self.window_max == 777:
+    def fail(call: int, window: int) -> None:
+        if window == 777:
             raise OutboxUnreachable("password authentication failed")
-        if 1 < len(windows) < 5:
+        if 1 < call < 5:
             raise OutboxUnreachable("the server is away")
-        return opened(self, hooks)
 
-    monkeypatch.setattr(Settings, "open", open_)
+    windows = windows_opened(monkeypatch, fail)
 
     def life() -> Iterator[None]:
         stop.is_reopen_due = True
