@@ -1,10 +1,13 @@
 """A backup is copied into the file of a live process: same name, same inode, other content."""
 
+import errno
+import os
 import sqlite3
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -161,6 +164,21 @@ def test_a_descriptor_that_is_another_files_by_now_says_nothing(tmp_path: Path) 
         for fd in (file.fileno(), -1, 9_999):
             place._locked_fd, place._changes = fd, 1_000
             place.check()
+
+
+def test_a_disk_that_cannot_be_read_for_a_moment_is_no_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        for n in range(3):
+            with monkeypatch.context() as patch:
+                if n == 1:
+                    patch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, "EIO")))
+                outbox.enqueue(Message(b"x" * 20_000, message_id=f"m{n}"))
+            checkpoint(path)
+        writer_of(outbox).opened().place.check()
+    assert ids_at(path) == {f"m{n}" for n in range(3)}
 
 
 def test_a_counter_that_another_thread_has_read_later_is_no_restore(

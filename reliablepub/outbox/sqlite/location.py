@@ -325,7 +325,7 @@ class Place:
             return  # without a log, SQLite itself asks for the counter before it reads
         seen = self._changes  # before the file is read: threads share this object
         changes = _changes(self._locked_fd)
-        if changes == seen or not self._is_ours(self._locked_fd):
+        if changes is None or changes == seen or not self._is_ours(self._locked_fd):
             return
         if changes < seen:
             _OVERWRITTEN.add(self.file)
@@ -405,7 +405,7 @@ class Place:
         own = files.get(self.file or (0, 0), ())
         self._locked_fd = next(filter(_has_lock, own), -1)
         self._index_fd = files[index][0] if index is not None else -1
-        self._changes = _changes(self._locked_fd)
+        self._changes = _changes(self._locked_fd) or 0
         is_suspect = self.file in GATE.open_before and self._locked_fd < 0
         # Once the process that was forked has closed its connection, the index has no name.
         if is_suspect and (index or any(map(_is_logged, own))) and _locks_are_listed():
@@ -588,12 +588,16 @@ def _has_write_lock(index_fd: int) -> bool:
     return _has_lock(index_fd, _WRITE_LOCK) or not _has_lock(index_fd)
 
 
-def _changes(fd: int) -> int:
-    """Read the file change counter from the database file. Pages in the log do not count."""
+def _changes(fd: int) -> int | None:
+    """Read the file change counter from the database file. Pages in the log do not count.
+
+    Returns:
+        The counter; None if it cannot be read: the descriptor is -1 or closed, or the disk fails.
+    """
     try:
         return int.from_bytes(os.pread(fd, _CHANGES_BYTES, _CHANGES_AT), "big")
     except OSError:
-        return 0  # the descriptor is -1, or closed
+        return None
 
 
 def _is_logged(fd: int) -> bool:
