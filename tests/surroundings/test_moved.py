@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from reliablepub import (
     PublisherFailed,
 )
 from reliablepub.outbox.sqlite import location
-from tests.sqlite import writer_of
+from tests.sqlite import sql, writer_of
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
 from tests.waiting import until
 
@@ -311,6 +311,27 @@ def test_a_connection_whose_database_was_exchanged_is_to_another_file(path: Path
         connection.deserialize(connection.serialize())
         with pytest.raises(ConfigurationError, match="connection is to "):
             outbox.enqueue(b"", connection=connection)
+
+
+def test_a_log_that_is_truncated_while_it_is_looked_at_was_not_deleted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``PRAGMA wal_checkpoint(TRUNCATE)`` of another process does."""
+    read = location._read_each
+
+    def truncated_then(fds: Sequence[int], count: int, offset: int) -> Iterator[bytes]:
+        found = list(read(fds, count, offset))
+        if offset == location._FRAMES_AT:
+            looks.append(offset)
+            sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+        return iter(found)
+
+    looks: list[int] = []
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b""))
+        monkeypatch.setattr(location, "_read_each", truncated_then)
+        location.Place(path, is_logged=True)
+    assert len(looks) > 1
 
 
 def test_a_file_that_is_replaced_after_a_fork_has_closed_it_is_used_after_one_error(

@@ -255,6 +255,7 @@ _LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _FRAMES_AT: Final = 16
 """Offset of ``mxFrame``, the number of frames in the log, in a ``-shm`` (wal.c, WalIndexHdr)."""
 _FRAMES_BYTES: Final = 4
+_LOOKS_AT_LOG_MAX: Final = 5
 _INDEX_BYTES: Final = 48
 """Length of the header of a ``-shm`` (wal.c, WalIndexHdr), which each commit changes."""
 _CHANGES_AT: Final = 24
@@ -630,11 +631,15 @@ def _locks_are_listed() -> bool:
 def _is_whole(log_fds: Sequence[int], index_fds: Sequence[int]) -> bool:
     """Whether the log has a header, if its index says that it holds frames.
 
-    Several connections may have them open, and another thread may have closed some meanwhile.
-
     If a log is deleted while in use, the next connection creates an empty one. Frames appended to
     that one are never found, because only the first frame of a log is written with a header.
     """
+    # Another process may truncate the log between the two reads, but hardly time after time.
+    return any(_has_header(log_fds, index_fds) for _ in range(_LOOKS_AT_LOG_MAX))
+
+
+def _has_header(log_fds: Sequence[int], index_fds: Sequence[int]) -> bool:
+    """Look once. Several connections may have the files open, and other threads close some."""
     # `os.pread` on SQLite's own descriptors: closing others would drop SQLite's locks.
     frames = next(_read_each(index_fds, _FRAMES_BYTES, _FRAMES_AT), b"")
     return not any(frames) or any(
