@@ -25,6 +25,7 @@ CANTOPEN: Final = 14
 IOERR_READ: Final = 10 | (1 << 8)
 IOERR_WRITE: Final = 10 | (3 << 8)
 IOERR_SHMMAP: Final = 10 | (21 << 8)
+IOERR_CORRUPTFS: Final = 10 | (33 << 8)  # what SQLite makes of EIO from a read
 IOERR_FSYNC: Final = 10 | (4 << 8)
 
 _METHODS: Final = (  # in the order of `sqlite3_io_methods`, after its version

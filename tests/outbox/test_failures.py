@@ -154,7 +154,7 @@ def test_only_what_sqlite_raises_is_told_in_our_words() -> None:
 def test_damage_that_cannot_even_be_quoted_is_damage() -> None:
     said = b'malformed database schema (t) - near "\xeb": syntax error'
     cause = UnicodeDecodeError("utf-8", said, 38, 39, "invalid continuation byte")
-    words = rf"^outbox {PATH} is damaged; .* \(SQLite: malformed database schema\)$"
+    words = rf"^outbox {PATH} is damaged, .* \(SQLite: malformed database schema\)$"
     with pytest.raises(OutboxError, match=words) as caught, reported(PATH):
         raise cause
     assert caught.value.__cause__ is cause

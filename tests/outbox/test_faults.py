@@ -9,10 +9,13 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +24,7 @@ from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxError, Ou
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite import connections, lock, space
+from reliablepub.outbox.sqlite import connections, failures, lock, space
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import folder_in_memory
 from tests.outbox import shim as vfs
@@ -481,7 +484,7 @@ def test_what_comes_to_light_is_neither_written_twice_nor_called_stored(
         (("write", vfs.FULL), OutboxDiskFull, "the disk is full"),
         (("write", vfs.IOERR_WRITE), OutboxUnsure, "the disk failed during a commit"),
         (("read", vfs.IOERR_READ), OutboxDiskFailed, "check the disk"),
-        (("read", vfs.CORRUPT), OutboxError, "is damaged"),
+        (("read", vfs.IOERR_CORRUPTFS), OutboxDiskFailed, "the disk fails, or the file is damaged"),
     ],
 )
 def test_each_failure_has_its_words(
@@ -493,4 +496,38 @@ def test_each_failure_has_its_words(
         with pytest.raises(OutboxError, match=words) as caught:
             store.commit(Changes(new=[new_entry(102)]))
         assert type(caught.value) is kind
+        faulty.heal()
+
+
+def test_a_disk_that_cannot_be_read_for_a_moment_does_not_end_the_relay(
+    faulty: Shim, outbox_file: Path
+) -> None:
+    with closing(SqliteStore(outbox_file)) as store:
+        for read in (store.snapshot, store.touched, partial(store.lowest_awaited, 1, 0.0)):
+            store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
+            faulty.fail("read", at=1, code=vfs.IOERR_CORRUPTFS)
+            with pytest.raises(OutboxDiskFailed, match="disk image is malformed"):
+                read()
+            faulty.heal()
+            read()
+        store.commit(Changes(new=[new_entry(102)]))
+    assert "m-102" in open_ids(outbox_file)
+
+
+def test_damage_that_is_reported_for_seconds_is_believed(
+    faulty: Shim, outbox_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Mock(return_value=1_000.0)
+    monkeypatch.setattr(time, "monotonic", clock)
+    with closing(SqliteStore(outbox_file)) as store:
+        store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
+        faulty.fail("read", at=1, code=vfs.CORRUPT, is_persistent=True)
+        for now in (1_000.0, 1_000.0 + failures.DOUBTED_S / 2, 2_000.0):  # the last one is new
+            clock.return_value = now
+            with pytest.raises(OutboxDiskFailed):
+                store.snapshot()
+        clock.return_value = 2_060.0
+        with pytest.raises(OutboxError, match="is damaged, or the disk cannot read it") as caught:
+            store.snapshot()
+        assert type(caught.value) is OutboxError
         faulty.heal()

@@ -11,8 +11,10 @@ SQLite reports a write beyond a disk quota (``EDQUOT``) as a disk error, and the
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxError,
     OutboxLocked,
+    OutboxUnsure,
 )
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -41,6 +44,11 @@ _BUSY_SNAPSHOT: Final = 5 | 2 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
 """Bytes that are allocated to check a quota: few transactions write more."""
+DOUBTED_S: Final = 5.0
+"""Seconds for which reported damage may be a disk that fails, before it is believed."""
+_FORGOTTEN_S: Final = 300.0
+"""Seconds after which a report of damage is the first one again. The relay looks everywhere more
+often than that."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
 _DECIDED: Final = frozenset({5, 6, 13, 19})
@@ -67,6 +75,41 @@ def may_take(folder: Path, size: int) -> bool:
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether the database is damaged (SQLITE_CORRUPT)."""
     return _code(error) == _CORRUPT
+
+
+class Doubt:
+    """Whether damage that SQLite reports is real, or a disk that could not be read for a moment.
+
+    SQLite reports both as SQLITE_CORRUPT: it makes that of ``EIO`` from a read (os_unix.c,
+    SQLITE_IOERR_CORRUPTFS). A page that could not be read is read again by the next statement.
+
+    Args:
+        path: path of the outbox, for the errors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._since = self._last = -math.inf
+
+    def weigh(self, error: BaseException) -> None:
+        """Return if the error is no damage, or if damage has been reported for `DOUBTED_S`.
+
+        Raises:
+            OutboxDiskFailed: it is damage, and perhaps a disk that failed. Nothing was stored.
+        """
+        cause = error.__cause__ if isinstance(error, OutboxError) else error
+        is_open = isinstance(error, OutboxUnsure)  # which says more
+        if is_open or not (isinstance(cause, sqlite3.Error) and is_damage(cause)):
+            return
+        now = time.monotonic()
+        if now - self._last > _FORGOTTEN_S:
+            self._since = now
+        self._last = now
+        if now - self._since < DOUBTED_S:
+            raise OutboxDiskFailed(
+                f"outbox {self._path} could not be read: nothing was stored; the disk fails, or "
+                f"the file is damaged: check the system log (SQLite: {cause})"
+            ) from cause
 
 
 def lacks_index(error: sqlite3.Error) -> bool:
@@ -125,8 +168,9 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     _CORRUPT: (
         OutboxError,
         (
-            "is damaged; stop every process that uses it, and copy the intact messages into a new "
-            "outbox with `reliablepub outbox salvage`"
+            "is damaged, or the disk cannot read it (see the system log); stop every process that "
+            "uses it, and copy the intact messages into a new outbox with `reliablepub outbox "
+            "salvage`"
         ),
     ),
     _FULL: (

@@ -421,6 +421,7 @@ class SqliteStore:
                 self._version = _version(connection)
                 self._shortage.look(connection)
                 self._waited = connection
+            self._writer.doubt_damage()
         except BaseException:
             self._bell.close()
             self._writer.close()
