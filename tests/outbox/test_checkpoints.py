@@ -61,13 +61,14 @@ def test_what_is_committed_counts_though_the_log_cannot_be_moved(
     checkpoint = checkpoints._checkpoint
     failed = 0
 
-    def failing(connection: sqlite3.Connection, mode: str) -> object:
+    def failing(connection: sqlite3.Connection, mode: str) -> bool:
         nonlocal failed
         if mode == "FULL":
             failed += 1
             raise sqlite3.OperationalError("disk I/O error")
         return checkpoint(connection, mode)
 
+    monkeypatch.setattr(checkpoints, "_RESTART_S", 0.0)
     monkeypatch.setattr(checkpoints, "_checkpoint", failing)
     monkeypatch.setattr(checkpoints, "_log_bytes", lambda _: 3 * checkpoints.LOG_BYTES_LONG)
     with closing(Outbox(path)) as outbox:
@@ -84,10 +85,10 @@ def test_it_is_not_moved_behind_a_call_that_has_written_nothing(
     checkpoint = checkpoints._checkpoint
     has_written: list[bool] = []
 
-    def look(connection: sqlite3.Connection, mode: str) -> None:
+    def look(connection: sqlite3.Connection, mode: str) -> bool:
         log = files.log or []
         has_written.append(any(o.kind == "write" and o.path == f"{path}-wal" for o in log))
-        checkpoint(connection, mode)
+        return checkpoint(connection, mode)
 
     monkeypatch.setattr(checkpoints, "_checkpoint", look)
     monkeypatch.setattr(checkpoints, "_log_bytes", lambda _: 3 * checkpoints.LOG_BYTES_LONG)
@@ -117,6 +118,26 @@ def test_it_stays_short_where_many_write_all_the_time(path: Path) -> None:
         thread.join()
     assert Outbox(path).status().open == len(sizes) == 1_200
     assert max(sizes) < 60 * checkpoints.LOG_BYTES_LONG, "12 to 29 times; it was 200"
+
+
+def test_a_reader_that_keeps_it_does_not_double_each_commit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_RESTART_S", 60.0)
+    with (
+        shim() as files,
+        closing(Outbox(path)) as outbox,
+        closing(sqlite3.connect(path, isolation_level=None)) as application,
+    ):
+        outbox.enqueue(Message(KIB))
+        application.execute("BEGIN")
+        application.execute("SELECT * FROM reliablepub_ledger").fetchall()
+        while log_bytes(path) < 3 * checkpoints.LOG_BYTES_LONG:
+            outbox.enqueue(Message(KIB))
+        files.log = []
+        for _ in range(20):
+            outbox.enqueue(Message(KIB))
+        assert sum(o.kind == "sync" and o.path == f"{path}-wal" for o in files.log) == 20
 
 
 def test_beside_a_relay_no_other_process_moves_it(path: Path) -> None:

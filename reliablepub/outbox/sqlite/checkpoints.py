@@ -73,41 +73,11 @@ def write_a_page(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["count_up"], {"by": by})
 
 
-@contextmanager
-def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Checkpoint after each commit in the block, if the log is long and no relay runs.
-
-    For processes that only enqueue.
-    """
-    log_bytes = _log_bytes(path)
-    with reported(path):
-        # The log must not owe the database more than a full disk can provide (see `space`).
-        is_long = log_bytes >= LOG_BYTES_LONG or (
-            log_bytes >= CHECKPOINT_BYTES and owed_bytes(connection, path) >= CHECKPOINT_BYTES
-        )
-    relay_lock = RelayLock.borrow(path) if is_long else None
-    if relay_lock is None:
-        yield
-        return
-    try:
-        # The first lets others write meanwhile. It is enough, unless they do so all the time.
-        if log_bytes < 2 * LOG_BYTES_LONG:
-            with behind_next_commit(connection):
-                yield
-        else:
-            yield
-            # The commit of the block may have written nothing. It counts also if this one fails,
-            # and its caller waits for no other.
-            with suppress(OutboxError), waiting_at_most(connection, 0):
-                _restart(connection, partial(_commit_a_page, connection, path))
-    finally:
-        relay_lock.release()
-
-
 class LongLog:
-    """A log that other processes have made long beside a relay that commits nothing.
+    """A log that processes which do not checkpoint have made long.
 
-    The relay cannot reach the broker, for instance, while applications enqueue.
+    They enqueue while no relay runs, or beside one that commits nothing, because it cannot reach
+    the broker for instance.
 
     Args:
         path: path of the outbox.
@@ -116,6 +86,40 @@ class LongLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._next_try_at = 0.0
+
+    @contextmanager
+    def behind_commit(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Checkpoint after each commit in the block, if the log is long and no relay runs.
+
+        For processes that only enqueue.
+        """
+        path = self._path
+        log_bytes = _log_bytes(path)
+        with reported(path):
+            # The log must not owe the database more than a full disk can provide (see `space`).
+            is_long = log_bytes >= LOG_BYTES_LONG or (
+                log_bytes >= CHECKPOINT_BYTES and owed_bytes(connection, path) >= CHECKPOINT_BYTES
+            )
+        is_very_long = log_bytes >= 2 * LOG_BYTES_LONG
+        may_try = is_long and not (is_very_long and time.monotonic() < self._next_try_at)
+        relay_lock = RelayLock.borrow(path) if may_try else None
+        if relay_lock is None:
+            yield
+            return
+        try:
+            # The first lets others write meanwhile. It is enough, unless they do so all the time.
+            if not is_very_long:
+                with behind_next_commit(connection):
+                    yield
+            else:
+                yield
+                # The commit of the block may have written nothing. It counts also if this one
+                # fails, and its caller waits for no other.
+                with suppress(OutboxError), waiting_at_most(connection, 0):
+                    if not _restart(connection, partial(_commit_a_page, connection, path)):
+                        self._next_try_at = time.monotonic() + _RESTART_S
+        finally:
+            relay_lock.release()
 
     def restart(self, connection: sqlite3.Connection, commit: Callable[[], object]) -> None:
         """Move a long log into the database, so that the next writer begins it anew.
@@ -139,7 +143,7 @@ def _commit_a_page(connection: sqlite3.Connection, path: Path) -> None:
         write_a_page(connection)
 
 
-def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> None:
+def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> bool:
     """Commit, and then checkpoint under the write lock.
 
     An automatic checkpoint lets others write meanwhile. Where they write all the time, it never
@@ -149,16 +153,21 @@ def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> No
     Args:
         connection: the connection of the holder of the relay lock.
         commit: makes a commit on it that writes something.
+
+    Returns:
+        whether the whole log is in the database. A reader of an older state prevents it.
     """
+    is_moved = False
     (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
     _set_pages(connection, 0)
     try:
         commit()
         # What was committed stays so if this fails. No process can write while SQLite waits.
         with suppress(sqlite3.OperationalError), waiting_at_most(connection, 0):
-            _checkpoint(connection, "FULL")
+            is_moved = _checkpoint(connection, "FULL")
     finally:
         _set_pages(connection, pages)
+    return is_moved
 
 
 def owed_bytes(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> int:
@@ -197,8 +206,10 @@ def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
     return owed_bytes(connection, path)
 
 
-def _checkpoint(connection: sqlite3.Connection, mode: str) -> None:
-    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+def _checkpoint(connection: sqlite3.Connection, mode: str) -> bool:
+    """Move the log into the database; return whether nothing was in the way."""
+    (is_busy, *_) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    return not is_busy
 
 
 def _log_bytes(path: Path) -> int:

@@ -11,7 +11,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,7 @@ from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Sp
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.rows import MISTYPED, Unreadable
-from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long, behind_next_commit
+from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
 from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
@@ -165,6 +164,7 @@ class SqliteDatabase:
         self._enqueuing = Enqueuing(self.file, self._ballast)
         self._writer = Writer(self.file, is_relay=False)
         self._turn = Turn()
+        self._long_log = LongLog(self.file)
 
     def exists(self) -> bool:
         """Whether the file exists and holds an outbox."""
@@ -282,7 +282,7 @@ class SqliteDatabase:
         connection.execute(f"PRAGMA secure_delete = {'FAST' if is_full else 'ON'}")
         relay_lock = RelayLock.borrow(self.file) if is_full else None
         if relay_lock is None:
-            with behind_commit_if_long(connection, self.file):
+            with self._long_log.behind_commit(connection):
                 yield
             return
         try:
@@ -312,7 +312,7 @@ class SqliteDatabase:
         around: Callable[[sqlite3.Connection], AbstractContextManager[None]] | None = None,
     ) -> T:
         """Run `commit_with_retry` on this object's own connection, one thread at a time."""
-        around = around or partial(behind_commit_if_long, path=self.file)
+        around = around or self._long_log.behind_commit
 
         def commit() -> T:
             try:
