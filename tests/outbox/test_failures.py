@@ -19,6 +19,7 @@ from reliablepub.errors import (
     OutboxLocked,
 )
 from reliablepub.outbox.entry import TRANSIENT
+from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import forks
 from reliablepub.outbox.sqlite.failures import (
     is_damage,
@@ -89,6 +90,24 @@ def test_a_shortage_of_descriptors_passes(path: Path, child: Callable[..., int])
     assert child(run) == 0
 
 
+@pytest.mark.parametrize("is_relay", [False, True])
+def test_so_does_one_that_lets_no_outbox_be_created(
+    path: Path, child: Callable[..., int], *, is_relay: bool
+) -> None:
+    def run() -> None:
+        with ExitStack() as files, closing(Outbox(path)) as outbox:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            with suppress(OSError):
+                while True:
+                    files.callback(os.close, os.dup(0))
+            with pytest.raises(OutboxDiskFailed, match="no file descriptor is free"):
+                SqliteStore(path) if is_relay else outbox.enqueue(b"")
+            files.close()
+            outbox.enqueue(b"")
+
+    assert child(run) == 0
+
+
 def test_without_a_free_descriptor_nothing_is_taken_for_absent(
     path: Path, child: Callable[..., int]
 ) -> None:
@@ -101,7 +120,8 @@ def test_without_a_free_descriptor_nothing_is_taken_for_absent(
             with suppress(OSError):
                 while True:
                     files.callback(os.close, os.dup(0))
-            with pytest.raises(OutboxError, match=r"lock cannot be used: Too many open files"):
+            words = r"lock cannot be opened, because no file descriptor is free"
+            with pytest.raises(OutboxDiskFailed, match=words):
                 holder_pid(path)
             assert before.keys() <= open_files().keys()
 

@@ -191,6 +191,7 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
 }
 
+_SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _DESCRIPTORS: Final = 4
 """Files that a connection opens: database, log, index, and a folder."""
 _SHORTAGE: Final = (
@@ -209,7 +210,7 @@ def _lacks_descriptors() -> bool:
         while len(fds) < _DESCRIPTORS:
             fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        return error.errno in {errno.EMFILE, errno.ENFILE}
+        return error.errno in _SHORT_OF_DESCRIPTORS
     finally:
         for fd in fds:
             os.close(fd)
@@ -258,6 +259,9 @@ def os_error(path: Path, error: OSError) -> OutboxError:
             f"the disk is full under outbox {path} ({error.strerror}); free some space and "
             "try again"
         )
+    if error.errno in _SHORT_OF_DESCRIPTORS:
+        kind, meaning = _SHORTAGE
+        return kind(f"outbox {path} {meaning} ({error.strerror})")
     remedy = ""
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         remedy = "; this user needs access to the file, and may need to write to its folder"
