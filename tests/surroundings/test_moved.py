@@ -280,6 +280,43 @@ def test_a_connection_to_the_old_file_is_not_taken_for_one_to_the_new_file(
     assert ids_at(path.with_name("elsewhere.db")) == ({"before"} if is_known else set())
 
 
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("mode", ["DELETE", "MEMORY", "OFF"])
+def test_a_connection_without_a_log_to_the_old_file_is_not_taken_for_one_to_the_new_file(
+    path: Path, mode: str, *, spills: bool
+) -> None:
+    with closing(sqlite3.connect(path)) as first, first:
+        Outbox(path).create(connection=first)
+        first.execute("CREATE TABLE orders (id TEXT)")
+    copy = Path(shutil.copy(path, path.with_name("copy.db")))
+    with closing(sqlite3.connect(path)) as old:
+        old.execute(f"PRAGMA journal_mode = {mode}")
+        old.execute("PRAGMA cache_size = 1")
+        old.executemany("INSERT INTO orders VALUES (?)", [("x" * 5_000,)] * (50 * spills + 1))
+        copy.rename(path)
+        with closing(sqlite3.connect(path)) as new:
+            new.execute("SELECT * FROM orders").fetchall()
+            with pytest.raises(OutboxMoved, match=r"db is not the file that the connection has"):
+                Outbox(path).enqueue(Message(b"", message_id="lost"), connection=old)
+            with new:
+                Outbox(path).enqueue(Message(b"", message_id="new"), connection=new)
+    assert ids_at(path) == {"new"}
+
+
+def test_a_connection_without_a_log_may_be_one_of_many(path: Path) -> None:
+    with (
+        closing(sqlite3.connect(path)) as one,
+        closing(sqlite3.connect(path)) as other,
+        closing(sqlite3.connect(path.with_name("app.db"))) as app,
+    ):
+        app.execute("CREATE TABLE orders (id TEXT)")
+        app.execute("INSERT INTO orders VALUES ('open')")
+        for n, connection in enumerate((one, other)):
+            with connection:
+                Outbox(path).enqueue(Message(b"", message_id=f"{n}"), connection=connection)
+    assert ids_at(path) == {"0", "1"}
+
+
 def test_a_connection_that_locks_its_file_for_good_is_one_to_this_file(path: Path) -> None:
     """It takes no lock in the index of the log, by which other connections are known."""
     with closing(sqlite3.connect(path)) as connection:

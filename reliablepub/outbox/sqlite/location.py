@@ -266,6 +266,9 @@ _OF_LOG: Final = b"\x02"
 _ANY_LOCK: Final = re.compile(rb"POSIX")
 _WRITE_LOCK: Final = re.compile(rb"POSIX .* WRITE .* 120 ")
 """Byte 120 of a ``-shm`` is that of the writer (walformat.html, WAL_WRITE_LOCK)."""
+_RESERVED_LOCK: Final = re.compile(rb"POSIX .* WRITE .* 107374182[45] ")
+"""SQLite's RESERVED_BYTE, which the writer of a database without a log locks; with PENDING_BYTE
+before it if the database is locked for good (fileformat2.html, os_unix.c)."""
 
 
 class Place:
@@ -274,7 +277,7 @@ class Place:
     Args:
         path: absolute path of the database, which this process has open.
         is_logged: whether the connection has a write-ahead log open.
-        is_writing: whether the connection holds the lock of the writer on the log.
+        is_writing: whether the connection holds the lock of the writer.
 
     Raises:
         OutboxMoved: the path already leads to other files, or the log was deleted while in use.
@@ -397,6 +400,8 @@ class Place:
         # that were there before.
         if is_writing and index and not any(map(_has_write_lock, files[index])):
             raise self._not_open(self._names[2])
+        if is_writing and not index and _is_written_instead(files, self.file or (0, 0)):
+            raise self._not_open(self._names[0])
         if index is not None and not (log and _is_whole(files[log], files[index])):
             raise OutboxMoved(
                 f"the write-ahead log of outbox {self._path} was deleted while it was in use, so "
@@ -587,6 +592,21 @@ def _has_write_lock(index_fd: int) -> bool:
     file systems and in some sandboxes, it cannot be told.
     """
     return _has_lock(index_fd, _WRITE_LOCK) or not _has_lock(index_fd)
+
+
+def _is_written_instead(files: dict[Inode, list[int]], database: Inode) -> bool:
+    """Whether connections of this process write to other databases of its device, and not to this.
+
+    For a database without a log. If any lock on the device is listed, that on this one would be.
+    """
+    if any(_has_lock(fd, _RESERVED_LOCK) for fd in files.get(database, ())):
+        return False
+    return any(
+        _has_lock(fd, _RESERVED_LOCK)
+        for (device, _), descriptors in files.items()
+        if device == database[0]
+        for fd in descriptors
+    )
 
 
 def _changes(fd: int) -> int | None:
