@@ -17,6 +17,7 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxError,
     OutboxLocked,
+    OutboxMoved,
 )
 from reliablepub.outbox.entry import TRANSIENT
 from reliablepub.outbox.outbox import Outbox
@@ -60,6 +61,7 @@ def raised(code: int) -> sqlite3.Error:
         (sqlite3.SQLITE_CORRUPT_INDEX, OutboxError, "is damaged"),
         (sqlite3.SQLITE_FULL, OutboxDiskFull, "cannot grow, because the disk is full"),
         (sqlite3.SQLITE_CANTOPEN_ISDIR, OutboxError, "cannot be opened"),
+        (sqlite3.SQLITE_READONLY_DBMOVED, OutboxMoved, "was deleted, moved or replaced while"),
         (sqlite3.SQLITE_NOTADB, NotAnOutbox, "is not a SQLite database"),
         (sqlite3.SQLITE_MISUSE, OutboxError, "could not be used"),
     ],

@@ -26,6 +26,7 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxError,
     OutboxLocked,
+    OutboxMoved,
     OutboxUnsure,
 )
 
@@ -40,6 +41,7 @@ _FULL: Final = 13
 _IOERR_WRITE: Final = 10 | 3 << 8
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
+_READONLY_DBMOVED: Final = 8 | 4 << 8
 _BUSY_SNAPSHOT: Final = 5 | 2 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
@@ -151,6 +153,13 @@ _OLDER: Final = (
         "cursors, or roll back and begin with BEGIN IMMEDIATE; then try again"
     ),
 )
+_REPLACED: Final = (
+    OutboxMoved,
+    (
+        "was deleted, moved or replaced while this connection had it open, so nothing was stored; "
+        "close the connection, and open the file that is there now"
+    ),
+)
 _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     5: _LOCKED,  # SQLITE_BUSY
     6: _LOCKED,  # SQLITE_LOCKED
@@ -226,6 +235,8 @@ def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
         kind, meaning = _SHORTAGE
     if getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT:
         kind, meaning = _OLDER
+    if getattr(error, "sqlite_errorcode", 0) == _READONLY_DBMOVED:
+        kind, meaning = _REPLACED
     if is_unfinished(error):
         meaning = "holds an interrupted transaction; the next message or relay rolls it back first"
     name = getattr(error, "sqlite_errorname", type(error).__name__)
