@@ -499,6 +499,23 @@ def test_each_failure_has_its_words(
         faulty.heal()
 
 
+@pytest.mark.parametrize("fails", ["read", "shm_lock"])
+def test_an_outbox_that_cannot_be_read_when_it_is_opened_says_so(
+    faulty: Shim, outbox_file: Path, fails: str
+) -> None:
+    """Not that SQLite has no transaction any more, which it has ended itself."""
+    hits = 1
+    for at in range(1, CALLS_MAX):
+        faulty.fail(fails, at=at, code=vfs.IOERR_READ)
+        with suppress(OutboxDiskFailed), closing(Outbox(outbox_file)) as outbox:
+            outbox.enqueue(b"")
+        hits = faulty.hits
+        faulty.heal()
+        if not hits:
+            break
+    assert (hits, at > 5) == (0, True)
+
+
 def test_a_disk_that_cannot_be_read_for_a_moment_does_not_end_the_relay(
     faulty: Shim, outbox_file: Path
 ) -> None:

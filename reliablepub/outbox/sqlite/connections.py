@@ -57,7 +57,7 @@ from reliablepub.outbox.sqlite.location import (
 )
 from reliablepub.outbox.sqlite.space import PAGE_BYTES, Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
-from reliablepub.outbox.sqlite.transactions import transaction
+from reliablepub.outbox.sqlite.transactions import roll_back, transaction
 
 VERSION: Final = 9
 """Version of the tables in ``schema.sql``."""
@@ -370,7 +370,7 @@ def _begin_looking(connection: sqlite3.Connection, path: Path) -> bool:
         except sqlite3.OperationalError as error:
             if not lacks_index(error) or not Ballast(path.resolve()).lend():
                 raise
-            connection.execute("ROLLBACK")
+            roll_back(connection)
 
 
 def _create(path: Path) -> None:
@@ -390,7 +390,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
         refuse_utf16(connection.cursor(), path)
         is_ready = holds_outbox(connection.cursor(), path)
     finally:
-        connection.execute("ROLLBACK")
+        roll_back(connection)
     if not is_ready:
         _shape(connection)
         with transaction(connection, path):

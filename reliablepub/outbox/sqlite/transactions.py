@@ -153,7 +153,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         if isinstance(connection, WritingConnection):
             connection.is_unsure = False
     except BaseException as error:
-        _roll_back(connection)
+        roll_back(connection)
         if not isinstance(error, sqlite3.Error):
             raise
         if committing and not is_decided(path, error):
@@ -214,7 +214,7 @@ def _written(
         raise unsure from (None if error is unsure else error)
 
 
-def _roll_back(connection: sqlite3.Connection) -> None:
+def roll_back(connection: sqlite3.Connection) -> None:
     """Roll back the transaction if it is still open: SQLite ends it itself after some errors."""
     try:
         if connection.in_transaction:
