@@ -293,6 +293,39 @@ def test_who_may_write_to_the_outbox_may_own_its_log(path: Path, stranger: Plant
         check_side_files(path)
 
 
+def test_root_of_a_container_cannot_give_a_file_to_every_group(
+    tmp_path: Path, in_container: Callable[[str], None]
+) -> None:
+    """As in a volume with the set-group-ID bit whose group is not mapped into the container."""
+    os.chown(tmp_path, -1, OWNER)
+    tmp_path.chmod(0o2777)
+    in_container(
+        "from contextlib import closing\n"
+        "from reliablepub import Outbox\n"
+        "from reliablepub.outbox.sqlite.store import SqliteStore\n"
+        f"path = '{tmp_path}/outbox.db'\n"
+        "for n in range(1, 3):\n"
+        "    with Outbox(path) as outbox:\n"
+        "        outbox.enqueue(b'')\n"
+        "    assert outbox.status().open == n\n"
+        "    with closing(SqliteStore(path)) as store:\n"
+        "        assert store.snapshot().counters.open == n\n"
+    )
+
+
+@pytest.fixture
+def in_container() -> Callable[[str], None]:
+    """Run Python as root of a user namespace that has no other users and groups."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to any group")
+
+    def run(code: str) -> None:
+        command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code]
+        subprocess.run(command, check=True, timeout=60)
+
+    return run
+
+
 def test_a_message_in_a_transaction_of_the_application_goes_into_no_planted_log(
     shared: Path, stranger: Plant, child: Callable[..., int]
 ) -> None:

@@ -115,7 +115,9 @@ def claim_log(outbox: Path) -> list[tuple[int, int]]:
             continue  # nothing can be created here: SQLite will report that
         else:
             try:
-                os.fchown(fd, main.st_uid, main.st_gid)
+                # In a container, the group may be one that cannot be given. SQLite goes on, too.
+                with suppress(OSError):
+                    os.fchown(fd, main.st_uid, main.st_gid)
                 os.fchmod(fd, stat.S_IMODE(main.st_mode))
             finally:
                 os.close(fd)
