@@ -185,7 +185,7 @@ def _bytes_to_come(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) 
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     try:
         return int(pages * page_bytes) - path.stat().st_size
-    except FileNotFoundError:
+    except OSError:  # it is gone, or cannot be seen: the commit reports that
         return 0
 
 

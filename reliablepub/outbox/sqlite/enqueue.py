@@ -34,7 +34,7 @@ from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_file
 from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import Turn, begin_immediate, transaction
+from reliablepub.outbox.sqlite.transactions import Turn, begin_immediate, committed, transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _ENDED: Final = "SQLite has rolled back your whole transaction: begin it again"
@@ -106,6 +106,7 @@ class Enqueuing:
             ConfigurationError: the connection is to another file, or is not one of `sqlite3`.
             NotAnOutbox: the database holds no outbox, and none is to be added.
             OutboxMoved: the file that the connection has open is no longer the one at the path.
+            OutboxUnsure: the path cannot be looked at any more after a commit of this call.
             OutboxError: nothing was changed. A transaction that the caller had open is still open,
                 unless SQLite has ended it. No other one is left open.
         """
@@ -156,7 +157,8 @@ class Enqueuing:
                 done = work(cursor)
                 # Here, the connection can be told by its lock.
                 self._check_place(cursor, mark, key)
-            self._check_place(cursor, mark, key)
+            with committed():
+                self._check_place(cursor, mark, key)
             return done
         try:
             if not is_theirs:

@@ -54,7 +54,7 @@ from struct import Struct
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
-from reliablepub.errors import OutboxError, OutboxMoved
+from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxMoved
 from reliablepub.outbox.sqlite.forks import GATE, Inode, forked, open_files
 
 if TYPE_CHECKING:
@@ -313,11 +313,24 @@ class Place:
 
         Raises:
             OutboxMoved: a file was deleted, moved, replaced or overwritten; says which.
+            OutboxDiskFailed: this process may not look at the path any more, or the disk fails.
         """
         for name, inode in self._files:
             if look(name)[0] != inode:
+                self._check_seen(name)
                 raise self._moved()
         self.check_content()
+
+    def _check_seen(self, name: bytes) -> None:
+        try:
+            os.lstat(name)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise OutboxDiskFailed(
+                f"outbox {self._path} cannot be seen any more ({error.strerror}), so it is unknown "
+                "whether it is still the file that is open; give this process access to its folder"
+            ) from error
 
     def check_content(self) -> None:
         """Compare the database's change counter with the one seen last. Cheaper than `check`.

@@ -27,6 +27,7 @@ from reliablepub.errors import (
     OutboxError,
     OutboxInUse,
     OutboxMoved,
+    OutboxUnsure,
     PublisherForked,
 )
 from reliablepub.outbox.database import NO_CHANGE
@@ -486,6 +487,10 @@ class SqliteStore:
                     return self._commit_in_shortage(connection, changes)
         except OutboxMoved as error:
             self._rescue(error)
+        except OutboxUnsure:
+            # The new entries may be there. Look for them as for those of another process.
+            self._version = self._version[0], -1
+            raise
 
     def relieve(self) -> str:
         """Free space if the disk is full; say why new entries cannot be stored, or return "".

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from reliablepub.errors import OutboxError, OutboxUnsure
+from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxUnsure
 from reliablepub.outbox.sqlite.failures import is_decided, outbox_error
 from reliablepub.outbox.sqlite.location import WritingConnection
 
@@ -187,14 +187,29 @@ def commit_with_retry(
             `OutboxUnsure` is raised.
 
     Raises:
-        OutboxUnsure: the second commit failed too, or the changes of the failed one are visible.
+        OutboxUnsure: the second commit failed too, or the changes of the failed one are visible;
+            or the path cannot be looked at any more.
         OutboxMoved: the path does not lead to the open files any more, or they were overwritten.
         OutboxError: nothing was changed.
     """
     connection.place.check_content()
     result = _written(connection, path, work, is_there)
-    connection.place.check()
+    with committed():
+        connection.place.check()
     return result
+
+
+@contextmanager
+def committed() -> Iterator[None]:
+    """Check in the block that a commit was made in the file at the path.
+
+    Raises:
+        OutboxUnsure: that cannot be told now.
+    """
+    try:
+        yield
+    except OutboxDiskFailed as error:
+        raise OutboxUnsure(f"{error}; the message may be stored") from error
 
 
 def _written(
