@@ -491,6 +491,7 @@ def test_each_failure_has_its_words(
     faulty: Shim, outbox_file: Path, fault: tuple[str, int], kind: type[OutboxError], words: str
 ) -> None:
     with closing(SqliteStore(outbox_file)) as store:
+        store.changed_elsewhere()
         store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
         faulty.fail(fault[0], at=1, code=fault[1], is_persistent=True)
         with pytest.raises(OutboxError, match=words) as caught:
@@ -520,6 +521,7 @@ def test_a_disk_that_cannot_be_read_for_a_moment_does_not_end_the_relay(
     faulty: Shim, outbox_file: Path
 ) -> None:
     with closing(SqliteStore(outbox_file)) as store:
+        store.changed_elsewhere()
         for read in (store.snapshot, store.touched, partial(store.lowest_awaited, 1, 0.0)):
             store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
             faulty.fail("read", at=1, code=vfs.IOERR_CORRUPTFS)
@@ -537,6 +539,12 @@ def test_damage_that_is_reported_for_seconds_is_believed(
     clock = Mock(return_value=1_000.0)
     monkeypatch.setattr(time, "monotonic", clock)
     with closing(SqliteStore(outbox_file)) as store:
+        store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
+        faulty.fail("read", at=1, code=vfs.CORRUPT, is_persistent=True)
+        with pytest.raises(OutboxError, match="is damaged, or the disk cannot read it"):
+            store.snapshot()  # as the relay does before its first turn
+        faulty.heal()
+        assert not store.changed_elsewhere()
         store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
         faulty.fail("read", at=1, code=vfs.CORRUPT, is_persistent=True)
         for now in (1_000.0, 1_000.0 + failures.DOUBTED_S / 2, 2_000.0):  # the last one is new

@@ -494,7 +494,7 @@ class Writer:
 
     def doubt_damage(self) -> None:
         """From now on, take damage for a failing disk until it is reported again (see `Doubt`)."""
-        self._doubt = Doubt(self._path)
+        self._doubt = self._doubt or Doubt(self._path)
 
     def renewed(self) -> WritingConnection:
         """Check that the path leads to the open files; open them again if SQLite's locks were lost.

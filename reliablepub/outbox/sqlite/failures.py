@@ -110,7 +110,8 @@ class Doubt:
         if now - self._since < DOUBTED_S:
             raise OutboxDiskFailed(
                 f"outbox {self._path} could not be read: nothing was stored; the disk fails, or "
-                f"the file is damaged: check the system log (SQLite: {cause})"
+                "the file is damaged: check the system log, and the file with `reliablepub outbox "
+                f"check` (SQLite: {cause})"
             ) from cause
 
 

@@ -422,7 +422,6 @@ class SqliteStore:
                 self._version = _version(connection)
                 self._shortage.look(connection)
                 self._waited = connection
-            self._writer.doubt_damage()
         except BaseException:
             self._bell.close()
             self._writer.close()
@@ -631,6 +630,7 @@ class SqliteStore:
                 has_changed = before != self._version
         except OutboxMoved as error:
             self._rescue(error)
+        self._writer.doubt_damage()  # and not before a relay runs: one that cannot start says why
         self._bell.looked(has_changed=has_changed)
         return has_changed
 
