@@ -1,8 +1,10 @@
 """Messages that join transactions on PostgreSQL: of each library that passes its connection."""
 
 import asyncio
+import pickle
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.rows import RowFactory, class_row, dict_row, namedtuple_row, scalar_row
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -187,6 +190,23 @@ def test_an_outbox_is_created_in_an_asynchronous_transaction(
 
     asyncio.run(create())
     assert outbox.outbox.status().stored == 0
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_no_error_of_sqlalchemy_shows_a_body_or_a_header(
+    postgres_url: str, key: str | None
+) -> None:
+    engine, outbox = engine_of(postgres_url), Outbox(postgres_url)  # there is no outbox
+    secret = Message(b"hush in the body", headers={"token": "hush in a header"})
+    try:
+        with Session(engine) as session, pytest.raises(ProgrammingError) as caught:
+            outbox.enqueue(secret, key=key, connection=session)
+    finally:
+        engine.dispose()
+    told = "".join(traceback.format_exception(caught.value))
+    assert "reliablepub" in told
+    assert "hush" not in told
+    assert "hush" not in str(pickle.loads(pickle.dumps(caught.value)))
 
 
 def test_a_message_goes_with_djangos_transaction_and_savepoint(

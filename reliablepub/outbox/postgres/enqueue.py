@@ -245,9 +245,7 @@ def execute(
         if values is None:
             _run_script(connection, text)
             return ()
-        from sqlalchemy import text as of  # noqa: PLC0415 - the application has it
-
-        return tuple(connection.execute(of(text), values).first() or ())
+        return _run_statement(connection, text, values)
     with _cursor(connection) as cursor:
         if values is None:
             if _is_pipelined(connection):
@@ -320,6 +318,18 @@ def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any librar
         needed = "the outbox needs a connection of psycopg, psycopg2, Django or SQLAlchemy"
         raise unfit_connection(connection, needed)
     return connection, False
+
+
+def _run_statement(connection: Any, text: str, values: Values) -> tuple[Any, ...]:  # noqa: ANN401
+    """Run a statement on a `Connection` of SQLAlchemy; return its first row, or an empty one."""
+    from sqlalchemy import text as of  # noqa: PLC0415 - the application has it
+    from sqlalchemy.exc import StatementError  # noqa: PLC0415
+
+    try:
+        return tuple(connection.execute(of(text), values).first() or ())
+    except StatementError as error:
+        error.hide_parameters = True  # its text would show the body and the headers
+        raise
 
 
 def _run_script(connection: Any, text: str) -> None:  # noqa: ANN401 - SQLAlchemy's
