@@ -62,6 +62,10 @@ _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (connection_workflow.AMQPConnectorStackTimeout, "the TLS handshake did not end in time"),
     (exceptions.ConnectionOpenAborted, "the AMQP handshake did not end in time"),
     (TimeoutError, "no answer to the TCP connection in time"),
+    (
+        exceptions.AuthenticationError,
+        "the broker offers no login with a password (auth_mechanisms lacks PLAIN)",
+    ),
     (exceptions.ProbableAuthenticationError, "the broker refused the credentials"),
     (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import pika
 import pytest
+from pamqp import commands, frame
 
 from reliablepub._core.events import (
     Acked,
@@ -302,6 +303,25 @@ def test_a_peer_that_speaks_http_is_a_lost_connection(wire: Connect) -> None:
         thread.start()
         w.transport.connect()
         assert "the port answers in HTTP, not in AMQP" in w.lost_reason()
+        thread.join()
+
+
+def offer_certificates_alone(server: socket.socket) -> None:
+    peer, _ = server.accept()
+    with closing(peer):
+        peer.recv(8)
+        peer.sendall(frame.marshal(commands.Connection.Start(mechanisms="EXTERNAL"), 0))
+        peer.recv(1)
+
+
+def test_a_broker_that_takes_no_password_is_told_in_words(wire: Connect) -> None:
+    """One with ``auth_mechanisms.1 = EXTERNAL``: pika's error is the word PLAIN alone."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        w = wire(f"amqp://127.0.0.1:{server.getsockname()[1]}/")
+        thread = threading.Thread(target=offer_certificates_alone, args=[server])
+        thread.start()
+        w.transport.connect()
+        assert "the broker offers no login with a password" in w.lost_reason()
         thread.join()
 
 
