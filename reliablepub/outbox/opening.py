@@ -52,15 +52,18 @@ def outbox_at(where: Where) -> Database:
         return PostgresDatabase(str(where))
     msg = f"an outbox is in a file or at postgresql://; {scheme}:// is neither"
     path = rest.removeprefix("/")
-    if scheme.startswith("sqlite") and path and "@" not in path:  # which may follow a password
+    if scheme.startswith("sqlite") and path and not {"@", "?"} & set(path):  # near a password
         msg += f"; write its path alone: {path}"
     elif scheme.startswith(("postgresql+", "postgres+")):
         msg += "; write postgresql://, without the driver"
     raise ConfigurationError(msg)
 
 
-_PARAMETERS: Final = re.compile(r"\bpassword\s*=|^\w+\s*=\s*\S+\s+\w+\s*=")
-"""Parameters of libpq, such as ``host=db password=...``, which are not the path of a file."""
+_NO_PATH: Final = re.compile(
+    r"^postgres(ql)?(:|//)|\bpassword\s*=|^\w+\s*=\s*\S+\s+\w+\s*=|^[^/]+:[^/]*@"
+)
+"""Not the path of a file: a mistyped URL; parameters of libpq, such as ``host=db password=...``; a
+URL without its scheme, such as ``app:password@db/shop``."""
 
 
 def _check_path(path: str) -> None:
@@ -69,7 +72,7 @@ def _check_path(path: str) -> None:
     Raises:
         ConfigurationError: the path is empty, or is such a name.
     """
-    if path.startswith(("postgresql:", "postgres:")) or _PARAMETERS.search(path):
+    if _NO_PATH.search(path):
         # Not quoted: it may hold a password.
         raise ConfigurationError(
             "an outbox is in a file or at a URL that begins with postgresql://; this is neither"

@@ -68,6 +68,14 @@ def test_other_urls_are_refused() -> None:
         "host=db password=s3cret",
         "password = s3cret",
         "dbname=s3cret user=app",
+        "app:s3cret@db/shop",
+        "app:s3cret@db",
+        "postgresql//app:s3cret@db/shop",
+        "postgresql://db/shop&password=s3cret",
+        "postgresql://db/shop;password=s3cret",
+        "postgresql://db/shop?schema=mail?password=s3cret",
+        "postgresql://db/shop?schema=mail;password=s3cret",
+        "sqlite+pysqlcipher:////srv/app.db?key=s3cret",
     ],
 )
 def test_a_mistaken_url_is_refused_and_not_quoted(where: str) -> None:

@@ -73,7 +73,9 @@ class Server:
             _check_place(place)
             query = query.replace("+", "%2B")  # which is no space in libpq's URLs
             given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-            schema = check_schema(given.pop("schema", DEFAULT_SCHEMA))
+            schema = given.pop("schema", DEFAULT_SCHEMA)
+            _check_place(f"/{schema}")
+            check_schema(schema)
             patience = dict(_PATIENCE)
             if "," in place.partition("/")[0] or "," in given.get("host", ""):
                 patience["target_session_attrs"] = "read-write"  # of several hosts, the primary
@@ -111,14 +113,15 @@ def _check_place(place: str) -> None:
     """Refuse a place that may hold a part of the password: errors name the place.
 
     Raises:
-        ConfigurationError: it has a ``@``, or a port that is not a number.
+        ConfigurationError: it has a ``@``, a port that is not a number, or a parameter.
     """
     hosts = place.partition("/")[0].split(",")
     ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts]
-    if "@" in place or not all(port.isdigit() for port in ports if port):
+    if "@" in place or "=" in place or not all(port.isdigit() for port in ports if port):
         raise ConfigurationError(
             "the URL of the outbox cannot be understood: write postgresql://user:password@host/"
-            "database, and in a user or password %40 for @, %2F for / and %3A for :"
+            "database?parameter=value&parameter=value, and in a user or password %40 for @, %2F "
+            "for / and %3A for :"
         )
 
 
