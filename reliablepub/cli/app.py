@@ -21,6 +21,7 @@ import click
 
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure, LazyGroup
+from reliablepub.cli.config import PREFIX
 from reliablepub.cli.output import print_error
 from reliablepub.cli.passwords import without_passwords
 from reliablepub.errors import OutboxError, PublisherClosed, RelayHeldUp, ReliablePubError
@@ -105,12 +106,18 @@ class CommandLine(LazyGroup):
             return Exit.BAD_INPUT
         except (click.ClickException, click.Abort, ReliablePubError, OSError) as error:
             text, code = _ending(error)
-            print_error(without_passwords(text, sys.argv[1:] if args is None else args))
+            given = [*(sys.argv[1:] if args is None else args), *_variables()]
+            print_error(without_passwords(text, given))
             return code
         finally:
             if loglines.is_json() and sys.exc_info()[0] is None:  # else the hook prints a bug
                 loglines.use("text")
         return result if isinstance(result, int) else Exit.CONFIRMED
+
+
+def _variables() -> list[str]:
+    """The values of variables that are options of a command."""
+    return [value for name, value in os.environ.items() if name.startswith(PREFIX)]
 
 
 def _ending(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a kind of error each

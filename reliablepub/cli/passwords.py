@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 _IN_TEXT: Final = (
-    (re.compile(r"([?&](?:ssl)?password=)[^\s&]*"), r"\1..."),
-    (re.compile(r"(://[^\s:@/]*:)[^\s,]*@"), r"\1...@"),
+    (re.compile(r"(\b(?:ssl)?password\s*=\s*)[^\s&]*"), r"\1..."),
+    (re.compile(r"(://?[^\s:@/]*:)[^\s,]*@"), r"\1...@"),
 )
 _IN_ARGUMENT: Final = (
-    (re.compile(r"([?&](?:ssl)?password=)[^&]*", re.DOTALL), r"\1..."),
-    (re.compile(r"(://[^:]*:).*@", re.DOTALL), r"\1...@"),
+    (re.compile(r"(\b(?:ssl)?password\s*=\s*)[^&]*", re.DOTALL), r"\1..."),
+    (re.compile(r"(://?[^:]*:).*@", re.DOTALL), r"\1...@"),
 )
 _OF_LIBPQ: Final = re.compile(r"[?&](?:ssl)?password=.", re.DOTALL)
 
@@ -28,11 +29,10 @@ def without_passwords(text: str, arguments: Sequence[str] = ()) -> str:
 
     Args:
         text: what is to be printed.
-        arguments: arguments of the command line that the text may repeat.
+        arguments: arguments of the command line, and values of variables, that the text may repeat.
     """
     for given in _spellings(arguments):
-        if "://" in given:
-            text = text.replace(given, _replaced(given, _IN_ARGUMENT))
+        text = text.replace(given, _replaced(given, _IN_ARGUMENT))
     return _replaced(text, _IN_TEXT)
 
 
@@ -48,7 +48,11 @@ def _replaced(text: str, patterns: Sequence[tuple[re.Pattern[str], str]]) -> str
 
 
 def _spellings(arguments: Sequence[str]) -> Iterator[str]:
-    """Ways in which an error may repeat an argument: whole, quoted, or in part."""
+    """Ways in which an error may repeat an argument: whole, quoted, as a path, or in part."""
     for argument in arguments:
+        if "://" not in argument and "password" not in argument:
+            continue
         value, address = argument.partition("=")[2], argument.partition("://")[2]
-        yield from (argument, repr(argument)[1:-1], value, address and f"://{address}")
+        path = str(Path(argument))
+        found = (argument, repr(argument)[1:-1], path, value, address and f"://{address}")
+        yield from filter(None, found)

@@ -122,6 +122,22 @@ def test_no_note_repeats_the_password_of_a_url(capsys: pytest.CaptureFixture[str
     ), "the rest of a word may belong to the password"
 
 
+MISPLACED = ("amqp://b:a,hush@h/", "postgresql://a h/?password=a hush", "host=h password='a hush'")
+
+
+@pytest.mark.parametrize("value", MISPLACED)
+@pytest.mark.parametrize("option", ["--password-file", "--config", "--outbox-keys", "--window"])
+def test_no_error_repeats_a_password_that_was_given_to_another_option(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = ("relay", "--url", "amqp://localhost:1/", "--outbox", "o.db")
+    code, said = run(*to, option, value)
+    assert code == 2 or "key file" in said
+    monkeypatch.setenv(f"RELIABLEPUB_{option[2:].replace('-', '_').upper()}", value)
+    code, said = run(*to)
+    assert code == 2 or "key file" in said
+
+
 def test_nor_does_a_note_above_the_bars_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
