@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from reliablepub.headers import FieldValue
@@ -45,14 +45,14 @@ class MessageEvent:
         message_id: AMQP ``message_id``, identical on every attempt.
         exchange: exchange it is published to.
         routing_key: routing key it is published with.
-        headers: headers as the application set them, including trace context.
+        headers: headers as the application set them, including trace context. Not in the `repr`.
         size: bytes that it counts for in limits (`Message.size`).
     """
 
     message_id: str
     exchange: str
     routing_key: str
-    headers: Mapping[str, FieldValue] | None
+    headers: Mapping[str, FieldValue] | None = field(repr=False)
     size: int
 
 

@@ -46,6 +46,7 @@ def test_headers_stand_apart(path: Path, entry: Make) -> None:
         store.commit(Changes(new=[entry(headers={"n": 1}, app_id="a"), entry()]))
     found = read_contents(outbox_at(path), 1)
     assert found is not None
+    assert not any(secret in repr(found) for secret in ("body 1", "'n'", "app_id"))
     assert (found.properties, found.headers) == ({"app_id": "a"}, {"n": 1})
     assert (found.body, found.text, found.problem) == (b"body 1", "body 1", None)
     assert found.columns["message_id"] == "m-1"

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reliablepub.errors import ReliablePubError, TopologyError, Unroutable
+from reliablepub.hooks import AttemptBegun, AttemptEnded, MessageGivenUp, MessageStored
 from reliablepub.message import Message
+from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.printable import named, one_line, printable
 
 
@@ -75,3 +77,20 @@ def test_a_callback_without_a_name_is_named_by_its_kind() -> None:
 
     assert named(Proxy()).endswith("Proxy")
     assert named(test_a_line_is_a_line).endswith("test_printable.test_a_line_is_a_line")
+
+
+def test_no_event_of_a_hook_shows_a_header() -> None:
+    """Hooks log events as they are, and a header may hold a token or baggage."""
+    message = ("m", "e", "k", {"token": "hush"}, 1)
+    outcome = Outcome(OutcomeKind.CONFIRMED)
+    for event in (
+        MessageStored(*message),
+        AttemptBegun(*message, epoch="1-1", tag=1, attempt=1),
+        AttemptEnded(
+            *message, epoch="1-1", tag=1, outcome=outcome, attempts=0, latency_s=0.0, stored_at=0.0
+        ),
+        MessageGivenUp(*message, outcome=outcome, attempts=1),
+    ):
+        assert event.headers == {"token": "hush"}
+        assert "message_id='m'" in repr(event)
+        assert "hush" not in repr(event)

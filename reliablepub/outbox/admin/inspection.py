@@ -13,7 +13,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxSealed
@@ -326,9 +326,9 @@ class Contents:
     """
 
     columns: dict[str, Any]
-    properties: dict[str, Any]
-    headers: dict[str, Any]
-    body: bytes
+    properties: dict[str, Any] = field(repr=False)
+    headers: dict[str, Any] = field(repr=False)
+    body: bytes = field(repr=False)
     problem: str | None
     is_sealed: bool = False
 
