@@ -76,6 +76,20 @@ def test_its_parts_fit_together() -> None:
         assert relay()[name]["httpGet"]["port"] == port["name"]
 
 
+def test_it_has_the_least_rights_that_kubernetes_asks_for() -> None:
+    """Those of the Pod Security Standard "restricted", and no token of the API."""
+    _, workload = pod()
+    spec = workload["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    for container in spec["containers"]:
+        rights = spec["securityContext"] | container["securityContext"]
+        assert rights["runAsNonRoot"]
+        assert rights["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert rights["allowPrivilegeEscalation"] is False
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+    assert relay()["securityContext"]["readOnlyRootFilesystem"]
+
+
 class Probe:
     """A probe of the pod, as Kubernetes makes it."""
 
