@@ -1,10 +1,14 @@
 """`reliablepub outbox metrics`: what a second process exports of an outbox."""
 
+import os
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from reliablepub import Message, Outbox
+from reliablepub.cli import main
 from tests.cli.conftest import Cli
 
 
@@ -41,6 +45,25 @@ def test_a_file_is_replaced_as_a_whole(cli: Cli) -> None:
     failed = cli("outbox", "metrics", "--outbox", "o.db", "--to", Path("no") / "such.prom")
     assert failed.code == 2
     assert "cannot write no/such.prom: No such file or directory" in failed.error
+
+
+@pytest.mark.parametrize("is_hard", [False, True])
+def test_a_planted_link_is_not_written_through(tmp_path: Path, *, is_hard: bool) -> None:
+    """The folder of the collector may belong to another user, and root may run this from cron."""
+    Outbox(tmp_path / "o.db").create()
+    target, victim = tmp_path / "orders.prom", tmp_path / "victim"
+    victim.write_text("precious")
+    planted = Path(f"{target}.{os.getpid()}")
+    if is_hard:
+        planted.hardlink_to(victim)
+    else:
+        planted.symlink_to(victim)
+    outbox = ["--outbox", str(tmp_path / "o.db")]
+    found = CliRunner().invoke(main, ["outbox", "metrics", *outbox, "--to", str(target)])
+    assert found.exit_code == 0
+    assert victim.read_text() == "precious"
+    assert "reliablepub_outbox_readable" in target.read_text()
+    assert not target.is_symlink()
 
 
 def test_an_outbox_that_is_not_there_is_a_metric(cli: Cli) -> None:

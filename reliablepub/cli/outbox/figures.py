@@ -188,7 +188,9 @@ def metrics(database: Database, name: str | None, to: Path | None) -> int:
         return ending
     beside = Path(f"{to}.{os.getpid()}")  # the collector ignores names without .prom
     try:
-        beside.write_bytes(text)
+        beside.unlink(missing_ok=True)  # of a process that was killed and had this id
+        with beside.open("xb") as file:  # follows no link that another user has planted
+            file.write(text)
         beside.replace(to)
     except OSError as error:
         with suppress(OSError):
