@@ -20,6 +20,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.commands import Command
+from reliablepub.cli.passwords import has_libpq_password
 from reliablepub.transport.address import has_password
 
 PREFIX: Final = "RELIABLEPUB_"
@@ -34,6 +35,12 @@ SHARED: Final = (
     *("tls-ca", "tls-certificate", "tls-key", "tracing", "url", "window", "window-min"),
 )
 """Top-level keys of the file: options that all of these commands have."""
+_INSTEAD: Final = {
+    "outbox": "put it into ~/.pgpass or PGPASSWORD, or set RELIABLEPUB_OUTBOX",
+    "url": "put the password into a separate file and name it with password-file, or set "
+    "RELIABLEPUB_URL",
+}
+"""Where the password of an option's URL belongs."""
 _PIPED: Final[dict[Path, dict[str, Any]]] = {}
 """What was read from each path that is no regular file: a pipe can be read only once, and a relay
 parses its options again after SIGHUP."""
@@ -152,9 +159,9 @@ def _value(path: Path, key: str, value: object, option: click.Option) -> object:
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"{path}: {key} is a list; it takes one value")
     typed = [str(one) for one in values]
-    if key == "url" and any(map(has_password, typed)):
+    if key in _INSTEAD and any(has_password(one) or has_libpq_password(one) for one in typed):
         raise click.UsageError(
-            f"{path}: url holds a password, which readers of the configuration would see; put the "
-            "password into a separate file and name it with password-file, or set RELIABLEPUB_URL"
+            f"{path}: {key} holds a password, which readers of the configuration would see; "
+            f"{_INSTEAD[key]}"
         )
     return typed if option.multiple else typed[0]

@@ -123,6 +123,8 @@ def test_a_variable_that_is_nearly_one_of_an_option_is_told(
         (f"a = {'[' * 3_000}", "is not valid TOML"),
         (f"window = {'1' * 5_000}", "is not valid TOML: Exceeds the limit"),
         ("url = 'amqp://x:hush@y/'", "url holds a password"),
+        ("outbox = 'postgresql://x:hush@y/z'", "outbox holds a password"),
+        ("outbox = 'postgresql://x@y/z?password=hush'", "put it into ~/.pgpass or PGPASSWORD"),
         ("password-file = 'nowhere'", "cannot read the password file nowhere: No such file"),
     ],
 )
