@@ -264,7 +264,7 @@ class Database(Protocol):
         """
 
     def exposure(self) -> str:
-        """Say which other users can harm the outbox, and what to do; empty if none can."""
+        """Say who else can read or harm messages, and what to do; empty if nobody can."""
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
         """Yield steps that return free space to the disk; each returns the bytes that it freed."""

@@ -97,6 +97,40 @@ def test_a_url_with_several_hosts_or_none_is_understood(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "environment", "mode"),
+    [
+        ("postgresql://app:s3cret@db/shop", {}, "prefer"),
+        ("postgresql://app:s3cret@db/shop?sslmode=disable", {}, "disable"),
+        ("postgresql://app:s3cret@db/shop", {"PGSSLMODE": "allow"}, "allow"),
+        ("postgresql://app:s3cret@localhost,db/shop", {}, "prefer"),
+        ("postgresql://app:s3cret@localhost/shop?hostaddr=192.0.2.1", {}, "prefer"),
+        ("postgresql://app:s3cret@[fe80::1]/shop", {}, "prefer"),
+        ("postgresql:///shop?password=s3cret", {"PGHOST": "db"}, "prefer"),
+        ("postgresql:///shop?password=s3cret", {"PGHOSTADDR": "192.0.2.1"}, "prefer"),
+        ("postgresql://app@db/shop?sslmode=require", {}, None),
+        ("postgresql://app@db/shop", {"PGSSLMODE": "verify-full"}, None),
+        ("postgresql://app@localhost,127.0.0.2,[::1]/shop", {}, None),
+        ("postgresql://app@db/shop?hostaddr=127.0.0.1", {}, None),
+        ("postgresql:///shop", {}, None),
+        ("postgresql:///shop?host=/run/postgresql,@abstract", {}, None),
+        ("postgresql://app@db/shop?service=shop", {}, None),
+        ("postgresql://app@db/shop", {"PGSERVICE": "shop"}, None),
+    ],
+)
+def test_an_unencrypted_way_to_the_database_is_told(
+    url: str, environment: dict[str, str], mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGSSLMODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    words = outbox_at(url).exposure()
+    assert (f"unencrypted (sslmode={mode}); add sslmode=verify-full" in words) is (mode is not None)
+    assert bool(words) is (mode is not None)
+    assert "s3cret" not in words
+
+
+@pytest.mark.parametrize(
     ("where", "words"),
     [
         ("sqlite:///app.db", "sqlite:// is neither; write its path alone: app.db"),

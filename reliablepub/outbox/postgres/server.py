@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -47,6 +48,9 @@ _PATIENCE: Final = {
 """Detects a broken connection within 5 s. Parameters in the URL have priority."""
 _TEXTS: Final = {"client_encoding": "UTF8"}
 """Checksums cover UTF-8. The default is the encoding of the database, or of PGCLIENTENCODING."""
+
+_UNENCRYPTED: Final = ("disable", "allow", "prefer")
+"""Values of ``sslmode`` with which a connection may be unencrypted; the last one is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,24 @@ class Server:
         place = f"postgresql://{hosts.rpartition('@')[2]}{slash}{database}"
         return place if self.schema == DEFAULT_SCHEMA else f"{place}?schema={self.schema}"
 
+    def exposure(self) -> str:
+        """Say that messages may cross a network unencrypted, and what to do; empty if they do not.
+
+        A service (``pg_service.conf``) may set what matters here, so nothing is said about one.
+        """
+        given = psycopg.conninfo.conninfo_to_dict(self.url)
+        if given.get("service") or "PGSERVICE" in os.environ:
+            return ""
+        mode = given.get("sslmode") or os.environ.get("PGSSLMODE") or _UNENCRYPTED[-1]
+        named = given.get("hostaddr") or os.environ.get("PGHOSTADDR") or given.get("host")
+        hosts = named or os.environ.get("PGHOST", "")
+        if mode not in _UNENCRYPTED or all(map(_is_local, str(hosts).split(","))):
+            return ""
+        return (
+            f"messages may go to {self} unencrypted (sslmode={mode}); add sslmode=verify-full to "
+            "the URL, or set PGSSLMODE"
+        )
+
     def connect(self) -> psycopg.Connection[Any]:
         """Open a connection.
 
@@ -107,6 +129,14 @@ class Server:
         # Text as bytes: the checksum covers them, and a message is decoded once.
         connection.adapters.register_loader("text", ByteaBinaryLoader)
         return connection
+
+
+def _is_local(host: str) -> bool:
+    """Whether traffic to a host stays on this one: a socket's folder, or a loopback address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host in ("", "localhost") or host.startswith(("/", "@"))
 
 
 def _check_place(place: str) -> None:
