@@ -25,7 +25,7 @@ import click
 
 from reliablepub.cli.config import CONFIG_VARIABLE, variable_of
 from reliablepub.errors import ReliablePubError
-from reliablepub.printable import one_line
+from reliablepub.printable import one_line, printable
 from reliablepub.relay.journal import EVENTS, LINK
 
 FLAG: Final = "--log-format"
@@ -124,7 +124,8 @@ class _AsText(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         # An error of the library says what to do; the traceback of any other tells of a bug.
         if error is not None and not isinstance(error, ReliablePubError):
-            say("".join(traceback.format_exception(error)), nl=False)
+            lines = "".join(traceback.format_exception(error)).splitlines()
+            say("\n".join(map(printable, lines)))  # a hook's error may quote a message
 
 
 class _AsJson(logging.Handler):

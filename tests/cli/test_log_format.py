@@ -132,6 +132,16 @@ def test_as_text_a_bug_has_its_traceback_and_nothing_is_told_twice(
     assert text.count("it was moved") == 1, "it says what to do, and is no bug"
 
 
+def test_no_traceback_acts_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A propagator of traces, for instance, may quote the header that it cannot read."""
+    error = ValueError("bad header \x1b]0;owned\x07\n\u202e")
+    with loglines.records():
+        logging.getLogger("reliablepub.hooks").error("a callback has raised", exc_info=error)
+    told = capsys.readouterr().err
+    assert told.startswith("a callback has raised\nValueError: bad header \\x1b]0;owned\\x07\n")
+    assert all(line.isprintable() for line in told.splitlines())
+
+
 def test_it_is_among_the_last_of_the_same_flag() -> None:
     wanted: Callable[..., str] = loglines.wanted
     assert wanted(["--log-format", "json", "--log-format", "text"], {}) == "text"
