@@ -5,15 +5,21 @@ what hooks do.
 
 Events without listeners are not collected. An exception from a callback, `SystemExit` included, is
 counted, and logged the first time; it never ends the relay.
+
+A callback may fork. In the child, its thread is a copy of the relay's, with the parent's connection
+to the broker. So a child that leaves the callback ends there: a second relay on the connection
+would take confirms of the parent's messages, and shift its delivery tags.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import iscoroutinefunction
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from reliablepub._core.events import Batch, Settlement
 from reliablepub.errors import ConfigurationError
@@ -71,14 +77,22 @@ class Guard:
     def calling(self, name: str) -> Iterator[None]:
         """A context in which to call a callback, whose exceptions are suppressed.
 
+        A process that the callback has forked ends with the block.
+
         Args:
             name: name of the callback, for the log and for `RelayHeldUp`.
         """
         outer, self.running = self.running, Running(name, self._monotonic())
+        pid = os.getpid()
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - no exception of a callback ends the relay
+            if os.getpid() != pid:
+                _end_child(error)
             self.failed(name, error)
+        else:
+            if os.getpid() != pid:
+                _end_child(SystemExit())
         finally:
             self.running = outer  # a callback may have called this one
 
@@ -89,6 +103,18 @@ class Guard:
             self._told.add(name)
             said = f"{name} has raised; its further exceptions are counted, not logged"
             self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
+
+
+def _end_child(error: BaseException) -> NoReturn:
+    """End a forked process in which a callback has raised, and clean up nothing of its parent's."""
+    status = 1
+    try:
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+            status = (error.code or 0) & 0xFF
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(status)
 
 
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -260,6 +262,42 @@ def test_a_stream_that_breaks_while_a_callback_hangs_keeps_its_own_error(
             release.set()
 
     asyncio.run(main())
+
+
+# -------------------------------------------------------------------- callbacks that fork
+
+
+@pytest.mark.parametrize("status", [0, 7])
+@pytest.mark.parametrize("is_durable", [False, True])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_a_callback_has_forked_is_no_second_relay(
+    broker: FakeBroker, outbox: Path, status: int, *, is_durable: bool
+) -> None:
+    children: list[int] = []
+
+    def fork() -> None:
+        children.append(os.fork())
+        if not children[-1] and status:
+            sys.exit(status)
+
+    hook = Hook(fork)
+    try:
+        with Publisher(
+            broker.url, outbox=outbox if is_durable else None, hooks=[hook]
+        ) as publisher:
+            publisher.publish(b"x", routing_key="q").result(30)
+            until(lambda: children)
+            hook.call = lambda: None
+            _, code = os.waitpid(children[0], 0)
+            assert os.waitstatus_to_exitcode(code) == status
+            children.clear()
+            for _ in range(100):
+                publisher.publish(b"x", routing_key="q").result(30)
+            assert (publisher.status.connects, publisher.status.violations) == (1, 0)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 # -------------------------------------------------------------------- logging

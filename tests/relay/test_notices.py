@@ -1,10 +1,11 @@
 """What hooks are told: everything once, in order, and nothing that harms when they fail."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tenacity import stop_after_attempt, wait_fixed
@@ -15,7 +16,7 @@ from reliablepub.outbox.entry import Store
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
 from reliablepub.printable import named
-from reliablepub.relay.callbacks import LOGGER, calls_of
+from reliablepub.relay.callbacks import LOGGER, Guard, calls_of
 from tests.relay.scripted import PARK_AT_ONCE, World
 
 ONCE = Retries(stop_after_attempt(1), wait_fixed(1))
@@ -217,6 +218,43 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
         "counted, not logged"
         for name in ("on_stored", "on_sent")
     ]
+
+
+class Ended(BaseException):
+    """In place of the end of this process."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (None, 0, ""),
+        (SystemExit(), 0, ""),
+        (SystemExit(263), 7, ""),
+        (SystemExit("why"), 1, "SystemExit: why"),
+        (KeyError("x"), 1, "KeyError: 'x'"),
+    ],
+)
+def test_a_forked_child_ends_with_its_callback(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException | None,
+    status: int,
+    said: str,
+) -> None:
+    def end(status: int) -> NoReturn:
+        raise Ended(status)
+
+    def fork() -> None:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "_exit", end)
+    guard = Guard()
+    with pytest.raises(Ended, match=f"^{status}$"), guard.calling("a hook"):
+        fork()
+    assert said in capsys.readouterr().err
+    assert guard.errors == 0
 
 
 def test_callbacks_are_named_so_that_they_can_be_found() -> None:
