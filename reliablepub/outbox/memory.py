@@ -210,6 +210,8 @@ class MemoryStore:
                 if entry is not None:
                     self._forget_held(entry)
         left = list(filter(None, gone))
+        for entry in filterfalse(is_plain, left):
+            self._leave_key(entry)
         return len(left), sum(map(size_of, left))
 
     def read_ready(
@@ -264,7 +266,7 @@ class MemoryStore:
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
-        for id_ in range(max(first_id, self._lowest_open()), self._snapshot.last_id + 1):
+        for id_ in self._ids_from(first_id):
             entry = self._open.get(id_)
             if entry is None or not _is_awaited(entry, at):
                 continue
@@ -295,6 +297,15 @@ class MemoryStore:
         if entry.message.ordering_key is not None:
             self._by_key.setdefault(entry.message.ordering_key, deque()).append(entry.id)
 
+    def _leave_key(self, entry: Entry) -> None:
+        """Remove an entry that is gone from its key; it may have expired behind others."""
+        key = entry.message.ordering_key
+        if key is not None:
+            ids = self._by_key[key]
+            ids.remove(entry.id)
+            if not ids:
+                del self._by_key[key]
+
     def _is_first(self, entry: Entry) -> bool:
         key = entry.message.ordering_key
         return key is None or self._first_of(key) is entry
@@ -302,13 +313,7 @@ class MemoryStore:
     def _first_of(self, key: str) -> Entry | None:
         """Return the open entry of this key that was stored first."""
         ids = self._by_key.get(key)
-        while ids:
-            entry = self._open.get(ids[0])
-            if entry is not None:
-                return entry
-            ids.popleft()
-        self._by_key.pop(key, None)
-        return None
+        return self._open[ids[0]] if ids else None
 
     def _due_at(self, id_: int) -> float | None:
         entry = self._open.get(id_)
@@ -317,6 +322,14 @@ class MemoryStore:
     def _expires_at(self, id_: int) -> float | None:
         entry = self._open.get(id_)
         return None if entry is None else entry.expires_at
+
+    def _ids_from(self, first_id: int) -> Iterable[int]:
+        """Return the ids from ``first_id`` on, in order; if most are gone, only the open ones.
+
+        Between an entry for tomorrow and the next open one may lie millions of ids.
+        """
+        ids = range(max(first_id, self._lowest_open()), self._snapshot.last_id + 1)
+        return ids if len(ids) <= len(self._open) else (id_ for id_ in self._open if id_ in ids)
 
     def _lowest_open(self) -> int:
         """Return the lowest open id, or the highest id plus 1 if none is open."""

@@ -1,7 +1,10 @@
 """What only the store without a disk could get wrong."""
 
-from reliablepub.outbox.entry import Changes
+from dataclasses import replace
+
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.memory import _CROWDED_MIN, MemoryStore
+from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox.conftest import Make
 
 
@@ -25,3 +28,35 @@ def test_times_that_are_no_longer_true_do_not_pile_up(entry: Make) -> None:
         store.commit(Changes(rescheduled=few))
         assert len(store._waiting._heap) <= 2 * len(new) + 1
     assert len(store._waiting._heap) <= _CROWDED_MIN + 1
+
+
+def test_a_flush_passes_what_has_gone_since_a_message_for_tomorrow(entry: Make) -> None:
+    def delayed() -> Entry:
+        one = entry()
+        one.due_at = 86_400.0
+        return one
+
+    store = MemoryStore()
+    store.commit(Changes(new=[delayed()]))
+    store._snapshot = replace(store.snapshot(), last_id=10**12)
+    assert store.lowest_awaited(0, 0.0) is None
+    store.commit(Changes(new=[entry(), delayed(), entry()]))
+    found = [store.lowest_awaited(first, 0.0) for first in (0, 10**12 + 1, 10**12 + 2)]
+    assert found == [10**12 + 1, 10**12 + 1, 10**12 + 3]
+    assert store.lowest_awaited(10**12 + 4, 0.0) is None
+
+
+def test_what_expires_behind_another_of_its_key_leaves_nothing(entry: Make) -> None:
+    store = MemoryStore()
+    first, second = entry(ordering_key="a"), entry(ordering_key="a")
+    store.commit(Changes(new=[first, second]))
+    outcome = Outcome(OutcomeKind.EXPIRED)
+    for _ in range(100):
+        one = entry(ordering_key="a", expires_in_s=1.0)
+        store.commit(Changes(new=[one]))
+        store.commit(Changes(parked=[Attempt(one, "", 0, outcome, 0.0)]))
+    assert {key: list(ids) for key, ids in store._by_key.items()} == {"a": [first.id, second.id]}
+    store.commit(Changes(confirmed=[first]))
+    assert store.read_first(["a"], 0.0, bytes_max=1_000) == ([second], 1)
+    store.commit(Changes(confirmed=[second]))
+    assert store._by_key == {}
