@@ -193,13 +193,15 @@ class Publisher:
                 under_way.popleft()
         except BaseException as error:
             left = [chunk for chunk in under_way if not chunk.is_withdrawn]
-            if left:
-                left[-1].done.wait(1.0)
-            stream.error = stream.error or error  # the relay stores no later chunk of the stream
-            for chunk in left:  # wait, so that the note counts chunks that the relay has taken
-                if not chunk.withdraw():
-                    while not (chunk.done.wait(LOOK_S) or client.relay.is_ended):
-                        pass
+            try:
+                if left:
+                    left[-1].done.wait(1.0)
+            finally:  # also after another Ctrl-C
+                stream.error = stream.error or error  # the relay stores no later chunk of it
+                taken = [chunk for chunk in left if not chunk.withdraw()]
+            for chunk in taken:  # wait, so that the note counts chunks that the relay has taken
+                while not (chunk.done.wait(LOOK_S) or client.relay.is_ended):
+                    pass
             client.not_stored(under_way, error)
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise

@@ -583,6 +583,28 @@ def test_a_call_that_is_interrupted_while_it_waits_says_how_many_are_stored(
     assert stored > 0
 
 
+def test_a_call_that_is_interrupted_twice_leaves_nothing_to_be_stored_later(path: Path) -> None:
+    """Ctrl-C again, because the call has not ended at once."""
+    left = ["again", "first"]
+
+    def interrupt(*_: object) -> None:
+        if left:
+            raise TimeoutError(left.pop())
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    publisher = Publisher(AWAY, outbox=path, open_messages_max=10)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+        with pytest.raises(TimeoutError, match="again"):
+            publisher.publish_many(messages(30))  # it waits for room
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    inbox = publisher._client.relay.inbox
+    assert all(chunk.is_withdrawn or chunk.void_because for chunk in list(inbox.chunks))
+    assert publisher.close(0).open == 10
+
+
 def test_two_callers_of_a_failed_turn_do_not_share_their_error(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
