@@ -207,6 +207,15 @@ class Breaker:
             msg = f"pause is {self.pause!r}; it takes a strategy, such as wait_fixed(3)"
             raise ConfigurationError(msg)
 
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Pickle and copy the default breaker by its name: a policy knows it by identity."""
+        if self is _DEFAULT_BREAKER:
+            return "_DEFAULT_BREAKER"
+        return Breaker, (self.refusals_max, self.pause, self.destinations_max)
+
+
+_DEFAULT_BREAKER: Final = Breaker()
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -268,7 +277,7 @@ class RetryPolicy:
     )
     refused: Retries | None = None
     decide: Callable[[Refusal], Verdict | None] | None = None
-    breaker: Breaker | None = Breaker()
+    breaker: Breaker | None = _DEFAULT_BREAKER
     unavailable: Retries | None = None
 
     def __post_init__(self) -> None:
@@ -298,7 +307,7 @@ class RetryPolicy:
 
     def pauses(self, outcome: Outcome) -> bool:
         """Whether this refusal may pause the destination of its message."""
-        if self.breaker is _DEFAULT.breaker:  # by identity: an equal one is the caller's
+        if self.breaker is _DEFAULT_BREAKER:  # by identity: an equal one is the caller's
             return self.retries(outcome).is_patient
         return self.breaker is not None
 

@@ -1,10 +1,13 @@
 """Budgets for refusals, with tenacity's stops and waits, and what comes after them."""
 
+import copy
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from pickle import dumps, loads
 from typing import Any
 
 import pytest
@@ -33,6 +36,10 @@ REFUSED = [
     Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND - no exchange 'x' in vhost '/'"),
 ]
 NOW = RetryIn(0.0)
+
+
+def a_second(_: object) -> float:
+    return 1.0
 
 
 @pytest.mark.parametrize(
@@ -150,6 +157,20 @@ def test_each_refusal_has_its_own_budget() -> None:
 def test_what_is_no_refusal_has_no_budget(kind: OutcomeKind) -> None:
     with pytest.raises(ValueError, match="is not a refusal"):
         RetryPolicy().retries(Outcome(kind))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: loads(dumps(one))])
+@pytest.mark.parametrize("given", [None, Breaker(refusals_max=2, pause=a_second)])
+def test_a_copy_pauses_as_its_original_does(
+    copied: Callable[[RetryPolicy], RetryPolicy], given: Breaker | None
+) -> None:
+    """A budget of attempts is paused by a breaker that was given, not by the default one."""
+    attempts = Retries(stop_after_attempt(3), wait_none())
+    policy = RetryPolicy(nacked=attempts)
+    policy = policy if given is None else replace(policy, breaker=given)
+    copy_ = copied(policy)
+    assert copy_.breaker == policy.breaker
+    assert copy_.pauses(REFUSED[0]) is policy.pauses(REFUSED[0]) is (given is not None)
 
 
 def test_numbers_are_no_strategies() -> None:
