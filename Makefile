@@ -209,10 +209,12 @@ lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres prometheus fuse
 
 $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.installed
 	$(PYTHON) -m venv $(@D)
-	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=encryption --extra=observe \
-		--extra=postgres pyproject.toml --output-file=$(@D)/lowest.txt
-	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt django hatchling hypothesis \
-		mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout pytest-xdist pyyaml sqlalchemy uvloop
+	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=celery --extra=django --extra=dramatiq \
+		--extra=encryption --extra=fastapi --extra=observe --extra=postgres --extra=sqlalchemy --extra=taskiq \
+		pyproject.toml --output-file=$(@D)/lowest.txt
+	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt aiosqlite alembic asyncpg authlib fastapi \
+		'faststream[rabbit]' hatchling httpx hypothesis mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout \
+		pytest-xdist pyyaml requests uvloop
 	@touch $@
 
 # The Spark tests with each PySpark that the sink supports, in its newest patch, with Spark Connect.

@@ -18,6 +18,7 @@ from typing import Any
 import kombu.pools
 import pytest
 from celery import Celery, chain, chord, group, signals
+from celery.app import amqp as celery_amqp
 from celery.app.trace import build_tracer
 from celery.beat import Scheduler, Service
 from celery.exceptions import Retry
@@ -579,6 +580,9 @@ def run_as_worker(app: Celery, name: str, request: dict[str, Any]) -> None:
     build_tracer(name, app.tasks[name], app=app)(request["id"], (1,), {}, given)
 
 
+@pytest.mark.skipif(
+    not hasattr(celery_amqp, "_callback_publish_retry"), reason="Celery does not say so before 5.7"
+)
 def test_what_follows_a_task_is_published_directly_if_it_cannot_be_stored(
     path: Path, fake_broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:

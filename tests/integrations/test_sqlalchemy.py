@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import AsyncAdaptedQueuePool, Engine, create_engine, event, text
 from sqlalchemy.exc import MissingGreenlet
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -445,7 +445,8 @@ def test_a_message_whose_caller_is_cancelled_is_rolled_back(
     Base.metadata.create_all(plain)
 
     async def main() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{path}", pool_size=1, max_overflow=0)
+        pool: Any = {"poolclass": AsyncAdaptedQueuePool, "pool_size": 1, "max_overflow": 0}
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}", **pool)
 
         async def enqueue() -> None:
             if kind == "aiosqlite":
