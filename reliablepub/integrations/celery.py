@@ -12,10 +12,12 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
+from traceback import walk_stack
 from typing import Any, Final
 
 from celery import Celery
 from celery.app import amqp as celery_amqp
+from celery.backends.base import Backend
 from celery.signals import beat_init
 from celery.utils.objects import FallbackContext
 from kombu import Exchange as KombuExchange
@@ -41,6 +43,8 @@ _FOLLOWS: Final[ContextVar[bool]] = getattr(
     celery_amqp, "_callback_publish_retry", ContextVar("never_set", default=False)
 )
 """Whether Celery sends what follows a task that has succeeded. It does not say so before 5.7."""
+_ERRBACKS: Final = getattr(getattr(Backend, "_call_task_errbacks", None), "__code__", None)
+"""The code that sends what follows a task or a chord that has failed: `_follows_failure`."""
 
 
 def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None:
@@ -51,7 +55,8 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     tasks calls this as well, to store those too.
 
     ``self.retry()`` and ``self.replace()`` raise, which rolls back the transaction of the task.
-    Within a joined transaction their tasks are published directly, as by Celery alone. If these
+    Within a joined transaction their tasks are published directly, as by Celery alone; so are the
+    errbacks (``link_error``) of a task that has failed, if its transaction is still open. If these
     tasks, or those that follow a task (links, the rest of a chain, the body of a chord), cannot be
     stored, for instance because the database is down, a worker publishes them directly too.
 
@@ -123,11 +128,12 @@ class _Sending:
             return send(producer, name, message, **(options | {"retry": False}))
 
         def send_task_message(given: Any, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
-            ends = _ends_task(self.app, message)
+            ends = _ends_task(self.app, message) or _follows_failure()
             if not (ends or _FOLLOWS.get()):
                 return store(name, message, options)
             # The worker acknowledges the running task next, so this one must not be lost. The
-            # exception with which a retry ends the running task rolls back an open transaction.
+            # exception with which the running task has failed, or with which a retry ends it, rolls
+            # back an open transaction.
             if not (ends and getattr(self.way.outbox, "is_joined", False)):
                 try:
                     return store(name, message, options)
@@ -146,6 +152,11 @@ def _ends_task(app: Celery, message: Any) -> bool:  # noqa: ANN401
     fields, request = fields_of(message), task.request
     is_retry = fields["id"] == request.id and fields["retries"] > (request.retries or 0)
     return is_retry or nesting_of(message) > (request.get("replaced_task_nesting") or 0)
+
+
+def _follows_failure() -> bool:
+    """Whether Celery sends the errback of a task that has failed, which it says nowhere else."""
+    return any(frame.f_code is _ERRBACKS for frame, _ in walk_stack(None))
 
 
 def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401

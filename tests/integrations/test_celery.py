@@ -577,6 +577,7 @@ def test_a_retry_that_cannot_be_stored_is_published_directly(
 def run_as_worker(app: Celery, name: str, request: dict[str, Any]) -> None:
     """As a worker runs a task: `trace.py` sends what follows it, and takes every exception."""
     given = {"is_eager": False, "called_directly": False, "root_id": request["id"], **request}
+    given["delivery_info"] = {}
     build_tracer(name, app.tasks[name], app=app)(request["id"], (1,), {}, given)
 
 
@@ -619,6 +620,59 @@ def test_what_follows_a_task_belongs_to_a_transaction_that_is_still_open(
         run_as_worker(app, "add", {"id": "7", "chain": [app.signature("next of its chain")]})
         assert outbox.outbox.status().stored == 0
     assert outbox.outbox.status().stored == 1
+    kombu.pools.reset()
+
+
+def test_what_follows_a_failed_task_is_published_directly_if_it_cannot_be_stored(
+    path: Path, fake_broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database may be down, which may be why it failed; Celery would only log the error."""
+    app, outbox = make_app(fake_broker.url), Outbox(path, open_messages_max=2)
+    use_outbox(app, outbox)
+
+    @app.task(name="broken", shared=False)
+    def broken(_: int) -> None:
+        with pytest.raises(OutboxFull):
+            app.tasks["add"].delay(2)
+        raise ZeroDivisionError
+
+    app.finalize()
+    app.tasks["add"].delay(1)
+    body = app.signature("body of its chord").set(task_id="8")
+    body.on_error(app.signature("errback of its chord"))
+    parts = chord([broken.s(1)], body, app=app)().parent  # the outbox is full now
+    request = {"id": parts.results[0].id, "group": parts.id, "chord": body}
+    run_as_worker(app, "broken", {**request, "errbacks": [app.signature("its errback")]})
+    until(lambda: fake_broker.published_count == 2)
+    published = [each.properties.headers or {} for each in fake_broker.published]
+    assert [each["task"] for each in published] == ["errback of its chord", "its errback"]
+    assert caplog.text.count("is published directly, as storing it raised OutboxFull") == 2
+    assert outbox.status().stored == 2
+    kombu.pools.reset()
+
+
+def test_what_follows_a_failed_task_is_not_rolled_back_with_its_transaction(
+    database: str, engine: Engine, fake_broker: FakeBroker
+) -> None:
+    """Of a `task_prerun` signal, which a `task_postrun` signal rolls back."""
+    app, outbox = make_app(fake_broker.url), SessionOutbox(Outbox(database))
+    use_outbox(app, outbox)
+
+    @app.task(name="broken", shared=False)
+    def broken(_: int) -> None:
+        app.tasks["add"].delay(1)  # of the transaction, so it is rolled back
+        raise ZeroDivisionError
+
+    app.finalize()
+    outbox.outbox.create()
+    with Session(engine) as session, session.begin(), outbox.joined(session):
+        run_as_worker(app, "broken", {"id": "7", "errbacks": [app.signature("its errback")]})
+        session.rollback()
+    until(lambda: fake_broker.published_count == 1)
+    assert [(each.properties.headers or {})["task"] for each in fake_broker.published] == [
+        "its errback"
+    ]
+    assert outbox.outbox.status().stored == 0
     kombu.pools.reset()
 
 
