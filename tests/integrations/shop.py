@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.signals import worker_init
 from kombu import Exchange, Queue
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -37,6 +38,11 @@ app.conf.update(
 )
 outbox = SessionOutbox(Outbox(DATABASE))
 use_outbox(app, outbox, hold_eta=True)
+if "SHOP_USES_ITS_DATABASE" in os.environ:  # before a worker forks
+    used = engine_of(DATABASE)
+    with used.begin() as connection:
+        connection.execute(text("SELECT 1 FROM orders"))
+    worker_init.connect(lambda **_: used.dispose(), weak=False)
 
 
 def note(what: object) -> None:

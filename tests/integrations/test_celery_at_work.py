@@ -167,6 +167,22 @@ def test_a_worker_drops_a_held_task_that_was_revoked(
     assert Outbox(database).status().confirmed == 3
 
 
+def test_a_worker_forks_after_its_module_has_used_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_broker: FakeBroker
+) -> None:
+    """SQLite's connections are closed in `worker_init`; in `worker_process_init` it is too late."""
+    monkeypatch.setenv("SHOP_USES_ITS_DATABASE", "yes")
+    database = str(tmp_path / "app.db")
+    shop = Shop(tmp_path, fake_broker.url, database, engine_of(database))
+    with (
+        shop.running(*WORKER, "--pool=prefork", "--concurrency=2"),
+        Publisher(fake_broker.url, outbox=database, topology=shop_topology()),
+        shop.running("-c", "from tests.integrations.shop import *; parent.delay()") as calls,
+    ):
+        assert calls.wait(60) == 0, shop.log()
+        until(lambda: shop.ran() == ["1001"])
+
+
 def shop_topology() -> Topology:
     return Topology(
         (Exchange("shop"),), (Queue("shop"),), (Binding("shop", "shop", routing_key="shop"),)
