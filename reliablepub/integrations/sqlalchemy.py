@@ -29,6 +29,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session
 
 from reliablepub import ConfigurationError, Message, Outbox, ScheduleChange
+from reliablepub.integrations.sqlalchemy_sqlite import begin_immediate, check_control
 from reliablepub.integrations.threads import in_thread
 
 T = TypeVar("T")
@@ -87,8 +88,8 @@ class SessionOutbox:
             The ``message_id``, or that of the first message with this key.
 
         Raises:
-            ConfigurationError: the session is connected to another SQLite file, or its savepoint
-                would not be rolled back with its transaction (`immediate_transactions`).
+            ConfigurationError: the session is connected to another SQLite file, or the message
+                would not be committed and rolled back with it (`immediate_transactions`).
             OutboxError: the message was not stored (`Outbox.enqueue`).
         """
         return self._through_or_alone(within, partial(self.outbox.enqueue, message, key=key))
@@ -228,27 +229,10 @@ def immediate_transactions(engine: Engine | AsyncEngine) -> None:
     each other instead of failing with *database is locked*. In ``AUTOCOMMIT`` nothing is begun.
 
     Args:
-        engine: an engine for SQLite.
+        engine: an engine for SQLite, without ``autocommit`` in its ``connect_args``.
     """
     engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
-    event.listen(engine, "begin", _begin_immediate)  # once, however often this is called
-
-
-def _begin_immediate(connection: Connection) -> None:
-    if _is_autocommit(connection):
-        return  # its caller commits nothing, so a transaction would be rolled back
-    driver: Any = connection.connection.dbapi_connection
-    # SQLAlchemy sets it when it opens a connection, and again after one was in AUTOCOMMIT.
-    if driver.isolation_level is not None:
-        driver.isolation_level = None  # sqlite3 begins no transaction of its own
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _is_autocommit(connection: Connection) -> bool:
-    level = connection.get_execution_options().get("isolation_level")
-    # That of `create_engine`, which SQLAlchemy tells nowhere else.
-    level = level or getattr(connection.dialect, "_on_connect_isolation_level", None)
-    return level == "AUTOCOMMIT"
+    event.listen(engine, "begin", begin_immediate)  # once, however often this is called
 
 
 def include_name(name: str | None, type_: str, _parents: object) -> bool:
@@ -279,12 +263,7 @@ def _through(target: Within, work: Callable[..., T]) -> T:
     if not isinstance(own, sqlite3.Connection):
         msg = f"the driver {connection.dialect.driver} is not supported: use pysqlite or aiosqlite"
         raise ConfigurationError(msg)
-    if connection.in_nested_transaction() and _is_legacy(own):
-        raise ConfigurationError(
-            "the session is in a savepoint, and Python's sqlite3 begins no transaction before one: "
-            "the message could be stored without it. Nothing was stored; call "
-            "reliablepub.integrations.sqlalchemy.immediate_transactions(engine) at the start"
-        )
+    check_control(connection, own)
     if not is_async:
         return work(connection=own)
     # aiosqlite has no public way to run a function on its thread. Hooks need the caller's context.
@@ -292,9 +271,3 @@ def _through(target: Within, work: Callable[..., T]) -> T:
     there = partial(copy_context().run, work, connection=own)
     done: T = adapted.run_async(lambda aio: aio._execute(there))  # noqa: SLF001
     return done
-
-
-def _is_legacy(connection: sqlite3.Connection) -> bool:
-    """Whether sqlite3 begins transactions itself, before INSERT, UPDATE and DELETE only."""
-    has_autocommit = getattr(connection, "autocommit", None) in (True, False)
-    return connection.isolation_level is not None and not has_autocommit

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
@@ -135,10 +136,11 @@ def test_savepoints_keep_and_drop_their_messages(path: Path, outbox: SessionOutb
     assert both(path) == ([1, 3], [b"1", b"3"])
 
 
+@pytest.mark.parametrize("given", [{}, {"isolation_level": None}], ids=str)
 def test_a_savepoint_that_would_outlive_its_transaction_is_refused(
-    path: Path, outbox: SessionOutbox
+    given: dict[str, Any], path: Path, outbox: SessionOutbox
 ) -> None:
-    engine = create_engine(f"sqlite:///{path}")
+    engine = create_engine(f"sqlite:///{path}", connect_args=given)
     Base.metadata.create_all(engine)
     with Session(engine) as session:
         with session.begin_nested():
@@ -148,6 +150,67 @@ def test_a_savepoint_that_would_outlive_its_transaction_is_refused(
         session.rollback()
     engine.dispose()
     assert both(path) == ([1], [])  # what sqlite3 does, and why no message may be there
+
+
+NEW_CONTROL = pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 of Python 3.12")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["pysqlite", "aiosqlite"])
+@pytest.mark.parametrize(
+    "given",
+    [{"isolation_level": None}, pytest.param({"autocommit": True}, marks=NEW_CONTROL)],
+    ids=str,
+)
+def test_a_driver_that_commits_by_itself_is_refused(
+    given: dict[str, Any], path: Path, outbox: SessionOutbox, *, is_async: bool
+) -> None:
+    """SQLAlchemy's rollback would keep the message."""
+    outbox.outbox.create()
+
+    async def send() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args=given)
+        async with AsyncSession(engine) as session:
+            with pytest.raises(ConfigurationError, match="autocommit mode"):
+                await outbox.enqueue_async(Message(b"1"), within=session)
+            await session.rollback()
+        await engine.dispose()
+
+    if is_async:
+        asyncio.run(send())
+    else:
+        engine = create_engine(f"sqlite:///{path}", connect_args=given)
+        with Session(engine) as session:
+            with pytest.raises(ConfigurationError, match="autocommit mode"):
+                outbox.enqueue(Message(b"1"), within=session)
+            session.rollback()
+        engine.dispose()
+    assert outbox.outbox.status().stored == 0
+
+
+def test_a_begin_of_the_application_will_do(path: Path, outbox: SessionOutbox) -> None:
+    engine = create_engine(f"sqlite:///{path}", connect_args={"isolation_level": None})
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    with Session(engine) as session:
+        with session.begin_nested():
+            outbox.enqueue(Message(b"1"), within=session)
+        session.rollback()
+        outbox.enqueue(Message(b"2", message_id="kept"), within=session)
+        session.commit()
+    engine.dispose()
+    assert [row["message_id"] for row in outbox.outbox.rows("open")] == ["kept"]
+
+
+@NEW_CONTROL
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_immediate_transactions_need_a_driver_that_commits_them(
+    path: Path, *, autocommit: bool
+) -> None:
+    """With autocommit, `commit` of sqlite3 would do nothing, and nothing would be stored."""
+    engine = create_engine(f"sqlite:///{path}", connect_args={"autocommit": autocommit})
+    immediate_transactions(engine)
+    with pytest.raises(ConfigurationError, match="autocommit"):
+        Base.metadata.create_all(engine)
+    engine.dispose()
 
 
 def test_code_that_knows_no_session_joins_it(
