@@ -621,6 +621,28 @@ def test_a_schema_that_is_no_text_any_more_is_damage(three: Path) -> None:
     assert (found.open, found.broken, found.has_sources) == (3, (), False)
 
 
+def test_a_backup_beside_the_log_of_the_former_file_names_the_log(path: Path) -> None:
+    """SQLite reads that log as the backup's: what it hides is back once the log is gone."""
+    log, later, backup = (path.with_name(name) for name in (f"{path.name}-wal", "later", "backup"))
+    entries = [Entry(Message(b"x" * 3_000, "q", "k", message_id=str(n)), 1.0) for n in range(500)]
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=entries))
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as copy:
+            source.backup(copy)
+        store.commit(Changes(confirmed=entries))
+    sql(path, "VACUUM")
+    with closing(SqliteStore(path)) as store:
+        store.commit(Changes(new=[Entry(Message(b"late", "q", "k", message_id="late"), 2.0)]))
+        shutil.copy(log, later)  # as if the host had failed now
+    shutil.copy(backup, path)
+    shutil.copy(later, log)
+    with pytest.raises(OutboxError, match="if a backup was put in its place, move the former"):
+        Outbox(path).status()
+    log.unlink()
+    assert Outbox(path).status().open == len(entries)
+    assert Outbox(path).audit().is_right
+
+
 def test_a_request_that_is_repeated_is_known_in_the_new_one(path: Path) -> None:
     with Outbox(path) as outbox:
         ids = {key: outbox.enqueue(b"x", key=key) for key in ("gone", "open")}

@@ -180,7 +180,8 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
         (
             "is damaged, or the disk cannot read it (see the system log); stop every process that "
             "uses it, and copy the intact messages into a new outbox with `reliablepub outbox "
-            "salvage`"
+            "salvage`; but if a backup was put in its place, move the former file's -wal away "
+            "instead"
         ),
     ),
     _FULL: (
