@@ -201,6 +201,19 @@ def test_a_story_is_told(run: Run, relay: SqliteStore, id_: int, words: str) -> 
     assert words in result.stdout
 
 
+def test_what_no_broker_has_refused_has_another_remedy(run: Run, path: Path) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"x", routing_key="q"))
+    sql(path, "UPDATE reliablepub_messages SET body = x'00'")
+    with closing(SqliteStore(path)) as store:
+        store.read_ready(0, 9, limit=9, bytes_max=10**9)
+        store.commit(Changes())
+    told = run("explain", 1).stdout
+    assert "Why: refused: the checksum is" in told
+    assert "broker names" not in told
+    assert "What to do: retried as it is, it is parked again" in told
+
+
 def test_what_was_never_sent_is_not_sent_again(run: Run, path: Path, relay: SqliteStore) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     with Outbox(path) as outbox:

@@ -53,6 +53,9 @@ _REMEDY: Final = {
     "refused": Refused.remedy,
     "expired": Expired.remedy,
 }
+_UNFIT: Final = (
+    "retried as it is, it is parked again; see docs/on-call.md, Messages are parked, for the reason"
+)
 _COUNTS: Final = ("nacked", "returned", "refused", "uncertain")
 _ATTEMPT_LINES: Final = 20
 """Most lines of history in the text output: of a longer one, the first ten and the last ten."""
@@ -151,8 +154,10 @@ def _why(story: Story) -> list[str]:
         return []
     code = f"{last['reply_code']} " if last["reply_code"] else ""
     lines = [one_line(f"Why: {last['outcome']}: {code}{last['reply_text']}")]
-    if last["outcome"] in _REMEDY:
-        lines.append(f"What to do: {_REMEDY[last['outcome']]}.")
+    # The relay itself refuses what it cannot send, such as a damaged row; it has no code.
+    remedy = _UNFIT if last["outcome"] == "refused" and not code else _REMEDY.get(last["outcome"])
+    if remedy:
+        lines.append(f"What to do: {remedy}.")
     return lines
 
 
