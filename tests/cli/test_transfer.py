@@ -125,6 +125,16 @@ def test_importing_again_does_nothing(path: Path, lines: Path, tmp_path: Path) -
     assert run("import", lines, "--outbox", path).stdout.startswith("0 messages stored; 8 were")
 
 
+def test_what_was_discarded_again_is_imported_with_an_empty_line(path: Path, lines: Path) -> None:
+    for discarding in range(2):
+        run("discard", "--state", "expired", "--yes", "--outbox", path)
+        stored = run("import", lines, "--outbox", path).stdout
+        assert stored.startswith(f"{1 - discarding} message"), "a file is imported once"
+    with lines.open("a") as file:
+        file.write("\n")
+    assert run("import", lines, "--outbox", path).stdout.startswith("1 message stored; 7 were")
+
+
 def test_an_import_that_was_interrupted_goes_on(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
