@@ -18,8 +18,9 @@ import click
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.output import count_of
 from reliablepub.outbox.admin.selection import STATES, Selection
-from reliablepub.outbox.admin.story import resolve
+from reliablepub.outbox.admin.story import resolve, tell
 from reliablepub.outbox.database import Database
+from reliablepub.printable import printable
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[float]
@@ -27,6 +28,8 @@ else:
     _ParamType = click.ParamType  # generic since click 8.4
 
 
+_NAMED_MAX: Final = 5
+"""Messages that are named: more do not fit on a line."""
 _LONGEST_S: Final = 100 * 365.25 * 86_400
 """The system cannot sleep for more than about 292 years."""
 
@@ -149,9 +152,22 @@ def rows_named_or_nothing(database: Database, names: tuple[str, ...]) -> list[in
 
 def named(ids: list[int]) -> str:
     """Messages by their row ids, or how many they are."""
-    if len(ids) > 5:  # noqa: PLR2004 - more ids do not fit on a line
+    return _named(ids, [str(id_) for id_ in ids])
+
+
+def identified(database: Database, ids: list[int]) -> str:
+    """Messages by their row ids and message ids, for a question; or how many they are.
+
+    A number that the operator meant as a message id is taken as that of a row.
+    """
+    stories = [tell(database, id_) for id_ in ids[:_NAMED_MAX]]
+    return _named(ids, [printable(f"{one.id} ({one.message_id})") for one in stories])
+
+
+def _named(ids: list[int], names: list[str]) -> str:
+    if len(ids) > _NAMED_MAX:
         return count_of(len(ids), "message")
-    return f"message{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"
+    return f"message{'' if len(ids) == 1 else 's'} {', '.join(names)}"
 
 
 def unknown(database: Database, name: str) -> Failure:

@@ -103,8 +103,20 @@ def test_the_question_of_reroute_names_the_new_address(
 def test_the_question_of_discard_names_its_messages(
     run: Run, path: Path, relay: SqliteStore
 ) -> None:
-    assert f"discard messages 3, 4 of {path} for good?" in run("discard", 3, 4).stderr
+    asked = run("discard", 3, 4).stderr
+    assert f"discard messages 3 (m-3), 4 (m-4) of {path} for good?" in asked
     assert f"of {path} for good?" in run("prune", "--parked", "0s").stderr
+
+
+def test_the_question_shows_that_a_number_is_not_the_message_id_that_was_meant(
+    run: Run, path: Path
+) -> None:
+    with Outbox(path) as outbox:
+        for name in ("2", "1", "\x1b[2J"):
+            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    for command in ("discard", "cancel"):
+        assert f"{command} message 1 (2) of {path} for good?" in run(command, 1).stderr
+        assert f"message 3 (\\x1b[2J) of {path}" in run(command, 3).stderr
 
 
 def test_a_filter_asks_first(

@@ -12,7 +12,13 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.choosing import ask, named, rows_named_or_nothing, selection_options
+from reliablepub.cli.choosing import (
+    ask,
+    identified,
+    named,
+    rows_named_or_nothing,
+    selection_options,
+)
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
@@ -204,7 +210,8 @@ def _step_in(
             print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
     else:
         if ids and not yes and (not names or action is Action.DISCARD):
-            ask(_question(what, ids, database.name, is_named=bool(names)))
+            which = identified(database, ids) if names else count_of(len(ids), "message")
+            ask(_question(what, which, database.name))
         selection = None if names else chosen
         with counting(len(ids)) as progress:
             effect = intervene(
@@ -234,12 +241,11 @@ def _any_of(states: tuple[str, ...]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _question(what: Intervention, ids: list[int], outbox: str, *, is_named: bool) -> str:
+def _question(what: Intervention, which: str, outbox: str) -> str:
     for_good = " for good" if what.action is Action.DISCARD else ""
     to = [f"exchange {what.exchange!r}"] if what.exchange is not None else []
     to += [f"routing key {what.routing_key!r}"] if what.routing_key is not None else []
     where = f" to {', '.join(to)}" if to else ""
-    which = named(ids) if is_named else count_of(len(ids), "message")
     return f"{what.action.value} {which} of {outbox}{where}{for_good}?"
 
 
@@ -309,7 +315,7 @@ def cancel(
     what = cancelling(note or "cancelled")
     ids = rows_named_or_nothing(database, names)
     if not (dry_run or yes):
-        ask(f"cancel {named(ids)} of {database.name} for good?")
+        ask(f"cancel {identified(database, ids)} of {database.name} for good?")
     return _change(database, ids, what, "cancel", dry_run=dry_run, as_json=as_json)
 
 
