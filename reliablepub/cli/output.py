@@ -248,6 +248,15 @@ def quoted(word: object) -> str:
     return shlex.quote(str(word))
 
 
+def same_outbox(name: object) -> str:
+    """The option ``--outbox`` of a command that the user is told to run.
+
+    The name of an outbox on a server lacks the user and the parameters of its URL: with the name
+    alone, libpq would connect as another user, and without the TLS that was asked for.
+    """
+    return f"--outbox {'...' if '://' in str(name) else quoted(name)}"
+
+
 def count_of(number: int, noun: str) -> str:
     """``1 message``, ``2 messages``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

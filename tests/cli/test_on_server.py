@@ -88,6 +88,13 @@ def test_an_outbox_is_created_once(run: Run, postgres_url: str) -> None:
     assert json.loads(run("outbox", "status", "--json", "--outbox", url).stdout)["stored"] == 0
 
 
+def test_a_relay_that_is_proposed_needs_the_users_own_url(run: Run, postgres_outbox: str) -> None:
+    with Outbox(postgres_outbox) as outbox:
+        outbox.enqueue(Message(b"", routing_key="q"))
+    told = run("outbox", "explain", "1", "--outbox", postgres_outbox).stdout
+    assert "start one: `reliablepub relay --outbox ...`\n" in told
+
+
 def test_its_sql_makes_the_same_outbox(run: Run, postgres_url: str) -> None:
     url = with_password(postgres_url)
     printed = run("outbox", "create", "--sql", "--outbox", url).stdout

@@ -132,3 +132,10 @@ def test_figures_for_people() -> None:
     assert summary(parked=1).headline() == (
         "f: 10 records, 10 stored, 9 confirmed, 1 parked, 0 open in 2.0 s (4 confirmed a second)"
     )
+
+
+def test_a_command_for_a_server_needs_the_users_own_url() -> None:
+    """Its name lacks the user, and parameters such as sslmode."""
+    told = replace(summary(open_=1, stopped=Stopped.TIMEOUT), outbox="postgresql://db/shop")
+    (line,) = told.problems()
+    assert "run `reliablepub relay --outbox ... --url ...`" in line

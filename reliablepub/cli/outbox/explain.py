@@ -22,7 +22,7 @@ from reliablepub.cli.output import (
     paused_words,
     print_json,
     print_result,
-    quoted,
+    same_outbox,
 )
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import Expired, Nacked, Refused, Unroutable
@@ -180,7 +180,7 @@ def next_words(story: Story, database: Database, now: float) -> str:
         f"has not been{span}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
         Next.RELAYED: "nothing, because no relay runs for this outbox; start one: "
-        f"`reliablepub relay --outbox {quoted(database.name)}`",
+        f"`reliablepub relay {same_outbox(database.name)}`",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",
         Next.NOTHING: "nothing: it is not sent again"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from reliablepub.cli.commands import Exit
 from reliablepub.cli.link import spoken
-from reliablepub.cli.output import count_of, quoted
+from reliablepub.cli.output import count_of, same_outbox
 from reliablepub.cli.publish.run import ENDS, Stopped, Tally
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, Status
@@ -225,16 +225,14 @@ class Summary:
             )
         if self.outbox is None:
             return f"{line}; without an outbox nothing keeps what was given up"
-        return (
-            f"{line}; see `reliablepub outbox list --state parked --outbox {quoted(self.outbox)}`"
-        )
+        return f"{line}; see `reliablepub outbox list --state parked {same_outbox(self.outbox)}`"
 
     def _parked_before(self) -> str:
         are = "is" if self.parked_before == 1 else "are"
-        listed = "outbox list --state parked --state expired --outbox"
+        listed = "outbox list --state parked --state expired"
         return (
             f"{count_of(self.parked_before, 'message')} in the outbox {are} parked or expired, and "
-            f"may be of the earlier run; see `reliablepub {listed} {quoted(self.outbox)}`"
+            f"may be of the earlier run; see `reliablepub {listed} {same_outbox(self.outbox)}`"
         )
 
     def _still_open(self) -> str:
@@ -250,5 +248,5 @@ class Summary:
             )
         return (
             f"{open_} {are} stored, not yet published ({why}); "
-            f"run `reliablepub relay --outbox {quoted(self.outbox)} --url ...`"
+            f"run `reliablepub relay {same_outbox(self.outbox)} --url ...`"
         )

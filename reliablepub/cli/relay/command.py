@@ -43,7 +43,7 @@ from reliablepub.cli.output import (
     print_json,
     print_note,
     print_result,
-    quoted,
+    same_outbox,
 )
 from reliablepub.cli.passwords import has_libpq_password
 from reliablepub.cli.relay.service import Notifier, Service, Settings
@@ -307,7 +307,7 @@ def _report(outbox: str, service: Service, seconds: float, open_: int, *, as_jso
         are = "is" if counters.parked == 1 else "are"
         print_note(
             f"{count_of(counters.parked, 'message')} {are} parked; "
-            f"see `reliablepub outbox list --state parked --outbox {quoted(outbox)}`"
+            f"see `reliablepub outbox list --state parked {same_outbox(outbox)}`"
         )
 
 
