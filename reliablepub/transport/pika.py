@@ -224,7 +224,8 @@ class PikaTransport:
     """A `Transport` on pika.
 
     Args:
-        addresses: addresses of the broker; each `connect` uses the next one in turn.
+        addresses: addresses of the broker; each `connect` uses the next one in turn, and begins
+            with the next IP address of its host name when it comes to that one again.
         run: number of the relay's run; with epoch and tag it identifies an attempt.
         heartbeat_s: heartbeat interval to negotiate, in seconds. A dead peer is detected within
             twice this time.
@@ -313,6 +314,8 @@ class PikaTransport:
     def _begin(self, address: Address) -> None:
         self._close = self._blocked = None
         self._bounded = BoundedServices(self._loop) if hooks.why_off() else None
+        services = self._bounded or ResolvingServices(self._loop)
+        services.turn = (self._next_address - 1) // len(self._addresses)
         connection_class = HookedConnection if self._bounded is None else SelectConnection
         self._connection = connection_class(
             connection_parameters(
@@ -324,7 +327,7 @@ class PikaTransport:
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_lost,
             on_close_callback=self._on_lost,
-            custom_ioloop=self._bounded or ResolvingServices(self._loop),
+            custom_ioloop=services,
         )
 
     @property

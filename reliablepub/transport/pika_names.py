@@ -1,6 +1,11 @@
-"""Resolves host names for pika, also where no thread can be started for it.
+"""Resolves host names for pika: each attempt begins with another address of the name.
 
 Knows: pika's documented I/O interface (`nbio_interface`). Must never know: why pika connects.
+
+pika tries the addresses of a name in order, but ends the attempt at the first one that accepts TCP,
+even if it then says nothing or hangs up. A node that hangs does that, and so does a container proxy
+on ``::1``. The system sorts the addresses of a name alike each time, so without a turn of the order
+the others would never be tried.
 
 pika resolves each name on a new thread. Python 3.12 starts none while the interpreter shuts down;
 in 3.12.0 and 3.12.1 that begins with the end of the main thread, while others may still publish.
@@ -17,7 +22,13 @@ from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapte
 
 
 class ResolvingServices(SelectorIOServicesAdapter):
-    """pika's adapter to its own I/O loop; resolves on the loop's thread if there is no other."""
+    """pika's adapter to its own I/O loop; resolves on the loop's thread if there is no other.
+
+    Attributes:
+        turn: which of the found addresses comes first; those before it come last.
+    """
+
+    turn = 0
 
     def getaddrinfo(  # noqa: PLR0917 - pika's own
         self,
@@ -30,8 +41,9 @@ class ResolvingServices(SelectorIOServicesAdapter):
         flags: int = 0,
     ) -> Any:  # noqa: ANN401 - pika's own
         """Resolve as pika does; the callback gets what was found, or an exception."""
+        told = partial(self._found, on_done)
         try:
-            return super().getaddrinfo(host, port, on_done, family, socktype, proto, flags)
+            return super().getaddrinfo(host, port, told, family, socktype, proto, flags)
         except RuntimeError as error:
             if "interpreter shutdown" not in str(error):
                 raise  # too many threads: the relay tries again, and does not wait for DNS itself
@@ -39,4 +51,11 @@ class ResolvingServices(SelectorIOServicesAdapter):
             found: object = socket.getaddrinfo(host, port, family, socktype, proto, flags)
         except (OSError, UnicodeError) as error:
             found = error
-        return self.call_later(0, partial(on_done, found))
+        return self.call_later(0, partial(told, found))
+
+    def _found(self, on_done: Callable[..., None], found: object) -> None:
+        """Tell what was found; addresses in the order of this turn."""
+        if isinstance(found, list) and found:
+            first = self.turn % len(found)
+            found = found[first:] + found[:first]
+        on_done(found)

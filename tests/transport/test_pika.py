@@ -439,6 +439,30 @@ def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> No
     assert kinds == [ConnectionLost, Connected]
 
 
+@pytest.mark.parametrize("why_off", [None, "switched off"])
+def test_the_next_address_of_a_name_is_tried_when_one_accepts_tcp_and_no_more(
+    wire: Connect,
+    fake_broker: FakeBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    why_off: str | None,
+) -> None:
+    """A container's proxy on ::1, or a node that hangs; pika itself goes no further then."""
+    real = socket.getaddrinfo
+
+    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
+        names = ["127.0.0.2", "127.0.0.1"] if host == "broker.example" else [host]
+        return [found for name in names for found in real(name, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(hooks, "_why_off", why_off)
+    with FakeBroker(host="127.0.0.2", port=fake_broker.port) as proxy:
+        proxy.inject(faults.CutStream(sent=0, reset=False, keep=True))
+        w = wire(f"amqp://guest:guest@broker.example:{fake_broker.port}/")
+        w.transport.connect()
+        w.lost()
+        w.connect()
+
+
 # -------------------------------------------------------------------- publishing
 
 
