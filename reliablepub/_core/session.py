@@ -32,6 +32,10 @@ may be under way for as long as its bytes move, while a broker that accepts no b
 nothing that it has received, is given up within ``confirm_timeout_s``. Bytes that a proxy holds
 cannot be seen. So the time is doubled each time it was too short, up to `PATIENCE_MAX` times its
 length, until a confirm arrives within ``confirm_timeout_s``. This bounds the number of repetitions.
+
+**A mute broker.** A node that its cluster has lost takes publishes and confirms none, while its
+heartbeats go on. After `OVERDUE_MAX` times in a row without any confirm, the connection is given
+up as well: the next one may reach another node.
 """
 
 from __future__ import annotations
@@ -76,6 +80,10 @@ COUNTED_OUT_S: Final = 0.1
 """Seconds for which RabbitMQ may still count a closed channel against a user's channel limit."""
 PATIENCE_MAX: Final = 16
 """Longest wait for a confirm, as a multiple of ``confirm_timeout_s``."""
+OVERDUE_MAX: Final = 3
+"""Waits for a confirm in a row, each twice as long as the one before, on a broker that confirms
+nothing. After two of them new messages may go before the late ones, and show whether it is one
+queue that is stuck."""
 
 
 class StoppableClock:
@@ -552,6 +560,7 @@ class Session(Generic[K]):
         self._order(CloseChannel(lane.epoch, reason))
         is_of_queue = lane.has_settled_newer
         is_late = self.window.size > 1 and (is_of_queue or self._patience > 1)
+        is_mute = not is_of_queue and self._patience >= 2 ** (OVERDUE_MAX - 1)
         self._patience = min(2 * self._patience, PATIENCE_MAX)
         if is_of_queue:  # the broker as a whole is not too slow for the window
             self.window.forget_round()
@@ -559,7 +568,8 @@ class Session(Generic[K]):
             self.window.reset()
         late_before = self._clock.reading(now) - self._confirm_timeout_s if is_late else -inf
         self._aftermath.overdue(lane, reason, late_before=late_before)
-        if self._is_sharing:  # a new channel might exceed the limit while this one still counts
+        # If shared, a new channel might exceed the limit while this one still counts.
+        if self._is_sharing or is_mute:
             self._disconnect(reason)
         self._open_lanes(now)
 

@@ -623,7 +623,12 @@ def test_time_that_is_not_enough_is_doubled_until_a_confirm_comes_in_time() -> N
         client.waits(seconds)
         assert client.kinds() == "a:uncertain"
         said = f"no confirm within {seconds} s"
-        assert client.took() == [CloseChannel(epoch, said), OpenChannel(epoch + 1)]
+        if epoch < 3:
+            assert client.took() == [CloseChannel(epoch, said), OpenChannel(epoch + 1)]
+        else:
+            assert client.took() == [CloseChannel(epoch, said), Disconnect(said)]
+            client.hears(ConnectionLost(said), Connected())
+            assert client.took() == [OpenChannel(epoch + 1)]
         client.hears(ChannelOpened(epoch + 1))
     client.submits("bc")
     client.writes()
@@ -958,6 +963,26 @@ def test_late_messages_take_a_part_of_the_window_that_grows_with_their_answers()
     client.hears(Acked(3, 11, multiple=True))
     assert client.session.in_flight == 0
     assert client.session.buffered == 0
+
+
+def test_a_broker_that_confirms_nothing_costs_the_connection_the_third_time() -> None:
+    """Another node may be the one that confirms."""
+    client = overdue()
+    client.submits("x")
+    assert client.writes() == "3.1:ab 3.3:x"
+    client.waits(120)
+    reason = "no confirm within 120 s"
+    assert client.took() == [CloseChannel(3, reason), Disconnect(reason)]
+    assert client.kinds() == "a:uncertain b:uncertain x:uncertain"
+
+
+def test_a_broker_that_confirms_newer_messages_keeps_the_connection() -> None:
+    client = overdue()
+    client.submits("x")
+    client.writes()
+    client.hears(Acked(3, 3, multiple=False), after=119)
+    client.waits(1)
+    assert client.took() == [CloseChannel(3, "no confirm within 120 s"), OpenChannel(4)]
 
 
 def test_late_messages_can_be_taken_back_withdrawn_and_lost_like_others() -> None:

@@ -264,6 +264,18 @@ def test_a_flush_waits_for_what_another_process_has_just_stored(
             assert len(broker.published) == n
 
 
+def test_a_broker_that_confirms_nothing_is_left_for_the_next_of_several(
+    broker: FakeBroker, path: Path
+) -> None:
+    """A node that its cluster has lost goes on to take publishes, and to send heartbeats."""
+    broker.inject(faults.DropConfirm(keep=True))
+    with FakeBroker() as other:
+        other.declare_queue("q")
+        with Publisher([broker.url, other.url], outbox=path, confirm_timeout_s=0.2) as publisher:
+            assert publisher.publish_many(messages(10)).wait(60).confirmed == 10
+        assert len(other.messages("q")) == 10
+
+
 def test_a_batch_counts_its_outcomes(publisher: Publisher, broker: FakeBroker) -> None:
     broker.inject(faults.Nack(times=3))
     receipt = publisher.publish_many(messages(1200)).wait(60)
