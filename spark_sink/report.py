@@ -361,6 +361,9 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
     write, run = messages[0].write, messages[0].run
     for message in messages:
         _check_failed(files, message)
+    # Before the first rename: a driver that was replaced may still run and commit the same batch,
+    # and two commits that each saw the files of the other would delete both.
+    earlier = _earlier_failed(files, root, write, run) if run is not None else []
     line = {
         "write": write,
         "run": run,
@@ -380,8 +383,8 @@ def _commit(files: fs.FileSystem, root: str, messages: Sequence[Written], total:
     files.move(path, final)
     # Last: a failure before leaves the earlier rows; one here leaves both, because `abort` finds
     # the commit complete. Spark then replays the batch, whose commit deletes both.
-    if run is not None:
-        _forget_failed(files, root, write, run)
+    for path in earlier:
+        _delete(files, path)
 
 
 def _failed_files(messages: Sequence[Written]) -> list[str]:
@@ -458,18 +461,18 @@ def _forget_fatal(files: fs.FileSystem, root: str, write: str) -> None:
             _delete(files, info.path)
 
 
-def _forget_failed(files: fs.FileSystem, root: str, write: str, run: str) -> None:
-    """Delete the rows that earlier runs of the query collected for this write, which is a replay.
+def _earlier_failed(files: fs.FileSystem, root: str, write: str, run: str) -> list[str]:
+    """The files of rows that earlier runs of the query collected for this write, which is a replay.
 
     The replay has confirmed them, or collected them again. Two writes of one name in one run are no
     replay: a function of `foreachBatch` has given both the same ``writeId``. The whole name is
     matched, because the name of one write can be the beginning of another's.
     """
     part = re.compile(re.escape(f"part-{write}-") + r"\d+-([0-9a-f]{8})-[0-9a-f]{32}\.parquet")
-    for info in _listed(files, f"{root}/failed"):
-        found = part.fullmatch(info.base_name)
-        if found is not None and found[1] != _run_name(run):
-            _delete(files, info.path)
+    named = [
+        (info.path, part.fullmatch(info.base_name)) for info in _listed(files, f"{root}/failed")
+    ]
+    return [path for path, found in named if found is not None and found[1] != _run_name(run)]
 
 
 def _run_name(run: str | None) -> str:

@@ -311,6 +311,24 @@ def test_two_commits_of_one_name_at_once_do_not_disturb_each_other(
     assert [path.name for path in Path(folder, "writes").iterdir()] == ["nightly.json"]
 
 
+@pytest.mark.parametrize("place", ["failed", "writes"])
+def test_two_drivers_that_commit_one_micro_batch_at_once_leave_its_failed_rows(
+    folder: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A driver that was replaced, and runs on: each takes the files of the other for earlier."""
+    replaced = with_failed_row(folder, "q-1", "run")
+    replacing = [with_failed_row(folder, "q-1", "next")]
+
+    def overtake(path: str) -> None:
+        if replacing and f"/{place}/" in path:
+            reports.commit(folder, [replacing.pop()], keep=5)
+
+    disk = Disk("move", overtake)
+    monkeypatch.setattr(reports, "_open", lambda report: (disk, report))
+    reports.commit(folder, [replaced], keep=5)
+    assert set(failed(folder)) == {"q-1"}
+
+
 def test_failed_rows_that_the_driver_does_not_see_fail_the_write(folder: str) -> None:
     """A task on a host with a folder of its own: its rows would be skipped without a word."""
     seen, unseen = (with_failed_row(folder, "w") for _ in range(2))
