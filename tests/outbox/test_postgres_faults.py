@@ -158,6 +158,34 @@ def test_a_message_that_may_be_stored_is_unsure_though_it_is_no_connection_that_
     assert message_ids(url) == ["unsure"]
 
 
+def test_a_message_with_a_key_is_unsure_though_another_may_have_the_key(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message was stored and the answer is lost; so is the answer to whose key it is."""
+    store, rows = Link.store, Link.rows
+
+    def cut(link: Link, step: Any) -> Any:
+        monkeypatch.setattr(Link, "store", store)
+        store(link, step)
+        raise psycopg.OperationalError("the connection is lost")
+
+    def refuse(link: Link, name: str, values: Any = None) -> Any:
+        if name == "first_with_key":
+            raise OutboxUnreachable("the server is down")
+        return rows(link, name, values)
+
+    with Outbox(url) as outbox:
+        monkeypatch.setattr(Link, "rows", refuse)
+        outbox.enqueue(Message(b"", message_id="first"), key="a")
+        with pytest.raises(OutboxUnreachable):  # what is not stored for certain is told so
+            outbox.enqueue(Message(b"", message_id="second"), key="a")
+        monkeypatch.setattr(Link, "store", cut)
+        with pytest.raises(OutboxUnsure):
+            outbox.enqueue(Message(b"", message_id="unsure"), key="b")
+        monkeypatch.undo()
+    assert message_ids(url) == ["first", "unsure"]
+
+
 def test_an_application_sees_the_error_of_its_own_connection(url: str, break_: Break) -> None:
     break_("serialization failure", "messages")
     with closing(psycopg.connect(url)) as application:

@@ -92,12 +92,8 @@ class Enqueuing:
         with self._pool.link() as link:
             self._check_limits(link, entry, limits)
             if connection is None:
-                name, values = _statement(entry, key, keys, lambda step: link.rows(*step)[0])
-                return _stored_or_first(
-                    entry,
-                    lambda: bool(self._store(link, entry, (name, values))),
-                    lambda: next(iter(link.rows("first_with_key", values)), ()),
-                )
+                statement = _statement(entry, key, keys, lambda step: link.rows(*step)[0])
+                return self._enqueue_alone(link, entry, statement)
         texts = named(self._server.schema)
 
         # On the application's connection even the id is drawn: it may be to another database.
@@ -110,19 +106,44 @@ class Enqueuing:
             entry, lambda: bool(run(statement)), lambda: run(("first_with_key", {"key": key}))
         )
 
-    def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
+    def _enqueue_alone(self, link: Link, entry: Entry, statement: Step) -> str:
+        is_unsure = False
+
+        def store() -> bool:
+            nonlocal is_unsure
+            rows, is_unsure = self._store(link, entry, statement)
+            return bool(rows)
+
+        def first() -> Row:
+            try:
+                return next(iter(link.rows("first_with_key", statement[1])), ())
+            except OutboxError as error:
+                if not is_unsure:
+                    raise
+                # The key may be the one that this message was stored with.
+                raise self._unsure(entry, error) from error
+
+        return _stored_or_first(entry, store, first)
+
+    def _store(self, link: Link, entry: Entry, statement: Step) -> tuple[list[Row], bool]:
+        """Return the rows of the statement, and whether an earlier try may have stored the message.
+
+        Raises:
+            OutboxUnsure: it is unknown whether the message is stored.
+            OutboxError: the message was not stored.
+        """
         failure: OutboxError | None = None
         is_unsure = False
         for _ in range(_TRIES):
             try:
-                return link.store(statement)
+                return link.store(statement), is_unsure
             except OutboxError as error:  # no connection could be opened, or used
                 failure = error
                 break
             except psycopg.Error as error:
                 is_taken = isinstance(error, psycopg.errors.UniqueViolation)
                 if is_taken and is_unsure and self._is_there(link, entry):
-                    return [(entry.id,)]
+                    return [(entry.id,)], is_unsure
                 failure = outbox_error(self._server, error)
                 failure.__cause__ = error
                 # If it was stored, it is now stored again under the same message id, unless its
@@ -133,11 +154,14 @@ class Enqueuing:
         assert failure is not None
         if not is_unsure:
             raise failure
-        raise OutboxUnsure(
+        raise self._unsure(entry, failure) from failure
+
+    def _unsure(self, entry: Entry, failure: OutboxError) -> OutboxUnsure:
+        return OutboxUnsure(
             f"message {entry.message.message_id}: the connection to outbox {self._server} was "
             "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
             f"a duplicate at most ({failure})"
-        ) from failure
+        )
 
     def _is_there(self, link: Link, entry: Entry) -> bool:
         """Whether the row with the number that was drawn for an entry is its own.
