@@ -425,6 +425,7 @@ class PostgresDatabase:
                 yield PostgresSession(connection, self.server, allows_loss=link.allows_loss)
                 is_committing = True
                 connection.execute("COMMIT")
+                link.check_replicated()
             except BaseException as error:
                 with suppress(psycopg.Error):
                     connection.rollback()

@@ -170,6 +170,7 @@ class Enqueuing:
         """
         try:
             found = link.read("message_id_of", {"id": entry.id}) if entry.id else []
+            link.flush()
         except (psycopg.Error, OutboxError):  # an enqueuer may not read it
             return False
         return [name.decode() for (name,) in found] == [entry.message.message_id]

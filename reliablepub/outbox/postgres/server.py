@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
@@ -200,6 +201,14 @@ def is_cut_off(error: psycopg.Error) -> bool:
     return is_lost or state.startswith(_CUT)
 
 
+class NotReplicated(psycopg.OperationalError):
+    """A commit is on the server's disk, and perhaps not on the synchronous replica.
+
+    An administrator has cancelled its wait for the replica. The server then warns, and reports that
+    the commit was executed.
+    """
+
+
 def _primary(error: psycopg.Error) -> str:
     """The server's message, without its details and context: they may show rows and bound values.
 
@@ -292,6 +301,7 @@ class Link:
         self._refusal: OutboxError | None = None
         self._connect_at = 0.0
         self._is_lossy = False
+        self._cancelled_waits: list[str] = []  # warnings since `open`
         self.allows_loss = False
         self._pid = os.getpid()
 
@@ -335,10 +345,12 @@ class Link:
         try:
             cursor = connection.cursor(binary=True)
             cursor.execute(self.queries[name], values)
-            return cursor.fetchall() if cursor.rownumber is not None else []
+            rows = cursor.fetchall() if cursor.rownumber is not None else []
         except psycopg.Error as error:
             self.drop_if_lost(error)
             raise
+        self.check_replicated()
+        return rows
 
     def batch(self, steps: Sequence[Step]) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each.
@@ -364,6 +376,7 @@ class Link:
                         _flush(connection)
             if failure is not None:
                 raise failure
+            self.check_replicated()
             return [cursor.fetchall() if cursor.rownumber is not None else [] for cursor in cursors]
         except psycopg.Error as error:
             self.drop_if_lost(failure or error)
@@ -393,8 +406,17 @@ class Link:
 
         Raises:
             psycopg.Error: nothing was stored; after a lost connection, that is unknown.
-            OutboxUnsure: it is stored, and may not be on disk.
+            OutboxUnsure: it is stored, and may not be on disk, or not on a synchronous replica.
         """
+        try:
+            return self._store(step)
+        except NotReplicated as error:
+            raise OutboxUnsure(
+                f"outbox {self.server}: {error}; enqueuing it again under its id costs a duplicate "
+                "at most"
+            ) from error
+
+    def _store(self, step: Step) -> list[Row]:
         self.open()
         if self._is_lossy:
             return self.transact([self.settings(), step])[1]
@@ -402,7 +424,7 @@ class Link:
         if rows and rows[0][-1] and not self.allows_loss:
             self._is_lossy = True
             try:
-                self.transact([self.settings(), ("flush", {})])
+                self.flush()
             except psycopg.Error as error:
                 raise OutboxUnsure(
                     f"outbox {self.server}: the server's synchronous_commit is off, and bringing "
@@ -410,6 +432,28 @@ class Link:
                     f"enqueuing it again under its id costs a duplicate at most ({error})"
                 ) from error
         return rows
+
+    def flush(self) -> None:
+        """Bring all commits so far to disk, and to a synchronous replica.
+
+        A commit that is visible may not be there: the server has ended its connection while it
+        waited, or was started again.
+
+        Raises:
+            psycopg.Error: they may not be there.
+        """
+        self.transact([self.settings(), ("flush", {})])
+
+    def check_replicated(self) -> None:
+        """Check that no commit since `open` was cancelled while it waited for a replica.
+
+        Raises:
+            NotReplicated: one was.
+        """
+        if self._cancelled_waits:
+            raise NotReplicated(
+                f"committed, and perhaps not on a synchronous replica: {self._cancelled_waits[0]}"
+            )
 
     def settings(self) -> Step:
         """Return the statement that begins each transaction."""
@@ -453,6 +497,7 @@ class Link:
                 raise self._refusal
             try:
                 self._connection = self.server.connect()
+                self._connection.add_notice_handler(partial(_note_wait, self._cancelled_waits))
                 self.connections += 1
                 self._check_version()
             except OutboxError as error:
@@ -460,6 +505,7 @@ class Link:
                 self.close()
                 raise
             self._refusal = None
+        self._cancelled_waits.clear()
         return self._connection
 
     def _check_version(self) -> None:
@@ -486,6 +532,12 @@ class Link:
             self._connection = None
         elif error.sqlstate in _READ_ONLY:  # another host may be the primary now
             self.close()
+
+
+def _note_wait(cancelled: list[str], notice: psycopg.errors.Diagnostic) -> None:
+    """Note that a commit no longer waits for a replica. The warning has no code of its own."""
+    if notice.source_function == "SyncRepWaitForLSN":
+        cancelled.append(notice.message_primary or "")
 
 
 def _flush(connection: psycopg.Connection[Any]) -> None:

@@ -374,7 +374,7 @@ class PostgresStore:
         is not noticed: it keeps its start time.
         """
         with reported(self._server):
-            self._link.transact([self._link.settings(), ("flush", {})])
+            self._link.flush()
 
     def _follow(self, turn: int, run: int, token: bytes, intervention: int) -> None:
         """Record the newest turn, which may be an operator's.
@@ -682,6 +682,9 @@ class PostgresStore:
         since = self._turns_since(self._turn)
         newest = since[-1] if since else self._newest_turn()
         is_own = len(since) > 1 and since[1].token.decode() == token
+        if is_own:  # before this relay counts it as committed, as this may fail
+            with reported(self._server):
+                self._link.flush()
         self._follow(newest.turn, newest.run, newest.token, newest.intervention)
         if is_own:
             self._committed(newest, is_counting=is_counting)

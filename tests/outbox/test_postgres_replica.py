@@ -1,0 +1,204 @@
+"""What is told as stored is on the synchronous replica too, though a commit did not wait for it.
+
+The replica is one that never comes: each commit waits for it until the test ends the wait, as an
+administrator does, or until the server needs none any more.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from reliablepub import Message, Outbox, OutboxKeys, OutboxUnsure, ReliablePubError
+from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.postgres.server import Link, Server
+from reliablepub.outbox.postgres.store import PostgresStore
+from tests.outbox.conftest import Make
+from tests.postgres import PostgresServer
+from tests.waiting import until
+
+WAITING = """
+    SELECT pid, xact_start FROM pg_stat_activity
+    WHERE wait_event = 'SyncRep' AND datname = %s AND xact_start IS NOT NULL
+"""
+Wait = tuple[int, datetime]
+"""The process of a commit that waits, and when its transaction began."""
+
+
+class Replica:
+    """A synchronous replica that never comes."""
+
+    def __init__(self, server: PostgresServer, database: str) -> None:
+        self._server = server
+        self._database = database
+
+    def wait(self, *, after: Wait | None = None) -> Wait | None:
+        """A commit that waits for it, other than an earlier one."""
+        with closing(psycopg.connect(self._server.url_of(), autocommit=True)) as connection:
+            waits: list[Wait] = connection.execute(WAITING, [self._database]).fetchall()
+        return next((wait for wait in waits if wait != after), None)
+
+    def require(self) -> None:
+        """Have each commit wait for it from now on."""
+        self._server.execute("ALTER SYSTEM SET synchronous_standby_names = 'replica'")
+        self._reload("replica")
+
+    @contextmanager
+    def forgotten(self) -> Iterator[None]:
+        """Let all commits end at the end of the block, whatever fails in it."""
+        try:
+            yield
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Let all commits end that wait."""
+        self._server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        self._reload("")
+
+    def _reload(self, names: str) -> None:
+        self._server.execute("SELECT pg_reload_conf()")
+        until(lambda: self._server.execute("SHOW synchronous_standby_names") == [(names,)])
+
+    def end_wait(self, function: str, *, after: Wait | None = None) -> Wait:
+        """Cancel the statement that waits, or end its connection."""
+        until(lambda: self.wait(after=after), what="a commit that waits")
+        wait = self.wait(after=after)
+        assert wait is not None
+        with closing(psycopg.connect(self._server.url_of(), autocommit=True)) as connection:
+            connection.execute(f"SELECT {function}({wait[0]})".encode())
+        return wait
+
+
+@pytest.fixture
+def url(postgres_outbox: str) -> str:
+    return postgres_outbox
+
+
+@pytest.fixture
+def replica(url: str, postgres_server: PostgresServer) -> Iterator[Replica]:
+    replica = Replica(postgres_server, url.rpartition("/")[2])
+    yield replica
+    postgres_server.recover()
+    replica.forget()
+
+
+class Call:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._result: list[object] = []
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._call())
+        except ReliablePubError as error:
+            self._result.append(error)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._result)
+
+    def result(self) -> object:
+        until(lambda: self.is_over, what="the end of the call")
+        [result] = self._result
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def message_ids(url: str) -> list[object]:
+    return [row["message_id"] for row in Outbox(url).rows("open")]
+
+
+@pytest.mark.parametrize("end", ["pg_terminate_backend", "pg_cancel_backend"])
+def test_a_relay_waits_for_the_replica_though_the_wait_of_its_commit_was_ended(
+    url: str, replica: Replica, entry: Make, end: str
+) -> None:
+    """Or a fail-over would lose a message that `publish()` has told as stored."""
+    with closing(PostgresStore(Server.of(url))) as store, replica.forgotten():
+        store.commit(Changes(new=[entry(message_id="before")]))  # draws its id, and 31 more
+        replica.require()
+        call = Call(lambda: store.commit(Changes(new=[entry(message_id="m")])))
+        ended = replica.end_wait(end)
+        until(lambda: call.is_over or replica.wait(after=ended))
+        assert not call.is_over
+        replica.forget()
+        call.result()
+        assert store.snapshot().counters.stored == 2
+        assert message_ids(url) == ["before", "m"]
+
+
+def test_a_commit_is_unsure_if_both_waits_for_the_replica_are_cancelled(
+    url: str, replica: Replica, entry: Make
+) -> None:
+    with closing(PostgresStore(Server.of(url))) as store, replica.forgotten():
+        store.commit(Changes(new=[entry(message_id="before")]))  # draws its id, and 31 more
+        replica.require()
+        call = Call(lambda: store.commit(Changes(new=[entry(message_id="m")])))
+        ended = replica.end_wait("pg_cancel_backend")
+        replica.end_wait("pg_cancel_backend", after=ended)
+        with pytest.raises(OutboxUnsure, match="replica"):
+            call.result()
+        replica.forget()
+        store.commit(Changes(new=[entry(message_id="next")]))
+        assert store.snapshot().counters.stored == 3
+        assert message_ids(url) == ["before", "m", "next"]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_enqueue_is_unsure_if_its_wait_for_the_replica_is_cancelled(
+    url: str, replica: Replica, key: str | None
+) -> None:
+    with Outbox(url) as outbox, replica.forgotten():
+        replica.require()
+        call = Call(lambda: outbox.enqueue(Message(b"", message_id="m"), key=key))
+        replica.end_wait("pg_cancel_backend")
+        with pytest.raises(OutboxUnsure, match="replica"):
+            call.result()
+        replica.forget()
+        outbox.enqueue(Message(b"", message_id="next"))
+    assert message_ids(url) == ["m", "next"]
+
+
+def test_an_encrypted_message_that_is_found_waits_for_the_replica(
+    url: str, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number is taken, by itself: it is not stored again."""
+    store = Link.store
+
+    def run(link: Link, step: Any) -> Any:
+        monkeypatch.setattr(Link, "store", store)
+        replica.require()
+        return store(link, step)
+
+    with Outbox(url, keys=OutboxKeys({"old": b"k" * 32})) as outbox, replica.forgotten():
+        monkeypatch.setattr(Link, "store", run)
+        call = Call(lambda: outbox.enqueue(Message(b"", message_id="m")))
+        ended = replica.end_wait("pg_terminate_backend")
+        until(lambda: call.is_over or replica.wait(after=ended))
+        assert not call.is_over
+        replica.forget()
+        assert call.result() == "m"
+    assert message_ids(url) == ["m"]
+
+
+def test_an_operator_is_told_that_a_wait_for_the_replica_was_cancelled(
+    url: str, replica: Replica
+) -> None:
+    with Outbox(url) as outbox, replica.forgotten():
+        outbox.enqueue(Message(b"", message_id="m"), key="k")
+        replica.require()
+        call = Call(lambda: outbox.cancel("k"))
+        replica.end_wait("pg_cancel_backend")
+        with pytest.raises(OutboxUnsure, match="replica"):
+            call.result()
+        replica.forget()
+        assert outbox.status().open == 0
