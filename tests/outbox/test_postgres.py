@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -13,14 +13,22 @@ from typing import Any
 import psycopg
 import pytest
 
-from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
+from reliablepub import (
+    Message,
+    Outbox,
+    OutboxInUse,
+    OutboxUnreachable,
+    OutboxUnsure,
+    Publisher,
+    ScheduleChange,
+)
 from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxDiskFailed
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import NO_CHANGE, Relaying, Session
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres import ownership
+from reliablepub.outbox.postgres import database, ownership
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -538,6 +546,63 @@ def test_an_operator_s_transaction_makes_the_owner_that_it_blocks_no_older(
 
     own.commit(Changes(sent=[Batch(1, 1, new)]))
     assert outbox_at(url).write(linger) == os.getpid()
+
+
+@pytest.fixture
+def holder(url: str) -> Iterator[psycopg.Connection]:
+    """An application whose transaction has cancelled a message, and holds the next turn."""
+    cancel = Message(b"", message_id="first", not_before=datetime.now(UTC) + timedelta(hours=1))
+    with closing(psycopg.connect(url)) as connection:
+        Outbox(url).enqueue(cancel, key="first")
+        assert Outbox(url).cancel("first", connection=connection)
+        yield connection
+
+
+def cancel_second(url: str) -> Future[ScheduleChange]:
+    """Cancel another message, in a thread that waits for the turn of `holder`."""
+
+    def cancel() -> ScheduleChange:
+        with closing(psycopg.connect(url, application_name="second")) as connection:
+            change = Outbox(url).cancel("second", connection=connection)
+            connection.commit()
+            return change
+
+    message = Message(b"", message_id="second", not_before=datetime.now(UTC) + timedelta(hours=1))
+    Outbox(url).enqueue(message, key="second")
+    change = ThreadPoolExecutor().submit(cancel)
+    until(lambda: second_waits_for(url) == "transactionid")
+    return change
+
+
+def second_waits_for(url: str) -> str | None:
+    query = "SELECT wait_event FROM pg_stat_activity WHERE application_name = 'second'"
+    with closing(psycopg.connect(url)) as connection:
+        [(event,)] = connection.execute(query).fetchall() or [(None,)]
+        return str(event)
+
+
+def test_applications_that_wait_for_each_other_let_the_relay_take_a_turn(
+    url: str, own: PostgresStore, holder: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs more round trips than they do, and would be the last each time: for ever."""
+    monkeypatch.setattr(database, "_RELAY_S", 60.0)
+    second = cancel_second(url)
+    holder.commit()
+    until(lambda: second.done() or second_waits_for(url) == "PgSleep")
+    assert not second.done()
+    assert own.changed_elsewhere()
+    assert own.snapshot().counters.discarded == 1  # it takes a turn for that
+    assert second.result(60) is ScheduleChange.MADE
+
+
+def test_applications_wait_for_each_other_without_a_relay(
+    url: str, holder: psycopg.Connection
+) -> None:
+    """Also for longer than a transaction may block a relay: it blocks none while it waits."""
+    second = cancel_second(url)
+    time.sleep(database._TAKING_S + 0.1)
+    holder.commit()
+    assert second.result(60) is ScheduleChange.MADE
 
 
 def test_a_relay_whose_first_turn_takes_long_is_not_replaced(

@@ -44,6 +44,11 @@ T = TypeVar("T")
 
 _TAKING_S: Final = 1.0
 """How long an operator's transaction blocks relays while it waits for the turns of others."""
+_RELAY_S: Final = 0.05
+"""How long an operator's transaction lets a relay take the turn after that of another operator."""
+_LOOK_S: Final = 0.005
+_OPERATOR: Final = "operator "
+"""Begins the token of an operator's turn."""
 _WRITE_S: Final = 10.0
 """How long an operator's transaction is retried because relays took their turns first."""
 
@@ -105,6 +110,8 @@ class PostgresSession:
     """One transaction of a connection; `Session` documents the contract of each method."""
 
     glob: Final = "{column} ~ :{column}"
+    _first_turn_s = _TAKING_S
+    """How long to wait for the first shard's turn, before this transaction blocks a relay."""
 
     def __init__(
         self, connection: psycopg.Connection[Any], server: Server, *, allows_loss: bool
@@ -142,8 +149,9 @@ class PostgresSession:
         self._each("count_new")
 
     def _take_each_turn(self) -> None:
-        token, until = new_id(), time.monotonic() + _TAKING_S
+        token, until = _OPERATOR + new_id(), time.monotonic() + self._first_turn_s
         while (turn := self._take_turn(len(self._turns), token, until)) is not None:
+            until = until if self._turns else time.monotonic() + _TAKING_S
             self._turns[len(self._turns)] = turn
         if not self._turns:
             raise emptied(self._server)
@@ -152,6 +160,8 @@ class PostgresSession:
         """Take the next turn of a shard; None if there is no such shard.
 
         The relay is often faster. Retrying here keeps the turns of the shards before this one.
+        Operators who wait for each other's turns let the relay take one in between: it needs more
+        round trips than they do, and would be the last each time.
         """
         values = {"shard": shard, "token": token}
         while True:
@@ -160,10 +170,22 @@ class PostgresSession:
                 turn, transaction = taken
                 self._check_transaction(transaction)
                 return int(turn)
-            if self.run("newest_turn", values).fetchone() is None:
+            if not self._wait_for_relay(values):
                 return None
             if time.monotonic() > until:
-                raise OutboxLocked("relays keep the outbox busy; nothing was changed, try again")
+                raise OutboxLocked(
+                    "relays and operators keep the outbox busy; nothing was changed, try again"
+                )
+
+    def _wait_for_relay(self, values: Mapping[str, object]) -> bool:
+        """Wait until the newest turn is a relay's, or `_RELAY_S`; False if there is no turn."""
+        until = time.monotonic() + _RELAY_S
+        while (found := self.run("newest_turn", values).fetchone()) is not None:
+            if not _text(found[2]).startswith(_OPERATOR) or time.monotonic() > until:
+                return True
+            # The server waits, because this may be the thread of the application's event loop.
+            self.run("pause", {"seconds": _LOOK_S})
+        return False
 
     def _check_transaction(self, number: str) -> None:
         """Check that the transaction of this number is still open; this class has begun it."""
@@ -276,6 +298,8 @@ class JoinedSession(PostgresSession):
         server: where the outbox is.
         connection: the application's connection.
     """
+
+    _first_turn_s = _WRITE_S  # nothing retries the application's transaction
 
     def __init__(
         self,

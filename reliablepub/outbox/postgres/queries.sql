@@ -647,6 +647,9 @@ FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 ON CONFLICT (shard, turn) DO NOTHING
 RETURNING turn, pg_current_xact_id()::text;
 
+-- name: pause
+SELECT pg_sleep(:seconds);
+
 -- name: isolation
 SELECT current_setting('transaction_isolation');
 
