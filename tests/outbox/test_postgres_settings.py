@@ -259,6 +259,18 @@ def test_a_relay_that_starts_ignores_the_statement_timeout_of_its_user(
         starting.result(20).close()
 
 
+def test_a_relay_sends_nulls_where_arrays_have_none(url: str) -> None:
+    """A database may still have the setting of an application of PostgreSQL 8.1."""
+    database = url.rpartition("/")[2]
+    with closing(psycopg.connect(url, autocommit=True)) as admin:
+        admin.execute(f"ALTER DATABASE {database} SET array_nulls = off".encode())
+    with FakeBroker() as broker:
+        broker.declare_queue("orders")
+        with Publisher(broker.url, outbox=url) as publisher:
+            publisher.publish(b"", routing_key="orders", ordering_key="k").result(60)
+            assert publisher.flush(60).is_flushed
+
+
 # ---------------------------------------------------------------------------- policies
 
 

@@ -103,10 +103,12 @@ SELECT
 -- be shorter than the count of all messages that came while no relay ran. Rows that a policy hides from
 -- the user would stay in the outbox: with `row_security` off, reading them is an error. A read must not
 -- wait for as long as a `VACUUM FULL` takes: callers of the relay wait for its thread, and an owner that
--- waits takes no turn (see ownership.py).
+-- waits takes no turn (see ownership.py). An array without a value is sent as a text, `{NULL}`, which
+-- `array_nulls = off` would read as a word.
 -- name: by_index
 SELECT
     set_config('statement_timeout', '0', true),
+    set_config('array_nulls', 'on', true),
     set_config('lock_timeout', '1000', true),
     set_config('row_security', 'off', true),
     set_config('enable_seqscan', 'off', true),
