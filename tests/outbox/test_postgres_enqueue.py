@@ -13,6 +13,7 @@ from reliablepub import (
     ConfigurationError,
     Message,
     Outbox,
+    OutboxError,
     OutboxLocked,
     OutboxUnsure,
     ScheduleChange,
@@ -177,6 +178,31 @@ def test_a_connection_may_have_other_cursors(url: str, kind: Any) -> None:
         assert outbox.cancel("gone", note="a\\b%s", connection=app) is ScheduleChange.MADE
         app.commit()
     assert message_ids(url) == ["m-None", "m-k"]
+
+
+LEFT_OUT = """
+    CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        RETURN NULL; -- as in a trigger that runs after the insert
+    END $$;
+    CREATE TRIGGER audit BEFORE INSERT ON reliablepub.messages
+    FOR EACH ROW EXECUTE FUNCTION public.audit();
+"""
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_message_that_a_trigger_of_the_application_leaves_out_is_not_stored(
+    url: str, key: str | None
+) -> None:
+    with Outbox(url) as outbox, closing(psycopg.connect(url, autocommit=True)) as admin:
+        admin.execute(LEFT_OUT)
+        with pytest.raises(OutboxError, match="trigger"):
+            outbox.enqueue(Message(b"", message_id="m"), key=key)
+        with pytest.raises(psycopg.errors.RaiseException, match="trigger"):
+            admin.execute("SELECT reliablepub.enqueue('', 'q', 'x'::bytea)")
+        admin.execute("DROP TRIGGER audit ON reliablepub.messages")
+        outbox.enqueue(Message(b"", message_id="m"), key=key)
+    assert message_ids(url) == ["m"]
 
 
 # ---------------------------------------------------------------------------- on disk

@@ -35,15 +35,13 @@ WITH fresh AS (
     AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
     RETURNING id
 )
-INSERT INTO reliablepub_messages (
-    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
-    due_at, expires_at, ordering_key, shard
-)
 SELECT
-    id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
-    :due_at, :expires_at, :ordering_key, reliablepub_shard_of(:ordering_key, :exchange, :routing_key)
-FROM fresh
-RETURNING 1, current_setting('synchronous_commit') = 'off';
+    reliablepub_store(
+        id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
+        :due_at, :expires_at, :ordering_key
+    ),
+    current_setting('synchronous_commit') = 'off'
+FROM fresh;
 
 -- name: first_with_key
 SELECT message_id FROM reliablepub_keys WHERE key = :key;

@@ -299,6 +299,9 @@ BEGIN
         stored_at, size, checksum, body, due_at, expires_at, ordering_key,
         reliablepub_shard_of(ordering_key, exchange, routing_key)
     );
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'a trigger or rule of the table messages has left the message out';
+    END IF;
     RETURN 1;
 END
 $$;
