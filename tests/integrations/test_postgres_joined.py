@@ -125,6 +125,20 @@ def test_a_message_goes_with_sqlalchemys_transaction_and_savepoint(
     assert stored(outbox) == ["session", "after it", "connection", "session outbox"]
 
 
+@pytest.mark.parametrize("option", [{"stream_results": True}, {"yield_per": 100}])
+def test_a_message_goes_with_a_connection_that_reads_large_results(
+    outbox: Outbox, engine: Engine, option: dict[str, Any]
+) -> None:
+    """SQLAlchemy would run each statement in a cursor of the server, which changes no table."""
+    with engine.connect().execution_options(**option) as connection:
+        outbox.enqueue(message("plain"), connection=connection)
+        for key in ("kept", "gone"):
+            outbox.enqueue(message(key), key=key, connection=connection)
+        assert outbox.cancel("gone", connection=connection)
+        connection.commit()
+    assert stored(outbox) == ["plain", "kept"]
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 def test_a_message_goes_with_an_asynchronous_session(
     driver: str, outbox: Outbox, postgres_outbox: str

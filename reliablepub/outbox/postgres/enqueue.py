@@ -249,6 +249,8 @@ def _stored_or_first(entry: Entry, store: Callable[[], bool], first: Callable[[]
 
 _ASYNC: Final = ("asyncpg.", "sqlalchemy.ext.asyncio.")
 """Modules of asynchronous connections, some of which cannot be entered."""
+_AT_ONCE: Final = {"stream_results": False, "yield_per": None}
+"""Overrides options of the application's connection: a cursor of the server changes no table."""
 _COLUMNS: Final = (
     *("message_id", "exchange", "routing_key", "properties"),
     *("stored_at", "size", "checksum", "body"),
@@ -296,7 +298,8 @@ def execute_text(
     """
     connection, is_sqlalchemy = _known(connection)
     if is_sqlalchemy:  # without parameters, or a driver would take each % for a placeholder
-        found = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
+        options = {"no_parameters": True, **_AT_ONCE}
+        found = connection.exec_driver_sql(text, execution_options=options)
         return [tuple(row) for row in found] if found.returns_rows else []
     with _cursor(connection) as cursor:
         if _is_pipelined(connection):
@@ -351,7 +354,8 @@ def _run_statement(connection: Any, text: str, values: Values) -> tuple[Any, ...
     from sqlalchemy.exc import StatementError  # noqa: PLC0415
 
     try:
-        return tuple(connection.execute(of(text), values).first() or ())
+        found = connection.execute(of(text), values, execution_options=_AT_ONCE)
+        return tuple(found.first() or ())
     except StatementError as error:
         error.hide_parameters = True  # its text would show the body and the headers
         raise
