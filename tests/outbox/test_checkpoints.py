@@ -54,10 +54,14 @@ def test_the_log_stays_short_without_a_relay(path: Path) -> None:
     assert sum(a > b for a, b in pairwise(sizes)) > 2, "cut back, several times"
 
 
+@pytest.mark.parametrize("error", [sqlite3.OperationalError, sqlite3.DatabaseError])
 def test_what_is_committed_counts_though_the_log_cannot_be_moved(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: type[sqlite3.Error]
 ) -> None:
-    """Another program has filled the disk since. A caller that gets an error stores it again."""
+    """Another program has filled the disk since, or the log cannot be read.
+
+    A caller that gets an error stores it again.
+    """
     checkpoint = checkpoints._checkpoint
     failed = 0
 
@@ -65,7 +69,7 @@ def test_what_is_committed_counts_though_the_log_cannot_be_moved(
         nonlocal failed
         if mode == "FULL":
             failed += 1
-            raise sqlite3.OperationalError("disk I/O error")
+            raise error("disk I/O error")
         return checkpoint(connection, mode)
 
     monkeypatch.setattr(checkpoints, "_RESTART_S", 0.0)

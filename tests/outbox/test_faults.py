@@ -547,12 +547,14 @@ def test_damage_that_is_reported_for_seconds_is_believed(
         assert not store.changed_elsewhere()
         store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
         faulty.fail("read", at=1, code=vfs.CORRUPT, is_persistent=True)
-        for now in (1_000.0, 1_000.0 + failures.DOUBTED_S / 2, 2_000.0):  # the last one is new
+        half_s = failures.DOUBTED_S / 2
+        for now in (1_000.0, 1_000.0 + half_s, 2_000.0, 2_060.0, 2_120.0, 2_120.0 + half_s):
             clock.return_value = now
             with pytest.raises(OutboxDiskFailed):
                 store.snapshot()
-        clock.return_value = 2_060.0
-        with pytest.raises(OutboxError, match="is damaged, or the disk cannot read it") as caught:
-            store.snapshot()
-        assert type(caught.value) is OutboxError
+        for now in (2_120.0 + 2 * half_s, 2_180.0):  # for seconds; for the fourth time in minutes
+            clock.return_value = now
+            with pytest.raises(OutboxError, match="is damaged, or the disk cannot") as caught:
+                store.snapshot()
+            assert type(caught.value) is OutboxError
         faulty.heal()

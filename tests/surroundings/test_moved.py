@@ -317,6 +317,18 @@ def test_a_connection_without_a_log_may_be_one_of_many(path: Path) -> None:
     assert ids_at(path) == {"0", "1"}
 
 
+def test_a_connection_that_takes_other_locks_is_one_to_this_file(path: Path) -> None:
+    with (
+        closing(sqlite3.connect(f"file:{path}?vfs=unix-dotfile", uri=True)) as connection,
+        closing(sqlite3.connect(path.with_name("app.db"))) as app,
+    ):
+        app.execute("CREATE TABLE orders (id TEXT)")
+        app.execute("INSERT INTO orders VALUES ('open')")
+        with connection:
+            Outbox(path).enqueue(Message(b"", message_id="m"), connection=connection)
+    assert ids_at(path) == {"m"}
+
+
 def test_a_connection_that_locks_its_file_for_good_is_one_to_this_file(path: Path) -> None:
     """It takes no lock in the index of the log, by which other connections are known."""
     with closing(sqlite3.connect(path)) as connection:

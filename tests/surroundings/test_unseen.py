@@ -13,10 +13,11 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxDiskFailed, OutboxUnsure
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Step
 from reliablepub.outbox.sqlite import location
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.sqlite import writer_of
+from reliablepub.outcome import NACKED
+from tests.sqlite import sql, writer_of
 from tests.surroundings.test_moved import ids_at
 
 UNSEEN = r"outbox.db cannot be seen any more \(Permission denied\), so it is unknown whether"
@@ -68,6 +69,46 @@ def test_a_relay_goes_on_afterwards(path: Path, unseen: AbstractContextManager[N
         assert store.snapshot().last_id == 1
         store.commit(Changes(new=[Entry(Message(b"", message_id="after"), stored_at=0.0)]))
     assert ids_at(path) == {"unsure", "after"}
+
+
+def test_a_relay_writes_nothing_twice(path: Path, unseen: AbstractContextManager[None]) -> None:
+    """Its commit was made, and the relay tries again what it was told to be unsure."""
+    with closing(SqliteStore(path, clock=lambda: 1_000.0)) as store:
+        message = Message(b"", message_id="m", expires_in_s=50.0)
+        entry, confirmed = (Entry.accepted(message, 1_000.0) for _ in range(2))
+        store.commit(Changes(new=[entry, confirmed]))
+        changes = Changes(
+            confirmed=[confirmed],
+            attempts=[Attempt(entry, "1", 1, NACKED, 1_000.0)],
+            stepped=Step(100.0, 0.0, entry.id),
+        )
+        with unseen:
+            with pytest.raises(OutboxUnsure):
+                store.commit(changes)
+            for _ in range(3):
+                with pytest.raises(OutboxDiskFailed, match=UNSEEN):
+                    store.commit(changes)
+        counters = store.commit(changes).counters
+    assert (counters.confirmed, counters.open) == (1, 1)
+    assert sql(path, "SELECT expires_at FROM reliablepub_messages") == [(1_150.0,)]
+    assert sql(path, "SELECT count(*) FROM reliablepub_attempts") == [(1,)]
+
+
+def test_a_folder_that_is_seen_at_the_second_look_has_lost_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SqliteStore(path)) as store, monkeypatch.context() as patch:
+        patch.setattr(location, "look", lambda _: (None, 0))
+        store.commit(Changes(new=[Entry(Message(b"", message_id="m"), stored_at=0.0)]))
+    assert ids_at(path) == {"m"}
+
+
+def test_a_fork_meanwhile_ends_no_relay(path: Path, unseen: AbstractContextManager[None]) -> None:
+    with closing(SqliteStore(path)) as store:
+        store._writer.rest()
+        with unseen, pytest.raises(OutboxDiskFailed, match="cannot be used"):
+            store.snapshot()
+        assert store.snapshot().last_id == 0
 
 
 @pytest.mark.parametrize("level", ["DEFERRED", None])

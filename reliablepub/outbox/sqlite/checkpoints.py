@@ -115,7 +115,7 @@ class LongLog:
                 yield
                 # The commit of the block may have written nothing. It counts also if this one
                 # fails, and its caller waits for no other.
-                with suppress(OutboxError), waiting_at_most(connection, 0):
+                with suppress(OutboxError, sqlite3.Error), waiting_at_most(connection, 0):
                     if not _restart(connection, partial(_commit_a_page, connection, path)):
                         self._next_try_at = time.monotonic() + _RESTART_S
         finally:

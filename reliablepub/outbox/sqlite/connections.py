@@ -30,7 +30,7 @@ from typing import Final
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
+from reliablepub.errors import NotAnOutbox, OutboxDiskFailed, OutboxError, OutboxLocked
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import checkpoints
@@ -565,7 +565,13 @@ class Writer:
         """Return the open connection, or open one."""
         if self.connection is not None:
             return self.connection
-        connection = open_writer(self._path, is_relay=self._is_relay)
+        try:
+            connection = open_writer(self._path, is_relay=self._is_relay)
+        except OutboxError as error:
+            # Closed for a fork, perhaps: the folder may be seen again soon.
+            if self._file is not None and isinstance(error.__cause__, PermissionError):
+                raise OutboxDiskFailed(str(error)) from error.__cause__
+            raise
         if self._file not in (None, connection.place.file):
             connection.close()
             raise moved(self._path, "was replaced by another file")

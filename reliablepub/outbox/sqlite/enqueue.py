@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from reliablepub.errors import ConfigurationError, OutboxMoved
+from reliablepub.errors import ConfigurationError, OutboxDiskFailed, OutboxMoved
 from reliablepub.outbox.database import unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
@@ -34,7 +34,12 @@ from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_file
 from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import Turn, begin_immediate, committed, transaction
+from reliablepub.outbox.sqlite.transactions import (
+    Turn,
+    begin_immediate,
+    committed_unseen,
+    transaction,
+)
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _ENDED: Final = "SQLite has rolled back your whole transaction: begin it again"
@@ -157,8 +162,7 @@ class Enqueuing:
                 done = work(cursor)
                 # Here, the connection can be told by its lock.
                 self._check_place(cursor, mark, key)
-            with committed():
-                self._check_place(cursor, mark, key)
+            self._check_committed(cursor, mark, key)
             return done
         try:
             if not is_theirs:
@@ -290,6 +294,19 @@ class Enqueuing:
                 raise
             self._check_same_file(cursor, key[-1])
             mark.places[key] = now
+
+    def _check_committed(
+        self, cursor: sqlite3.Cursor, mark: _Mark, key: tuple[int, Path, str]
+    ) -> None:
+        """Check the same after a commit.
+
+        Raises:
+            OutboxUnsure: the path cannot be looked at any more.
+        """
+        try:
+            self._check_place(cursor, mark, key)
+        except OutboxDiskFailed as error:
+            raise committed_unseen(error) from error
 
 
 def _places(key: tuple[int, Path, str]) -> list[Place]:

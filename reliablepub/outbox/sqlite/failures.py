@@ -15,6 +15,7 @@ import math
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,8 +50,9 @@ _TRIED_BYTES: Final = 8 * 1024 * 1024
 DOUBTED_S: Final = 5.0
 """Seconds for which reported damage may be a disk that fails, before it is believed."""
 _FORGOTTEN_S: Final = 300.0
-"""Seconds after which a report of damage is the first one again. The relay looks everywhere more
-often than that."""
+_TIMES_MAX: Final = 4
+"""So many times within `_FORGOTTEN_S` seconds damage is believed too, as where it is met only by a
+look that the relay takes once a minute."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
 _DECIDED: Final = frozenset({5, 6, 13, 19})
@@ -80,7 +82,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 class Doubt:
-    """Whether damage that SQLite reports is real, or a disk that could not be read for a moment.
+    """Whether damage that SQLite reports is real, or a disk that cannot be read for a moment.
 
     SQLite reports both as SQLITE_CORRUPT: it makes that of ``EIO`` from a read (os_unix.c,
     SQLITE_IOERR_CORRUPTFS). A page that could not be read is read again by the next statement.
@@ -91,10 +93,11 @@ class Doubt:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._since = self._last = -math.inf
+        self._begun = deque([-math.inf], maxlen=_TIMES_MAX)  # times of first reports
+        self._last = -math.inf
 
     def weigh(self, error: BaseException) -> None:
-        """Return if the error is no damage, or if damage has been reported for `DOUBTED_S`.
+        """Return if the error is no damage, or is reported for `DOUBTED_S` or again and again.
 
         Raises:
             OutboxDiskFailed: it is damage, and perhaps a disk that failed. Nothing was stored.
@@ -104,10 +107,11 @@ class Doubt:
         if is_open or not (isinstance(cause, sqlite3.Error) and is_damage(cause)):
             return
         now = time.monotonic()
-        if now - self._last > _FORGOTTEN_S:
-            self._since = now
+        if now - self._last > DOUBTED_S:
+            self._begun.append(now)
         self._last = now
-        if now - self._since < DOUBTED_S:
+        is_often = len(self._begun) == _TIMES_MAX and now - self._begun[0] < _FORGOTTEN_S
+        if now - self._begun[-1] < DOUBTED_S and not is_often:
             raise OutboxDiskFailed(
                 f"outbox {self._path} could not be read: nothing was stored; the disk fails, or "
                 "the file is damaged: check the system log, and the file with `reliablepub outbox "

@@ -281,6 +281,9 @@ class Place:
         is_logged: whether the connection has a write-ahead log open.
         is_writing: whether the connection holds the lock of the writer.
 
+    Attributes:
+        is_unseen: whether the last `check` could not look at the path.
+
     Raises:
         OutboxMoved: the path already leads to other files, or the log was deleted while in use.
         OutboxForked: SQLite's table has a lock on the database that the kernel does not have.
@@ -292,6 +295,7 @@ class Place:
         self._inodes = self._now()
         self._files = tuple(zip(map(os.fsencode, self._names), self._inodes, strict=True))
         self._locked_fd = self._index_fd = -1
+        self.is_unseen = False
         self._index = b""
         self._changes = 0
         self._take_stock(is_writing=is_writing)
@@ -316,21 +320,24 @@ class Place:
             OutboxDiskFailed: this process may not look at the path any more, or the disk fails.
         """
         for name, inode in self._files:
-            if look(name)[0] != inode:
-                self._check_seen(name)
+            if look(name)[0] != inode and self._look_again(name) != inode:
                 raise self._moved()
+        self.is_unseen = False
         self.check_content()
 
-    def _check_seen(self, name: bytes) -> None:
+    def _look_again(self, name: bytes) -> Inode | None:
+        """Tell a file that is gone from one that this process may not look at."""
         try:
-            os.lstat(name)
+            found = os.lstat(name)
         except (FileNotFoundError, NotADirectoryError):
-            pass
+            return None
         except OSError as error:
+            self.is_unseen = True
             raise OutboxDiskFailed(
                 f"outbox {self._path} cannot be seen any more ({error.strerror}), so it is unknown "
                 "whether it is still the file that is open; give this process access to its folder"
             ) from error
+        return found.st_dev, found.st_ino
 
     def check_content(self) -> None:
         """Compare the database's change counter with the one seen last. Cheaper than `check`.
@@ -610,9 +617,9 @@ def _has_write_lock(index_fd: int) -> bool:
 
 
 def _is_written_instead(files: dict[Inode, list[int]], database: Inode) -> bool:
-    """Whether connections of this process write to other databases of its device, and not to this.
+    """Whether connections of this process write to deleted files of its device, and not to this.
 
-    For a database without a log. If any lock on the device is listed, that on this one would be.
+    For a database without a log. A connection whose VFS takes other locks is to this one.
     """
     if any(_has_lock(fd, _RESERVED_LOCK) for fd in files.get(database, ())):
         return False
@@ -620,7 +627,7 @@ def _is_written_instead(files: dict[Inode, list[int]], database: Inode) -> bool:
         _has_lock(fd, _RESERVED_LOCK)
         for (device, _), descriptors in files.items()
         if device == database[0]
-        for fd in descriptors
+        for fd in filter(_is_deleted, descriptors)
     )
 
 

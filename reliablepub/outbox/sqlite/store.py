@@ -789,8 +789,8 @@ class SqliteStore:
         try:
             commit = partial(commit_with_retry, connection, self.path, write, is_there)
             snapshot, is_roomy = self._sparing(connection, commit)
-        except BaseException:
-            _forget_ids(changes)
+        except BaseException as error:
+            self._commit_failed(connection, changes, error)
             raise
         self._last_id = snapshot.last_id
         self._steps_committed(changes)
@@ -798,6 +798,16 @@ class SqliteStore:
             self._give_space_back(connection)
         self._bell.hush()
         return snapshot
+
+    def _commit_failed(
+        self, connection: WritingConnection, changes: Changes, error: BaseException
+    ) -> None:
+        """Prepare the changes for another try."""
+        _forget_ids(changes)
+        if isinstance(error, OutboxUnsure) and not connection.is_unsure:
+            # All is committed, and it is only unknown where: nothing may be written twice.
+            self._steps_committed(changes)
+            changes.stepped, changes.attempts = None, []
 
     def _read_ledger(self, connection: WritingConnection) -> Snapshot:
         row = connection.execute(QUERIES["snapshot"]).fetchone()

@@ -192,24 +192,22 @@ def commit_with_retry(
         OutboxMoved: the path does not lead to the open files any more, or they were overwritten.
         OutboxError: nothing was changed.
     """
-    connection.place.check_content()
+    place = connection.place
+    if place.is_unseen:
+        place.check()  # before anything is written that would have to be called unsure
+    else:
+        place.check_content()
     result = _written(connection, path, work, is_there)
-    with committed():
-        connection.place.check()
+    try:
+        place.check()
+    except OutboxDiskFailed as error:
+        raise committed_unseen(error) from error
     return result
 
 
-@contextmanager
-def committed() -> Iterator[None]:
-    """Check in the block that a commit was made in the file at the path.
-
-    Raises:
-        OutboxUnsure: that cannot be told now.
-    """
-    try:
-        yield
-    except OutboxDiskFailed as error:
-        raise OutboxUnsure(f"{error}; the message may be stored") from error
+def committed_unseen(error: OutboxDiskFailed) -> OutboxUnsure:
+    """The error for a commit that may not have been made in the file at the path."""
+    return OutboxUnsure(f"{error}; the message may be stored")
 
 
 def _written(
