@@ -17,7 +17,9 @@ from typing import Any, Final
 
 from celery import Celery
 from celery.app import amqp as celery_amqp
+from celery.app.task import Task
 from celery.backends.base import Backend
+from celery.canvas import Signature
 from celery.signals import beat_init
 from celery.utils.objects import FallbackContext
 from kombu import Exchange as KombuExchange
@@ -45,6 +47,8 @@ _FOLLOWS: Final[ContextVar[bool]] = getattr(
 """Whether Celery sends what follows a task that has succeeded. It does not say so before 5.7."""
 _ERRBACKS: Final = getattr(getattr(Backend, "_call_task_errbacks", None), "__code__", None)
 """The code that sends what follows a task or a chord that has failed: `_follows_failure`."""
+_BODIES: Final = (Signature.__call__.__code__, Task.apply.__code__)
+"""The code by which Celery runs an errback at once instead: its body sends tasks of its own."""
 
 
 def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None:
@@ -156,7 +160,12 @@ def _ends_task(app: Celery, message: Any) -> bool:  # noqa: ANN401
 
 def _follows_failure() -> bool:
     """Whether Celery sends the errback of a task that has failed, which it says nowhere else."""
-    return any(frame.f_code is _ERRBACKS for frame, _ in walk_stack(None))
+    for frame, _ in walk_stack(None):  # from the inside
+        if frame.f_code is _ERRBACKS:
+            return True
+        if frame.f_code in _BODIES:
+            return False
+    return False
 
 
 def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401

@@ -17,7 +17,7 @@ from typing import Any
 
 import kombu.pools
 import pytest
-from celery import Celery, chain, chord, group, signals
+from celery import Celery, Task, chain, chord, group, signals
 from celery.app import amqp as celery_amqp
 from celery.app.trace import build_tracer
 from celery.beat import Scheduler, Service
@@ -673,6 +673,48 @@ def test_what_follows_a_failed_task_is_not_rolled_back_with_its_transaction(
         "its errback"
     ]
     assert outbox.outbox.status().stored == 0
+    kombu.pools.reset()
+
+
+@pytest.mark.parametrize("is_rolled_back", [False, True], ids=["committed", "rolled back"])
+@pytest.mark.parametrize("way", ["called", "called by its class", "applied"])
+def test_what_an_errback_sends_belongs_to_its_transaction(
+    way: str, database: str, engine: Engine, fake_broker: FakeBroker, *, is_rolled_back: bool
+) -> None:
+    """Celery may run its body within the code that otherwise sends the errback."""
+    app, outbox = make_app(fake_broker.url), SessionOutbox(Outbox(database))
+    use_outbox(app, outbox)
+
+    class Own(Task):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.run(*args, **kwargs)
+
+    def compensate(*_: object) -> None:
+        with Session(engine) as session, session.begin(), outbox.joined(session):
+            app.tasks["add"].delay(5)
+            if is_rolled_back:
+                session.rollback()
+
+    @app.task(name="broken", shared=False)
+    def broken(_: int) -> None:
+        raise ZeroDivisionError
+
+    @app.task(name="called", base=Own if way == "called by its class" else Task, shared=False)
+    def called(request: Any, error: Any, traceback: Any) -> None:
+        compensate(request, error, traceback)
+
+    @app.task(name="applied", shared=False)
+    def applied(id_: str) -> None:
+        compensate(id_)
+
+    app.finalize()
+    outbox.outbox.create()
+    if way == "applied":
+        broken.apply((1,), link_error=applied.s(), throw=False)
+    else:
+        run_as_worker(app, "broken", {"id": "7", "errbacks": [called.s()]})
+    assert outbox.outbox.status().stored == (0 if is_rolled_back else 1)
+    assert fake_broker.published_count == 0
     kombu.pools.reset()
 
 
