@@ -20,7 +20,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.commands import Command
-from reliablepub.cli.passwords import has_libpq_password
+from reliablepub.cli.passwords import has_outbox_password
 from reliablepub.transport.address import has_password
 
 PREFIX: Final = "RELIABLEPUB_"
@@ -41,6 +41,8 @@ _INSTEAD: Final = {
     "RELIABLEPUB_URL",
 }
 """Where the password of an option's URL belongs."""
+_HAS_PASSWORD: Final = {"outbox": has_outbox_password, "url": has_password}
+"""Whether an option's URL holds a password."""
 _PIPED: Final[dict[Path, dict[str, Any]]] = {}
 """What was read from each path that is no regular file: a pipe can be read only once, and a relay
 parses its options again after SIGHUP."""
@@ -159,7 +161,7 @@ def _value(path: Path, key: str, value: object, option: click.Option) -> object:
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"{path}: {key} is a list; it takes one value")
     typed = [str(one) for one in values]
-    if key in _INSTEAD and any(has_password(one) or has_libpq_password(one) for one in typed):
+    if key in _INSTEAD and any(map(_HAS_PASSWORD[key], typed)):
         raise click.UsageError(
             f"{path}: {key} holds a password, which readers of the configuration would see; "
             f"{_INSTEAD[key]}"

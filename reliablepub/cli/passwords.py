@@ -21,7 +21,11 @@ _IN_ARGUMENT: Final = (
     (re.compile(r"(\b(?:ssl)?password\s*=\s*)[^&]*", re.DOTALL), r"\1..."),
     (re.compile(r"(://?[^:]*:).*@", re.DOTALL), r"\1...@"),
 )
-_OF_LIBPQ: Final = re.compile(r"[?&](?:ssl)?password=.", re.DOTALL)
+_OF_OUTBOX: Final = (
+    re.compile(r"^\s*\w+://(?:[^/@]*:[^/@]*@|[^/?#]*:[^/?#]*@)"),
+    re.compile(r"[?&](?:ssl)?password=.", re.DOTALL),
+)
+"""Before the host, where libpq lets it hold `?` and `#` and others a `@`; and as a parameter."""
 
 
 def without_passwords(text: str, arguments: Sequence[str] = ()) -> str:
@@ -36,9 +40,12 @@ def without_passwords(text: str, arguments: Sequence[str] = ()) -> str:
     return _replaced(text, _IN_TEXT)
 
 
-def has_libpq_password(name: str) -> bool:
-    """Whether the name of a database has a password among its parameters (libpq's URIs)."""
-    return _OF_LIBPQ.search(name) is not None
+def has_outbox_password(name: str) -> bool:
+    """Whether the name of a database (libpq's URI) has a password, before the host or in the query.
+
+    Unlike in the URL of a broker, a `@` after the host ends none: ``?user=app@server``.
+    """
+    return any(pattern.search(name) for pattern in _OF_OUTBOX)
 
 
 def _replaced(text: str, patterns: Sequence[tuple[re.Pattern[str], str]]) -> str:

@@ -124,6 +124,11 @@ def test_a_variable_that_is_nearly_one_of_an_option_is_told(
         (f"window = {'1' * 5_000}", "is not valid TOML: Exceeds the limit"),
         ("url = 'amqp://x:hush@y/'", "url holds a password"),
         ("outbox = 'postgresql://x:hush@y/z'", "outbox holds a password"),
+        ("outbox = 'postgresql://x:hush?@y/z'", "outbox holds a password"),
+        ("outbox = 'postgresql://x:hush#@y/z'", "outbox holds a password"),
+        ("outbox = 'postgresql://x:[hush@y/z'", "outbox holds a password"),
+        ("outbox = 'postgresql://x@w:hush@y/z'", "outbox holds a password"),
+        ("outbox = 'postgresql://x:hush@y,z:1/z?user=a@b'", "outbox holds a password"),
         ("outbox = 'postgresql://x@y/z?password=hush'", "put it into ~/.pgpass or PGPASSWORD"),
         ("password-file = 'nowhere'", "cannot read the password file nowhere: No such file"),
     ],
@@ -139,6 +144,28 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
     assert problem in result.stderr
     assert result.stderr.count("\n") == 1
     assert "hush" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "outbox",
+    [
+        "postgresql://x@y:5432/z",
+        "postgresql://y/z?user=x@w",
+        "postgresql://x@y:5432/z?sslrootcert=/etc/ca@x.pem",
+        "postgresql://y:1,[::1]:2/z?options=-c%20a.b=c:d@e",
+        "postgresql:///z?host=/run/a:b@c",
+        "/var/lib/a:b@c.db",
+    ],
+)
+def test_an_outbox_with_a_colon_or_an_at_sign_but_no_password_is_taken(
+    tmp_path: Path, outbox: str
+) -> None:
+    (tmp_path / "relay.toml").write_text(f"outbox = '{outbox}'")
+    context = click.Context(relay, info_name="relay")
+    config = next(one for one in relay.params if one.name == "config")
+    config.process_value(context, str(tmp_path / "relay.toml"))
+    assert context.default_map is not None
+    assert context.default_map["database"] == outbox
 
 
 def test_a_file_that_is_missing_is_an_error(tmp_path: Path) -> None:

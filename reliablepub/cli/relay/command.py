@@ -45,7 +45,7 @@ from reliablepub.cli.output import (
     print_result,
     same_outbox,
 )
-from reliablepub.cli.passwords import has_libpq_password
+from reliablepub.cli.passwords import has_outbox_password
 from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import NotAnOutbox, OutboxError
@@ -241,9 +241,8 @@ def _warn_of_passwords(ctx: click.Context) -> None:
         has_password(url) and ":guest@" not in url for url in urls
     ):
         print_note(seen.format("--url", f"--password-file or {URL_VARIABLE}"))
-    if ctx.get_parameter_source("database") is ParameterSource.COMMANDLINE and (
-        has_password(outbox) or has_libpq_password(outbox)
-    ):
+    is_given = ctx.get_parameter_source("database") is ParameterSource.COMMANDLINE
+    if is_given and has_outbox_password(outbox):
         print_note(seen.format("--outbox", f"~/.pgpass, PGPASSWORD or {OUTBOX_VARIABLE}"))
 
 
