@@ -161,7 +161,9 @@ def identified(database: Database, ids: list[int]) -> str:
     A number that the operator meant as a message id is taken as that of a row.
     """
     stories = [tell(database, id_) for id_ in ids[:_NAMED_MAX]]
-    return _named(ids, [printable(f"{one.id} ({one.message_id})") for one in stories])
+    names = ["not in the outbox" if one.message_id is None else one.message_id for one in stories]
+    known = zip(stories, names, strict=True)
+    return _named(ids, [printable(f"{one.id} ({name})") for one, name in known])
 
 
 def _named(ids: list[int], names: list[str]) -> str:

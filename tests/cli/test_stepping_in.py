@@ -1,7 +1,9 @@
 """Changing messages from the command line, also beside a relay under load."""
 
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,17 @@ def test_the_question_shows_that_a_number_is_not_the_message_id_that_was_meant(
     for command in ("discard", "cancel"):
         assert f"{command} message 1 (2) of {path} for good?" in run(command, 1).stderr
         assert f"message 3 (\\x1b[2J) of {path}" in run(command, 3).stderr
+
+
+def test_the_question_shows_that_no_message_has_a_number_any_more(run: Run, path: Path) -> None:
+    with Outbox(path) as outbox:
+        for name in ("m-1", "m-2"):
+            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM reliablepub_messages WHERE id = 1")  # as after a confirm
+    for command in ("discard", "cancel"):
+        asked = run(command, 1, 2).stderr
+        assert f"{command} messages 1 (not in the outbox), 2 (m-2) of {path} for good?" in asked
 
 
 def test_a_filter_asks_first(
