@@ -595,6 +595,74 @@ def test_applications_that_wait_for_each_other_let_the_relay_take_a_turn(
     assert second.result(60) is ScheduleChange.MADE
 
 
+def cancel_each(url: str, *keys: str) -> None:
+    """Cancel messages, each in a transaction of its own; first, enqueue them."""
+    not_before = datetime.now(UTC) + timedelta(hours=1)
+    with closing(psycopg.connect(url, application_name="second")) as connection:
+        for key in keys:
+            Outbox(url).enqueue(Message(b"", message_id=key, not_before=not_before), key=key)
+            assert Outbox(url).cancel(key, connection=connection)
+            connection.commit()
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["young", "old"])
+def test_an_application_lets_the_relay_take_a_turn_after_its_own_last_transaction(
+    url: str, own: PostgresStore, monkeypatch: pytest.MonkeyPatch, *, is_old: bool
+) -> None:
+    """One that cancels in a loop would keep the relay from its turns, also by long transactions."""
+    monkeypatch.setattr(database, "_RELAY_S", 60.0)
+    cancel_each(url, "first")
+    if is_old:
+        monkeypatch.setattr(database, "EXPIRY_S", 0.0)
+    second = ThreadPoolExecutor().submit(cancel_each, url, "second")
+    until(lambda: second.done() or second_waits_for(url) == "PgSleep")
+    assert not second.done()
+    assert own.changed_elsewhere()
+    assert own.snapshot().counters.discarded == 1  # it takes a turn for that
+    second.result(60)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements of operators that wait for a relay."""
+    run, found = database.PostgresSession.run, list[str]()
+
+    def noted(session: database.PostgresSession, name: str, *args: Any) -> Any:
+        found.extend([name] if name == "pause" else [])
+        return run(session, name, *args)
+
+    monkeypatch.setattr(database.PostgresSession, "run", noted)
+    return found
+
+
+@pytest.mark.parametrize("relay", ["none", "closed", "dead"])
+def test_applications_do_not_wait_for_a_relay_that_does_not_run(
+    url: str, pauses: list[str], relay: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if relay != "none":
+        PostgresStore(Server.of(url)).close()
+    if relay == "dead":
+        monkeypatch.setattr(database, "EXPIRY_S", 0.0)
+        with closing(psycopg.connect(url, autocommit=True)) as connection:
+            connection.execute("UPDATE reliablepub.turns SET is_free = false, backend = 0")
+    cancel_each(url, "first", "second", "third")
+    assert not pauses
+
+
+def test_an_application_does_not_wait_for_a_relay_that_its_own_transaction_blocks(
+    url: str, own: PostgresStore, pauses: list[str]
+) -> None:
+    not_before = datetime.now(UTC) + timedelta(hours=1)
+    with closing(psycopg.connect(url)) as connection, connection.transaction():
+        for key in ("first", "second"):
+            Outbox(url).enqueue(Message(b"", message_id=key, not_before=not_before), key=key)
+            with connection.transaction():  # a savepoint
+                assert Outbox(url).cancel(key, connection=connection)
+    assert not pauses
+    cancel_each(url, "third")
+    assert pauses
+
+
 def test_applications_wait_for_each_other_without_a_relay(
     url: str, holder: psycopg.Connection
 ) -> None:

@@ -45,10 +45,8 @@ T = TypeVar("T")
 _TAKING_S: Final = 1.0
 """How long an operator's transaction blocks relays while it waits for the turns of others."""
 _RELAY_S: Final = 0.05
-"""How long an operator's transaction lets a relay take the turn after that of another operator."""
+"""How long an operator's transaction lets relays take the turns after those of another operator."""
 _LOOK_S: Final = 0.005
-_OPERATOR: Final = "operator "
-"""Begins the token of an operator's turn."""
 _WRITE_S: Final = 10.0
 """How long an operator's transaction is retried because relays took their turns first."""
 
@@ -149,7 +147,7 @@ class PostgresSession:
         self._each("count_new")
 
     def _take_each_turn(self) -> None:
-        token, until = _OPERATOR + new_id(), time.monotonic() + self._first_turn_s
+        token, until = new_id(), time.monotonic() + self._first_turn_s
         while (turn := self._take_turn(len(self._turns), token, until)) is not None:
             until = until if self._turns else time.monotonic() + _TAKING_S
             self._turns[len(self._turns)] = turn
@@ -160,32 +158,35 @@ class PostgresSession:
         """Take the next turn of a shard; None if there is no such shard.
 
         The relay is often faster. Retrying here keeps the turns of the shards before this one.
-        Operators who wait for each other's turns let the relay take one in between: it needs more
-        round trips than they do, and would be the last each time.
         """
         values = {"shard": shard, "token": token}
         while True:
+            if not self._turns:
+                self._let_relays_go_first()
             taken = self.run("take_operators_turn", values).fetchone()
             if taken is not None:
                 turn, transaction = taken
                 self._check_transaction(transaction)
                 return int(turn)
-            if not self._wait_for_relay(values):
+            if self.run("newest_turn", values).fetchone() is None:
                 return None
             if time.monotonic() > until:
                 raise OutboxLocked(
                     "relays and operators keep the outbox busy; nothing was changed, try again"
                 )
 
-    def _wait_for_relay(self, values: Mapping[str, object]) -> bool:
-        """Wait until the newest turn is a relay's, or `_RELAY_S`; False if there is no turn."""
+    def _let_relays_go_first(self) -> None:
+        """Wait until no turn of another operator is a shard's newest, for at most `_RELAY_S`.
+
+        A relay needs more round trips than an operator, and would be the last each time. This
+        comes before the first turn, because a transaction that has a turn blocks a relay.
+        """
         until = time.monotonic() + _RELAY_S
-        while (found := self.run("newest_turn", values).fetchone()) is not None:
-            if not _text(found[2]).startswith(_OPERATOR) or time.monotonic() > until:
-                return True
+        while self.run("relays_to_wait_for", {"expiry_s": EXPIRY_S}).fetchone() is not None:
+            if time.monotonic() > until:
+                break
             # The server waits, because this may be the thread of the application's event loop.
             self.run("pause", {"seconds": _LOOK_S})
-        return False
 
     def _check_transaction(self, number: str) -> None:
         """Check that the transaction of this number is still open; this class has begun it."""

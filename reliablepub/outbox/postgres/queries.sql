@@ -637,15 +637,32 @@ DELETE FROM reliablepub_in_flight WHERE shard = :shard;
 -- Operators. Statements with the same name and values are in the `queries.sql` of SQLite's outbox.
 
 -- An operator's turn blocks the relay of the shard until it ends. If the relay was faster, no row is
--- returned, and the statement is run again: an error would abort the transaction.
+-- returned, and the statement is run again: an error would abort the transaction. The token tells the
+-- turns of operators from those of relays, and those of this transaction from others.
 -- name: take_operators_turn
 INSERT INTO reliablepub_turns
 SELECT
-    t.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
+    t.shard, t.turn + 1, t.run, 'operator ' || pg_current_xact_id()::text || ' ' || :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
     t.discarded, t.open_bytes, t.intervention, t.seen, t.backend
 FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 ON CONFLICT (shard, turn) DO NOTHING
 RETURNING turn, pg_current_xact_id()::text;
+
+-- Shards whose newest turn is another operator's, and whose owner lives. It lives if its own last turn,
+-- whose time the turns of operators copy, is not old; or if its server process has not ended: an operator
+-- may have held its turn for that long. The time before the server started does not count.
+-- name: relays_to_wait_for
+SELECT s.shard
+FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+CROSS JOIN LATERAL (
+    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+) AS t
+WHERE NOT t.is_free AND starts_with(t.token, 'operator ')
+AND NOT starts_with(t.token, 'operator ' || coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ')
+AND (
+    clock_timestamp() - greatest(t.at, pg_postmaster_start_time()) < make_interval(secs => :expiry_s)
+    OR t.backend <> 0 AND t.at > pg_postmaster_start_time() AND EXISTS (SELECT FROM pg_stat_get_activity(t.backend))
+);
 
 -- name: pause
 SELECT pg_sleep(:seconds);
