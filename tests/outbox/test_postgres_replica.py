@@ -84,6 +84,7 @@ def replica(url: str, postgres_server: PostgresServer) -> Iterator[Replica]:
     replica = Replica(postgres_server, url.rpartition("/")[2])
     yield replica
     postgres_server.recover()
+    postgres_server.execute("ALTER SYSTEM RESET client_min_messages")
     replica.forget()
 
 
@@ -118,6 +119,15 @@ def message_ids(url: str) -> list[object]:
     return [row["message_id"] for row in Outbox(url).rows("open")]
 
 
+@pytest.fixture(params=["notice", "error"])
+def min_messages(url: str, request: pytest.FixtureRequest) -> None:
+    """The setting of the database: with the second one, the server leaves warnings out."""
+    name = url.rpartition("/")[2]
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        setting = f"client_min_messages = {request.param}"
+        connection.execute(f"ALTER DATABASE {name} SET {setting}".encode())
+
+
 @pytest.mark.parametrize("end", ["pg_terminate_backend", "pg_cancel_backend"])
 def test_a_relay_waits_for_the_replica_though_the_wait_of_its_commit_was_ended(
     url: str, replica: Replica, entry: Make, end: str
@@ -136,6 +146,7 @@ def test_a_relay_waits_for_the_replica_though_the_wait_of_its_commit_was_ended(
         assert message_ids(url) == ["before", "m"]
 
 
+@pytest.mark.usefixtures("min_messages")
 def test_a_commit_is_unsure_if_both_waits_for_the_replica_are_cancelled(
     url: str, replica: Replica, entry: Make
 ) -> None:
@@ -154,6 +165,7 @@ def test_a_commit_is_unsure_if_both_waits_for_the_replica_are_cancelled(
 
 
 @pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.usefixtures("min_messages")
 def test_enqueue_is_unsure_if_its_wait_for_the_replica_is_cancelled(
     url: str, replica: Replica, key: str | None
 ) -> None:
@@ -166,6 +178,42 @@ def test_enqueue_is_unsure_if_its_wait_for_the_replica_is_cancelled(
         replica.forget()
         outbox.enqueue(Message(b"", message_id="next"))
     assert message_ids(url) == ["m", "next"]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_the_first_message_after_warnings_were_turned_off_waits_for_the_replica(
+    url: str, replica: Replica, postgres_server: PostgresServer, key: str | None
+) -> None:
+    """Its own wait is cancelled unheard, so it is followed by another one."""
+    with Outbox(url) as outbox, replica.forgotten():
+        outbox.enqueue(Message(b"", message_id="before"))
+        postgres_server.execute("ALTER SYSTEM SET client_min_messages = error")
+        replica.require()
+        call = Call(lambda: outbox.enqueue(Message(b"", message_id="m"), key=key))
+        ended = replica.end_wait("pg_cancel_backend")
+        until(lambda: call.is_over or replica.wait(after=ended))
+        assert not call.is_over
+        replica.end_wait("pg_cancel_backend", after=ended)
+        with pytest.raises(OutboxUnsure, match=r"client_min_messages is error.* replica"):
+            call.result()
+        call = Call(lambda: outbox.enqueue(Message(b"", message_id="next")))
+        replica.end_wait("pg_cancel_backend")
+        with pytest.raises(OutboxUnsure, match="replica"):
+            call.result()
+    assert message_ids(url) == ["before", "m", "next"]
+
+
+@pytest.mark.parametrize(
+    ("level", "within"), [("error", "warning"), ("notice", "notice"), ("debug1", "debug1")]
+)
+def test_only_the_setting_that_leaves_warnings_out_is_changed(
+    url: str, level: str, within: str
+) -> None:
+    with closing(Link(Server.of(url))) as link:
+        link.open().execute(f"SET client_min_messages = {level}".encode())
+        show = "SELECT current_setting('client_min_messages')"
+        assert link.transact([link.settings(), (show, {})])[1] == [(within.encode(),)]
+        assert link.batch([(show, {})]) == [[(level.encode(),)]]
 
 
 def test_an_encrypted_message_that_is_found_waits_for_the_replica(
@@ -190,6 +238,7 @@ def test_an_encrypted_message_that_is_found_waits_for_the_replica(
     assert message_ids(url) == ["m"]
 
 
+@pytest.mark.usefixtures("min_messages")
 def test_an_operator_is_told_that_a_wait_for_the_replica_was_cancelled(
     url: str, replica: Replica
 ) -> None:

@@ -10,14 +10,16 @@
 -- always the built-in one.
 
 -- An enqueuer's message, in one statement, because the connection may be the application's. The second
--- column, here and in `enqueue_once`: whether the commit may return before the message is on disk.
+-- column, here and in `enqueue_once`: whether the commit may return before the message is on disk. The third
+-- one: whether the server leaves out the warning that the commit has not waited for a synchronous replica.
 -- name: enqueue
 SELECT
     reliablepub_store(
         :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
         :due_at, :expires_at, :ordering_key
     ),
-    current_setting('synchronous_commit') = 'off';
+    current_setting('synchronous_commit') = 'off',
+    current_setting('client_min_messages') = 'error';
 
 -- name: message_id_of
 SELECT message_id FROM reliablepub_messages WHERE id = :id;
@@ -40,14 +42,17 @@ SELECT
         id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
         :due_at, :expires_at, :ordering_key
     ),
-    current_setting('synchronous_commit') = 'off'
+    current_setting('synchronous_commit') = 'off',
+    current_setting('client_min_messages') = 'error'
 FROM fresh;
 
 -- name: first_with_key
 SELECT message_id FROM reliablepub_keys WHERE key = :key;
 
 -- name: outbox
-SELECT version, allows_loss, current_setting('synchronous_commit') = 'off' AND NOT allows_loss
+SELECT
+    version, allows_loss, current_setting('synchronous_commit') = 'off' AND NOT allows_loss
+    OR current_setting('client_min_messages') = 'error'
 FROM reliablepub_outbox;
 
 -- name: alive
@@ -87,12 +92,15 @@ FROM reliablepub_turns WHERE shard = :shard AND turn >= :turn ORDER BY turn;
 
 -- Settings of the transaction only: behind PgBouncer, a session belongs to no client. A transaction
 -- whose client was cut off must not keep its locks. Compiling (JIT) a statement of a turn takes longer
--- than running it, up to seconds, in which another relay would take over.
+-- than running it, up to seconds, in which another relay would take over. That a commit has not waited for a
+-- synchronous replica, only a warning says.
 -- name: settle_in
 SELECT
     set_config('jit', 'off', true),
     set_config('idle_in_transaction_session_timeout', '5000', true),
     set_config('lock_timeout', '5000', true),
+    CASE WHEN current_setting('client_min_messages') = 'error'
+        THEN set_config('client_min_messages', 'warning', true) END,
     CASE WHEN current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
         THEN set_config('synchronous_commit', 'on', true) END;
 

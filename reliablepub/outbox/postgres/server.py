@@ -300,7 +300,7 @@ class Link:
         self._connection: psycopg.Connection[Any] | None = None
         self._refusal: OutboxError | None = None
         self._connect_at = 0.0
-        self._is_lossy = False
+        self._needs_settings = False
         self._cancelled_waits: list[str] = []  # warnings since `open`
         self.allows_loss = False
         self._pid = os.getpid()
@@ -401,8 +401,10 @@ class Link:
     def store(self, step: Step) -> list[Row]:
         """Run a statement that stores a message; return its rows once the message is on disk.
 
-        The last column of a row says whether its commit waits for the disk. An administrator can
-        change that at any time, and behind PgBouncer another client's ``SET`` may apply.
+        The last columns of a row say whether its commit may not have waited for the disk, and
+        whether the server would not have warned that it did not wait for a replica. An
+        administrator can change that at any time, and behind PgBouncer another client's ``SET``
+        may apply.
 
         Raises:
             psycopg.Error: nothing was stored; after a lost connection, that is unknown.
@@ -418,18 +420,24 @@ class Link:
 
     def _store(self, step: Step) -> list[Row]:
         self.open()
-        if self._is_lossy:
+        if self._needs_settings:
             return self.transact([self.settings(), step])[1]
         rows = self._run(*step)
-        if rows and rows[0][-1] and not self.allows_loss:
-            self._is_lossy = True
+        if not rows:
+            return rows
+        *_, is_lossy, is_silent = rows[0]
+        if is_silent or (is_lossy and not self.allows_loss):
+            self._needs_settings = True
             try:
                 self.flush()
             except psycopg.Error as error:
+                setting = (
+                    "client_min_messages is error" if is_silent else "synchronous_commit is off"
+                )
                 raise OutboxUnsure(
-                    f"outbox {self.server}: the server's synchronous_commit is off, and bringing "
-                    "the message to disk has failed, so a crash of the server may lose it; "
-                    f"enqueuing it again under its id costs a duplicate at most ({error})"
+                    f"outbox {self.server}: the server's {setting}, and bringing the message to "
+                    "disk, and to a synchronous replica, has failed, so a crash of the server may "
+                    f"lose it; enqueuing it again under its id costs a duplicate at most ({error})"
                 ) from error
         return rows
 
@@ -514,7 +522,7 @@ class Link:
             found = self._run("outbox", {})
         if not found:
             raise emptied(self.server)
-        [(version, self.allows_loss, self._is_lossy)] = found
+        [(version, self.allows_loss, self._needs_settings)] = found
         if version != VERSION:
             known = f"this library knows {VERSION}"
             raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
