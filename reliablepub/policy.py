@@ -214,9 +214,6 @@ class Breaker:
         return Breaker, (self.refusals_max, self.pause, self.destinations_max)
 
 
-_DEFAULT_BREAKER: Final = Breaker()
-
-
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A refused message, the argument of `RetryPolicy.decide`. It has no body.
@@ -277,7 +274,7 @@ class RetryPolicy:
     )
     refused: Retries | None = None
     decide: Callable[[Refusal], Verdict | None] | None = None
-    breaker: Breaker | None = _DEFAULT_BREAKER
+    breaker: Breaker | None = Breaker()
     unavailable: Retries | None = None
 
     def __post_init__(self) -> None:
@@ -332,3 +329,4 @@ class RetryPolicy:
 
 
 _DEFAULT: Final = RetryPolicy()
+_DEFAULT_BREAKER: Final = _DEFAULT.breaker
