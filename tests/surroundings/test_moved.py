@@ -280,10 +280,11 @@ def test_a_connection_to_the_old_file_is_not_taken_for_one_to_the_new_file(
     assert ids_at(path.with_name("elsewhere.db")) == ({"before"} if is_known else set())
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("spills", [False, True])
 @pytest.mark.parametrize("mode", ["DELETE", "MEMORY", "OFF"])
 def test_a_connection_without_a_log_to_the_old_file_is_not_taken_for_one_to_the_new_file(
-    path: Path, mode: str, *, spills: bool
+    path: Path, mode: str, *, spills: bool, is_kept: bool
 ) -> None:
     with closing(sqlite3.connect(path)) as first, first:
         Outbox(path).create(connection=first)
@@ -293,6 +294,8 @@ def test_a_connection_without_a_log_to_the_old_file_is_not_taken_for_one_to_the_
         old.execute(f"PRAGMA journal_mode = {mode}")
         old.execute("PRAGMA cache_size = 1")
         old.executemany("INSERT INTO orders VALUES (?)", [("x" * 5_000,)] * (50 * spills + 1))
+        if is_kept:
+            path.rename(path.with_name("elsewhere.db"))
         copy.rename(path)
         with closing(sqlite3.connect(path)) as new:
             new.execute("SELECT * FROM orders").fetchall()
@@ -315,18 +318,6 @@ def test_a_connection_without_a_log_may_be_one_of_many(path: Path) -> None:
             with connection:
                 Outbox(path).enqueue(Message(b"", message_id=f"{n}"), connection=connection)
     assert ids_at(path) == {"0", "1"}
-
-
-def test_a_connection_that_takes_other_locks_is_one_to_this_file(path: Path) -> None:
-    with (
-        closing(sqlite3.connect(f"file:{path}?vfs=unix-dotfile", uri=True)) as connection,
-        closing(sqlite3.connect(path.with_name("app.db"))) as app,
-    ):
-        app.execute("CREATE TABLE orders (id TEXT)")
-        app.execute("INSERT INTO orders VALUES ('open')")
-        with connection:
-            Outbox(path).enqueue(Message(b"", message_id="m"), connection=connection)
-    assert ids_at(path) == {"m"}
 
 
 def test_a_connection_that_locks_its_file_for_good_is_one_to_this_file(path: Path) -> None:

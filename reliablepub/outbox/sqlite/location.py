@@ -617,9 +617,10 @@ def _has_write_lock(index_fd: int) -> bool:
 
 
 def _is_written_instead(files: dict[Inode, list[int]], database: Inode) -> bool:
-    """Whether connections of this process write to deleted files of its device, and not to this.
+    """Whether connections of this process write to other databases of its device, and not to this.
 
-    For a database without a log. A connection whose VFS takes other locks is to this one.
+    For a database without a log. If any lock on the device is listed, that on this one would be,
+    unless SQLite's VFS is one with other locks: such a connection may be refused, too.
     """
     if any(_has_lock(fd, _RESERVED_LOCK) for fd in files.get(database, ())):
         return False
@@ -627,7 +628,7 @@ def _is_written_instead(files: dict[Inode, list[int]], database: Inode) -> bool:
         _has_lock(fd, _RESERVED_LOCK)
         for (device, _), descriptors in files.items()
         if device == database[0]
-        for fd in filter(_is_deleted, descriptors)
+        for fd in descriptors
     )
 
 
