@@ -12,9 +12,10 @@ from unittest.mock import Mock
 import pytest
 
 from reliablepub import Message, Outbox
-from reliablepub.errors import OutboxDiskFailed, OutboxUnsure
+from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxUnsure
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Step
-from reliablepub.outbox.sqlite import location
+from reliablepub.outbox.sqlite import connections, location
+from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED
 from tests.sqlite import sql, writer_of
@@ -109,6 +110,19 @@ def test_a_fork_meanwhile_ends_no_relay(path: Path, unseen: AbstractContextManag
         with unseen, pytest.raises(OutboxDiskFailed, match="cannot be used"):
             store.snapshot()
         assert store.snapshot().last_id == 0
+
+
+def test_a_file_that_cannot_be_made_again_after_a_fork_is_no_failing_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = Mock(side_effect=os_error(path, PermissionError(errno.EACCES, "denied")))
+    with closing(SqliteStore(path)) as store:
+        store._writer.rest()
+        with monkeypatch.context() as patch:
+            patch.setattr(connections, "open_writer", denied)
+            with pytest.raises(OutboxError) as caught:
+                store.snapshot()
+        assert type(caught.value) is OutboxError
 
 
 @pytest.mark.parametrize("level", ["DEFERRED", None])

@@ -175,6 +175,17 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     return Path(path).absolute()
 
 
+def _is_unseen(path: Path) -> bool:
+    """Whether this process may not look at a path."""
+    try:
+        path.lstat()
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def check_file(path: Path) -> bool:
     """Check that this process may use the file as an outbox; return whether it exists.
 
@@ -569,8 +580,8 @@ class Writer:
             connection = open_writer(self._path, is_relay=self._is_relay)
         except OutboxError as error:
             # Closed for a fork, perhaps: the folder may be seen again soon.
-            if self._file is not None and isinstance(error.__cause__, PermissionError):
-                raise OutboxDiskFailed(str(error)) from error.__cause__
+            if self._file is not None and _is_unseen(self._path):
+                raise OutboxDiskFailed(str(error)) from error
             raise
         if self._file not in (None, connection.place.file):
             connection.close()
