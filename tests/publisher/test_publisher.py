@@ -649,7 +649,7 @@ def test_a_waiting_caller_learns_the_cause_when_the_relay_dies(
 
     monkeypatch.setattr(Relay, "turn", die)
     with pytest.raises(PublisherClosed, match="a bug"):
-        publisher.publish(b"x")
+        list(map(publisher.publish, [b"x"] * 2))  # the first one may be taken by the last good turn
     with pytest.raises(PublisherClosed):
         receipt.result()
     with pytest.raises(PublisherFailed, match="a bug"):
