@@ -35,14 +35,20 @@ SHARED: Final = (
     *("tls-ca", "tls-certificate", "tls-key", "tracing", "url", "window", "window-min"),
 )
 """Top-level keys of the file: options that all of these commands have."""
-_INSTEAD: Final = {
-    "outbox": "put it into ~/.pgpass or PGPASSWORD, or set RELIABLEPUB_OUTBOX",
-    "url": "put the password into a separate file and name it with password-file, or set "
-    "RELIABLEPUB_URL",
+_PASSWORDS: Final = {
+    "outbox": (
+        has_outbox_password,
+        "put it into ~/.pgpass or PGPASSWORD, or set RELIABLEPUB_OUTBOX",
+    ),
+    "url": (
+        has_password,
+        (
+            "put the password into a separate file and name it with password-file, or set "
+            "RELIABLEPUB_URL"
+        ),
+    ),
 }
-"""Where the password of an option's URL belongs."""
-_HAS_PASSWORD: Final = {"outbox": has_outbox_password, "url": has_password}
-"""Whether an option's URL holds a password."""
+"""By option: whether its URL holds a password, and where that belongs."""
 _PIPED: Final[dict[Path, dict[str, Any]]] = {}
 """What was read from each path that is no regular file: a pipe can be read only once, and a relay
 parses its options again after SIGHUP."""
@@ -161,9 +167,11 @@ def _value(path: Path, key: str, value: object, option: click.Option) -> object:
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"{path}: {key} is a list; it takes one value")
     typed = [str(one) for one in values]
-    if key in _INSTEAD and any(map(_HAS_PASSWORD[key], typed)):
-        raise click.UsageError(
-            f"{path}: {key} holds a password, which readers of the configuration would see; "
-            f"{_INSTEAD[key]}"
-        )
+    if key in _PASSWORDS:
+        has_one, instead = _PASSWORDS[key]
+        if any(map(has_one, typed)):
+            raise click.UsageError(
+                f"{path}: {key} holds a password, which readers of the configuration would see; "
+                f"{instead}"
+            )
     return typed if option.multiple else typed[0]

@@ -296,17 +296,8 @@ def answer_in_http(server: socket.socket) -> None:
         peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_a_peer_that_speaks_http_is_a_lost_connection(wire: Connect) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        w = wire(f"amqp://127.0.0.1:{server.getsockname()[1]}/")
-        thread = threading.Thread(target=answer_in_http, args=[server])
-        thread.start()
-        w.transport.connect()
-        assert "the port answers in HTTP, not in AMQP" in w.lost_reason()
-        thread.join()
-
-
 def offer_certificates_alone(server: socket.socket) -> None:
+    """As a broker with ``auth_mechanisms.1 = EXTERNAL``: pika's error is the word PLAIN alone."""
     peer, _ = server.accept()
     with closing(peer):
         peer.recv(8)
@@ -314,14 +305,22 @@ def offer_certificates_alone(server: socket.socket) -> None:
         peer.recv(1)
 
 
-def test_a_broker_that_takes_no_password_is_told_in_words(wire: Connect) -> None:
-    """One with ``auth_mechanisms.1 = EXTERNAL``: pika's error is the word PLAIN alone."""
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (answer_in_http, "the port answers in HTTP, not in AMQP"),
+        (offer_certificates_alone, "the broker offers no login with a password"),
+    ],
+)
+def test_a_peer_that_is_not_to_be_used_is_a_lost_connection(
+    wire: Connect, answer: Callable[[socket.socket], None], words: str
+) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         w = wire(f"amqp://127.0.0.1:{server.getsockname()[1]}/")
-        thread = threading.Thread(target=offer_certificates_alone, args=[server])
+        thread = threading.Thread(target=answer, args=[server])
         thread.start()
         w.transport.connect()
-        assert "the broker offers no login with a password" in w.lost_reason()
+        assert words in w.lost_reason()
         thread.join()
 
 

@@ -650,8 +650,8 @@ DELETE FROM reliablepub_in_flight WHERE shard = :shard;
 -- name: take_operators_turn
 INSERT INTO reliablepub_turns
 SELECT
-    t.shard, t.turn + 1, t.run, 'operator ' || pg_current_xact_id()::text || ' ' || :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
-    t.discarded, t.open_bytes, t.intervention, t.seen, t.backend
+    t.shard, t.turn + 1, t.run, 'operator ' || pg_current_xact_id()::text || ' ' || :token, t.at, t.is_free,
+    t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen, t.backend
 FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 ON CONFLICT (shard, turn) DO NOTHING
 RETURNING turn, pg_current_xact_id()::text;
