@@ -18,6 +18,8 @@ from typing import Any, Final
 from reliablepub.errors import (
     InvalidMessage,
     OutboxFull,
+    OutboxMoved,
+    OutboxUnsure,
     PublisherClosed,
     PublisherFailed,
     PublisherForked,
@@ -137,13 +139,16 @@ class RelayClient:
         """A `Cutter` for one stream of messages, with the stamps of the hooks."""
         return Cutter(self.limits, self._stamps)
 
-    def hand_over_one(self, message: Message, waiter: Waiter, done: FlagT) -> Chunk[FlagT]:
+    def hand_over_one(
+        self, message: Message, waiter: Waiter, done: FlagT, *, may_store: bool = False
+    ) -> Chunk[FlagT]:
         """Apply the stamps of the hooks to one message, and `hand_over` it.
 
         Args:
             message: the message; it has a ``message_id``.
             waiter: told of the message's final outcome.
             done: set when the message is stored, or could not be.
+            may_store: whether to store it here and now if no other caller waits.
 
         Raises:
             InvalidMessage: the store cannot take the message.
@@ -154,7 +159,7 @@ class RelayClient:
         """
         if self._stamps:
             message = stamped(message, self._stamps)
-        return self.hand_over([message], waiter, done)
+        return self.hand_over([message], waiter, done, may_store=may_store)
 
     def hand_over(
         self,
@@ -165,6 +170,7 @@ class RelayClient:
         source: str | None = None,
         on_stored: Callable[[int], None] | None = None,
         stream: Stream | None = None,
+        may_store: bool = False,
     ) -> Chunk[FlagT]:
         """Put messages into the relay's inbox as one `Chunk`.
 
@@ -175,6 +181,7 @@ class RelayClient:
             source: name of the source whose position the messages advance, or None.
             on_stored: called with the number of messages once they are stored.
             stream: the stream that the chunk belongs to, or None.
+            may_store: whether to store a single message here and now if no other caller waits.
 
         Raises:
             InvalidMessage: the store cannot take a message, or the name of the source.
@@ -198,11 +205,37 @@ class RelayClient:
                 chunk.refuse()
                 msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
                 raise never_fits(OutboxFull(msg))
-            self.relay.inbox.put(chunk)
+            if not (may_store and self._is_stored(chunk)):
+                with self.doubting(chunk):
+                    self.relay.inbox.put(chunk)
         except ReliablePubError as error:
             self.rejected(len(messages), error)
             raise
         return chunk
+
+    def _is_stored(self, chunk: Chunk[FlagT]) -> bool:
+        """Store a message by the short path, if that is possible now (`relay.lone`)."""
+        (message,) = chunk.messages
+        try:
+            is_stored = not self.relay.inbox.chunks and self.relay.lone.store(message, chunk.waiter)
+        except OutboxUnsure as error:
+            chunk.doubt = error  # the relay's commit decides
+            return False
+        if is_stored:
+            chunk.stored()
+        return is_stored
+
+    @contextmanager
+    def doubting(self, chunk: Chunk[FlagT]) -> Iterator[None]:
+        """Raise the doubt whether a message is stored instead of an error that denies it."""
+        try:
+            yield
+        except (OutboxMoved, OutboxUnsure):
+            raise
+        except ReliablePubError as error:
+            if chunk.doubt is None:
+                raise
+            raise chunk.doubt from error
 
     def not_stored(self, chunks: Iterable[Chunk[FlagT]], error: BaseException) -> None:
         """Tell the hooks how many messages of chunks are not stored, if it is for a reason of ours.

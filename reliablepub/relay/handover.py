@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from reliablepub.errors import InvalidMessage, PublisherClosed, ReliablePubError
+from reliablepub.errors import InvalidMessage, OutboxUnsure, PublisherClosed, ReliablePubError
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id, stamped
 
@@ -192,6 +192,7 @@ class Chunk(Generic[FlagT]):
         count: number of messages, also after they were dropped.
         size: bytes of all messages.
         error: why the messages could not be stored, or None.
+        doubt: says that the message may be stored, although its commit has failed, or None.
         is_told: whether the caller was told that they are stored, or why not.
         entries: made from the messages when the relay takes the chunk in.
         loaded: entries that are sent from memory, without being read back.
@@ -204,6 +205,7 @@ class Chunk(Generic[FlagT]):
         "_on_stored",
         "count",
         "done",
+        "doubt",
         "entries",
         "error",
         "is_loaded",
@@ -234,6 +236,7 @@ class Chunk(Generic[FlagT]):
         self.count = len(messages)
         self.size = sum([message.size for message in messages])
         self.error: BaseException | None = None
+        self.doubt: OutboxUnsure | None = None
         self.entries: Sequence[Entry] = ()
         self.loaded: Sequence[Entry] = ()
         self.is_loaded = self.is_told = False

@@ -18,6 +18,7 @@ from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.outbox.entry import HELD, Changes, Counters, Entry, is_plain
 from reliablepub.relay.handover import Chunk, Inbox, Limits, Room
 from reliablepub.relay.loaded import Loaded
+from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.status import described
 
@@ -35,6 +36,11 @@ class Intake:
         loaded: the entries in memory.
         session: sends loaded entries.
         pauses: the paused destinations.
+        lone: entries that callers have stored themselves.
+
+    Attributes:
+        stored: entries that callers have stored, and that are not counted yet.
+        noted: submitted entries that the store has as in flight, because their callers noted it.
     """
 
     def __init__(
@@ -44,13 +50,18 @@ class Intake:
         loaded: Loaded,
         session: Session[Entry],
         pauses: Pauses,
+        *,
+        lone: LoneMessages,
     ) -> None:
         self._inbox = inbox
         self._limits = limits
         self._loaded = loaded
         self._session = session
         self._pauses = pauses
+        self._lone = lone
         self._flowing_until = 0.0
+        self.stored: list[Entry] = []
+        self.noted: set[Entry] = set()
 
     def confirms_flow(self, now: float) -> None:
         """Expect confirms for the next `FLOW_S` seconds.
@@ -78,9 +89,11 @@ class Intake:
         Returns:
             the chunks taken, with their entries.
         """
-        if not self._inbox.chunks:
-            return []
-        taken_in = self._inbox.take(self._room(counters, now))
+        taken_in: list[Chunk[Any]] = []
+        if self._inbox.chunks:
+            taken_in = self._inbox.take(self._room(counters, now))
+        # After the inbox: a caller may have handed over a chunk after it has stored a message.
+        self.take_stored(changes)
         is_loaded = not self._loaded.has_backlog
         for chunk in taken_in:
             chunk.entries = entries = [Entry.accepted(m, wall) for m in chunk.messages]
@@ -95,6 +108,20 @@ class Intake:
             if is_loaded:
                 self._load(chunk)
         return taken_in
+
+    def take_stored(self, changes: Changes) -> None:
+        """Take over the entries that callers have stored themselves, and load what fits."""
+        if not self._lone.stored:
+            return
+        for (entry, is_noted), is_new in self._lone.take():
+            may_load = not self._pauses.tracked or self._pauses.holds(entry) is None
+            self.stored.append(entry)
+            if self._loaded.stored_by_caller(entry, is_new=is_new, may_load=may_load):
+                self._session.submit(entry)
+                if is_noted:
+                    self.noted.add(entry)
+            elif is_noted:
+                changes.unnoted.append(entry.id)
 
     def _hold(self, entries: Sequence[Entry], wall: float) -> None:
         """Have entries for a paused destination wait in the store."""

@@ -71,6 +71,10 @@ class Backlog:
             self._ranges.append(IdRange(self._seen + 1, last_id))
         self._seen = last_id
 
+    def is_unknown(self, id_: int) -> bool:
+        """Whether an id is higher than all that are known."""
+        return id_ > self._seen
+
     def late(self, first: int, last: int) -> None:
         """Add known ids whose entries have become visible now, unless they are unread anyway."""
         for unread in self._ranges:
@@ -275,13 +279,21 @@ class Loaded:
         messages_max: most entries in memory.
         bytes_max: most bytes in memory.
         wall: now, seconds since 1970; postponed entries may be due already.
+        recognize: returns the waiter of an entry that was read, if a caller has just stored it.
 
     Attributes:
         is_connecting: whether a connection to the broker is being made; set before `read`.
     """
 
     def __init__(
-        self, store: Store, *, last_id: int, messages_max: int, bytes_max: int, wall: float
+        self,
+        store: Store,
+        *,
+        last_id: int,
+        messages_max: int,
+        bytes_max: int,
+        wall: float,
+        recognize: Callable[[Entry], Waiter | None] = lambda _: None,
     ) -> None:
         self._store = store
         self._messages_max = messages_max
@@ -297,6 +309,7 @@ class Loaded:
         self._late_page: Sequence[int] = ()
         self._order = KeyOrder()
         self._waiters = Waiters()
+        self._recognize = recognize
 
     @property
     def has_backlog(self) -> bool:
@@ -448,6 +461,28 @@ class Loaded:
                 ids |= {*range(first, last)} - {entry.id for entry in entries}
             self._waiters.stored(first, last, waiter, apart=ids)
 
+    def stored_by_caller(self, entry: Entry, *, is_new: bool, may_load: bool) -> bool:
+        """Note a plain entry that its caller has stored.
+
+        Args:
+            entry: the entry, with its waiter.
+            is_new: False if it was read from the store before.
+            may_load: whether it may be sent now.
+
+        Returns:
+            whether it is in memory now, and is to be submitted. If not, it is read from the store.
+        """
+        is_unknown = self._backlog.is_unknown(entry.id)
+        if is_unknown and may_load and self.fits(1, entry.message.size) and not self._backlog:
+            self._backlog.loaded(entry.id, entry.id)
+            self.add(entry)
+            return True
+        if is_unknown:
+            self._backlog.others(entry.id)
+        if is_new and entry.waiter is not None:
+            self._waiters.put(entry.id, entry.waiter)
+        return False
+
     def _on_disk(self, entry: Entry) -> None:
         """Note the times by which an entry on disk is found again."""
         self._deadlines.on_disk(entry.expires_at)
@@ -556,7 +591,7 @@ class Loaded:
     def _have_read(self, entries: Sequence[Entry]) -> None:
         self.add(*entries)
         for entry in entries:
-            entry.waiter = self._waiters.take(entry.id)
+            entry.waiter = self._waiters.take(entry.id) or self._recognize(entry)
             self._deadlines.watch(entry)
 
     def _read_due(self, wall: float) -> list[Entry]:

@@ -43,9 +43,11 @@ from reliablepub.outbox.entry import (
     Changes,
     Entry,
     Intervened,
+    OpenLimits,
     Snapshot,
     Step,
     Store,
+    id_of,
 )
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
@@ -55,6 +57,7 @@ from reliablepub.relay.elsewhere import Elsewhere
 from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
+from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.setback import Setback
 from reliablepub.relay.settling import WAIT_S, GuardedPolicy, Settling
@@ -92,6 +95,7 @@ class Relay:
         hooks: the application's callbacks, by event.
         guard: contains exceptions of the application's callbacks.
         bell: the store's bell, if the thread listens for it.
+        lone: messages that callers store themselves.
 
     Attributes:
         turns: number of turns so far.
@@ -112,12 +116,15 @@ class Relay:
         hooks: Calls,
         guard: Guard | None = None,
         bell: Bell | None = None,
+        lone: LoneMessages | None = None,
     ) -> None:
         self._store = store
         self._transport = transport
         self._session = session
         self._clock = clock
         self._inbox = inbox
+        self._lone = lone or LoneMessages(lambda: None)
+        self._open_limits = OpenLimits(limits.messages_max, limits.bytes_max)
         self._snapshot: Snapshot = store.snapshot()
         self._loaded = Loaded(
             store,
@@ -125,6 +132,7 @@ class Relay:
             messages_max=limits.loaded_max,
             bytes_max=limits.loaded_bytes_max,
             wall=clock.wall(),
+            recognize=self._lone.recognize,
         )
         self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
@@ -132,7 +140,7 @@ class Relay:
         # One more than can be paused, so that `found` notices if there are too many.
         held = store.held_exchanges(self._pauses.exchanges_max + 1)
         self._pauses.found(held, clock.monotonic(), clock.wall())
-        self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
+        self._intake = Intake(inbox, limits, self._loaded, session, self._pauses, lone=self._lone)
         self._settling = Settling(
             GuardedPolicy(policy, self._guard), self._pauses, self._notices, store.run
         )
@@ -173,6 +181,7 @@ class Relay:
         self._look_at_clock(now, wall)
         self._wire.keep(now)
         self._settle_ended(now, wall)
+        self._take_stored()
         self._look_elsewhere(now, wall)
         self._setback.look(now, is_readable=not self._is_changed)
         if self._setback.refusal is not None:
@@ -195,6 +204,7 @@ class Relay:
             self._withdrawals.has_parked = False
             self._is_changed = True  # by this process, which the store does not tell
             self.look()
+        self._lend()
         self.status = self._new_status()
         self._notices.deliver(self.status)
         return self._wait_s()
@@ -209,7 +219,7 @@ class Relay:
             the most seconds to listen before the next look; None if a turn is due.
         """
         now = self._clock.monotonic()
-        if now >= self._idle_until or self._inbox.chunks:
+        if now >= self._idle_until or self._inbox.chunks or self._lone.stored:
             return None
         if self._has_news(now):
             return None
@@ -367,7 +377,34 @@ class Relay:
             return []
         if is_due:
             self._submit_due(now, wall)
-        return self._intake.take(self._settling.changes, self._snapshot.counters, now, wall)
+        taken_in = self._intake.take(self._settling.changes, self._snapshot.counters, now, wall)
+        self._count_stored()
+        return taken_in
+
+    def _take_stored(self) -> None:
+        """Take over what callers have stored, before a look finds it and reads it again."""
+        if self._lone.stored and not self._is_draining:
+            self._intake.take_stored(self._settling.changes)
+            self._count_stored()
+
+    def _count_stored(self) -> None:
+        stored, self._intake.stored = self._intake.stored, []
+        for entry in stored:
+            if entry.id > self._snapshot.last_id:  # otherwise a look has come first
+                self._snapshot = self._snapshot.with_stored(entry)
+        if stored:
+            self._notices.stored(stored)
+
+    def _lend(self) -> None:
+        """Let callers store messages themselves, unless that would hold up others."""
+        if not self._lone.is_wanted:
+            return
+        is_held_up = self._setback.is_held or self._no_room or self._is_draining
+        if is_held_up or self._is_stepping:
+            self._lone.recall()
+        else:
+            is_sent = self._session.is_ready and not self._session.buffered
+            self._lone.lend(self._store.lone, self._open_limits, is_sent=is_sent)
 
     def _submit_due(self, now: float, wall: float) -> None:
         """Submit entries read from the store."""
@@ -408,21 +445,25 @@ class Relay:
         releases = not (self._pauses.is_idle or self._is_draining or self._is_stepping)
         if releases and self._session.is_ready:
             self._pauses.release(changes, now)
-        changes.sent = batches
+        is_noted = self._are_noted(batches, changes)
+        changes.sent = () if is_noted else batches
         was_stepping = self._is_stepping
         is_urgent = is_flushing or self._intake.lacks_room(self._snapshot.counters)
         leave_before = inf if is_urgent else now - WAIT_S
         is_due = self._must_commit(changes, now, leave_before, is_flushing=is_flushing)
         if not (was_stepping or is_due):
+            if is_noted:
+                self._send_first(batches, wall, now)
             return
         self._remove_confirmed(changes, now, leave_before)
         try:
             begun = self._clock.monotonic()
-            self._snapshot = self._store.commit(changes)
+            with self._lone.reserved():
+                self._snapshot = self._store.commit(changes)
             self._commits += 1
             self._commit_s += self._clock.monotonic() - begun
         except Intervened:
-            self._session.take_back(batches)
+            self._take_back(batches)
             changes.sent = ()
             withdrawn = []
             try:
@@ -435,7 +476,7 @@ class Relay:
                 tell_withdrawn(withdrawn)  # after the callers whose messages the commit holds
             return
         except TRANSIENT as error:
-            self._session.take_back(batches)
+            self._take_back(batches)
             changes.sent = ()
             if isinstance(error, OutboxUnreachable | OutboxUnsure):
                 self._settling.unwritten(batches)  # their tags may be stored
@@ -445,6 +486,33 @@ class Relay:
         self._elsewhere.committed(now)
         if was_stepping:
             self._loaded.stepped(wall)
+        self._send_first(batches, wall, now)
+
+    def _are_noted(self, batches: Sequence[Batch[Entry]], changes: Changes) -> bool:
+        """Whether callers have noted all entries of the batches as in flight, and there are any.
+
+        For others the store forgets the notes with the next commit.
+        """
+        noted = self._intake.noted
+        if not noted:
+            return False
+        sent = {entry for batch in batches for entry in batch.keys}
+        is_noted = bool(sent) and sent <= noted
+        for batch in batches if is_noted else ():
+            batch.is_recorded = False
+        changes.unnoted += map(id_of, noted - sent if is_noted else noted)
+        noted.clear()  # once
+        return is_noted
+
+    def _take_back(self, batches: Sequence[Batch[Entry]]) -> None:
+        """Undo that tags were assigned: nothing was written. Those sent next are recorded."""
+        self._session.take_back(batches)
+        for batch in batches:
+            if not batch.is_recorded:
+                self._settling.changes.unnoted += map(id_of, batch.keys)
+
+    def _send_first(self, batches: Sequence[Batch[Entry]], wall: float, now: float) -> None:
+        """Send batches, and expect confirms if nothing else is in flight."""
         self._send(batches, wall)
         if batches and self._session.in_flight == sum([len(batch.keys) for batch in batches]):
             self._intake.confirms_flow(now)
@@ -484,7 +552,7 @@ class Relay:
         if changes.parked and not self._gathers(changes, now):
             return True
         has_confirms = changes.confirmed or self._settling.removals.are_due(leave_before)
-        if not (has_confirms or changes.finished or changes.parked):
+        if not (has_confirms or changes.finished or changes.unnoted or changes.parked):
             self._commit_by = None
             return False
         if self._commit_by is None:
@@ -526,7 +594,7 @@ class Relay:
             try:
                 self._transport.send(batch.epoch, batch.first_tag, messages)
             except CannotEncode as error:
-                self._session.take_back(batches[index:])
+                self._take_back(batches[index:])
                 self._settling.unwritten(batches[index:])
                 self._refuse(batch.keys[error.index], batch.epoch, error.problem, wall)
                 return
@@ -584,7 +652,9 @@ class Relay:
         if self._session.has_output or (is_stepping and not is_held_up):
             return 0.0
         if takes_in and (
-            self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
+            self._loaded.wants_more
+            or self._lone.stored
+            or self._intake.is_ready(self._snapshot.counters, now)
         ):
             return 0.0
         removals = self._settling.removals

@@ -34,6 +34,7 @@ from reliablepub.relay.callbacks import Calls, Guard, with_calls
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Flag, Inbox, Latch, Limits
 from reliablepub.relay.journal import Journal, LogWriter
+from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.relay import Relay
 from reliablepub.relay.status import Beacon, Link, Status, described, failed_status
 from reliablepub.transport.base import Transport
@@ -147,6 +148,7 @@ class RelayThread:
         check: the store's check of a new message; None if any message can be stored.
         failure: the exception that ended the relay; None while it runs or after a regular close.
         inbox: chunks from callers.
+        lone: messages that callers store themselves.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -166,6 +168,7 @@ class RelayThread:
         self._guard = Guard(self._log_writer.write)
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
+        self.lone = LoneMessages(self.wake)
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
         # A daemon thread, so that a publisher that was not closed does not keep the interpreter
         # from exiting. Messages not published by then stay in the outbox.
@@ -396,6 +399,7 @@ class RelayThread:
             clock=clock,
             guard=self._guard,
             bell=bell if hears else None,
+            lone=self.lone,
         )
         stack.callback(self._detach)
         self._wake = transport.wake
@@ -487,4 +491,5 @@ class RelayThread:
             closed = PublisherFailed(f"nothing more is accepted: {described(self.failure)}")
             closed.__cause__ = self.failure
         self.inbox.close(closed)
+        self.lone.end()
         self._is_ended = True

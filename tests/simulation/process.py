@@ -10,6 +10,7 @@ import random
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
@@ -23,7 +24,7 @@ from reliablepub.errors import (
     Withdrawn,
 )
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry, Snapshot, Store
+from reliablepub.outbox.entry import Changes, Entry, OpenLimits, Snapshot, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -31,6 +32,7 @@ from reliablepub.outcome import CONFIRMED, Outcome
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox, Limits, Stream
+from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.relay import Relay
 from tests.relay.scripted import WatchedStore
 from tests.simulation.agenda import Agenda, Note
@@ -182,7 +184,7 @@ class Caller:
         self.is_answered = True
         if self.chunk.error is None:
             self._process.checker.promised(self.messages)
-        elif isinstance(self.chunk.error, OutboxUnsure):
+        elif isinstance(self.chunk.error, OutboxUnsure) or self.chunk.doubt is not None:
             self._process.note("told that nobody knows")
         else:
             self._process.note("turned away")
@@ -214,7 +216,8 @@ class Caller:
         except OutboxFull:
             self.is_answered = True
             self._process.note("withdrawn by the caller")
-            self._process.checker.turned_away(self.messages)
+            if self.chunk.doubt is None:
+                self._process.checker.turned_away(self.messages)
 
 
 class Process:
@@ -272,6 +275,8 @@ class Process:
         self._policy = policy
         self._limits = limits
         self.inbox = Inbox(self.wake)
+        self.lone = LoneMessages(self.wake, lambda: agenda.wall)
+        self.lone.is_wanted = True
         self.transport = SimTransport(
             broker=broker,
             agenda=agenda,
@@ -300,6 +305,7 @@ class Process:
                 clock=Clock(lambda: self._agenda.now, lambda: self._agenda.wall, lambda: 0.0),
                 hooks={},
                 bell=self._store.bell,
+                lone=self.lone,
             )
         except OutboxError as error:
             self.note("cannot be opened", error)
@@ -323,7 +329,11 @@ class Process:
         kind = type("Connection", (SteppingConnection,), names)
         connect = sqlite3.connect
         with mock.patch("sqlite3.connect", lambda *a, **o: connect(*a, **o | {"factory": kind})):
-            return SqliteStore(self._path, clock=lambda: self._agenda.wall)
+            sqlite = SqliteStore(self._path, clock=lambda: self._agenda.wall)
+            self._store = sqlite  # before the next step: the kernel releases its locks
+            with suppress(OutboxError):  # the relay tries it again
+                sqlite.lone.prepare(OpenLimits(1, 1), is_sent=False)
+            return sqlite
 
     @property
     def run(self) -> int:
@@ -364,6 +374,7 @@ class Process:
             self.relay.drain()
             self._take_turn(is_flushing=True)
             self.inbox.close(PublisherClosed("the publisher is closed"))
+            self.lone.end()
             self.transport.close()
             self.watched.close()
         except Killed:
@@ -433,5 +444,24 @@ class Process:
         caller = Caller(self, messages, source, stream)
         self.checker.handed_over(messages)
         self.callers.append(caller)
-        self.inbox.put(caller.chunk)
+        try:
+            if source is None and len(messages) == 1 and self._is_stored(caller):
+                caller.chunk.stored()
+            else:
+                self.inbox.put(caller.chunk)
+        except Killed:
+            self.die()
         return caller
+
+    def _is_stored(self, caller: Caller) -> bool:
+        """The short path, as `Publisher.publish` takes it."""
+        [message] = caller.messages
+        try:
+            is_stored = not self.inbox.chunks and self.lone.store(message, caller)
+        except OutboxUnsure as error:
+            caller.chunk.doubt = error
+            self.note("in doubt by the short path")
+            return False
+        if is_stored:
+            self.note("stored by the short path")
+        return is_stored

@@ -213,7 +213,7 @@ class World:
         )
 
     def new_messages(self) -> list[Message]:
-        count = min(self.messages_left, self.rng.choice([1, 2, 4, 9]), self.messages_max)
+        count = min(self.messages_left, self.rng.choice([1, 1, 1, 2, 4, 9]), self.messages_max)
         self.messages_left -= count
         return [self.new_message() for _ in range(count)]
 

@@ -279,6 +279,10 @@ class PostgresStore:
     # ------------------------------------------------------------------ rows of other processes
 
     @property
+    def lone(self) -> None:
+        """None: only the relay stores."""
+
+    @property
     def bell(self) -> None:
         """Always None: the relay polls."""
         return

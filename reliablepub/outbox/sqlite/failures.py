@@ -35,6 +35,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a write for lack of space. A limit on file sizes (``EFBIG``) is not one of them: other,
 shorter files may still grow."""
 
+_ERROR: Final = 1
 _CANTOPEN: Final = 14
 _IOERR: Final = 10
 _CORRUPT: Final = 11
@@ -43,6 +44,7 @@ _IOERR_WRITE: Final = 10 | 3 << 8
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _READONLY_DBMOVED: Final = 8 | 4 << 8
+_BUSY: Final = 5
 _BUSY_SNAPSHOT: Final = 5 | 2 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
@@ -139,6 +141,25 @@ def is_decided(path: Path, error: sqlite3.Error) -> bool:
     After any other error (a failed write or sync), the transaction may be on disk.
     """
     return _code(error) in _DECIDED or _is_over_quota(path, error)
+
+
+def commit_unsure(path: Path, error: sqlite3.Error) -> OutboxUnsure:
+    """The error for a commit that is not decided."""
+    return OutboxUnsure(
+        f"outbox {path}: the disk failed during a commit, so it is unknown whether the "
+        "message is stored; check the disk and the system log, then the outbox "
+        f"(SQLite: {error})"
+    )
+
+
+def is_before_commit(error: sqlite3.Error) -> bool:
+    """Whether an error can only come from a statement itself: a missing table, or damage."""
+    return _code(error) in {_ERROR, _CORRUPT}
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection holds the lock."""
+    return _code(error) == _BUSY
 
 
 def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:

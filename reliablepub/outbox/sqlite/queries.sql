@@ -206,6 +206,18 @@ VALUES (?, ?, ?, ?, ?);
 -- name: delete_in_flight
 DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 
+-- name: delete_lone_in_flight
+DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag BETWEEN ? AND ?;
+
+-- Of `lone.sql`, on the connection of a `LoneWriter` alone.
+-- name: set_lone_terms
+UPDATE temp.reliablepub_lone_terms SET epoch = ?, messages_max = ?, bytes_max = ?;
+
+-- name: insert_lone_message
+INSERT INTO temp.reliablepub_lone (
+    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- The bytes stay at least 0 even if a size was edited in the file, which an audit reports. To read the
 -- ledger afterwards costs half as much as RETURNING.
 -- name: change_ledger

@@ -33,6 +33,7 @@ from reliablepub.errors import (
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.encryption import OutboxKeys, fingerprints
 from reliablepub.outbox.entry import (
+    ALONE,
     TRANSIENT,
     Attempt,
     Changes,
@@ -43,6 +44,7 @@ from reliablepub.outbox.entry import (
     Release,
     Snapshot,
     Touched,
+    epoch_name,
     id_of,
     size_of,
 )
@@ -75,6 +77,7 @@ from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database, ledger_of
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.lone import SqliteLoneWriter
 from reliablepub.outbox.sqlite.retention import Retention, prune_confirmed
 from reliablepub.outbox.sqlite.space import (
     REWRITE_RETRY_S,
@@ -236,11 +239,7 @@ def write_changes(
         _release(connection, release)
     if changes.attempts:
         connection.executemany(QUERIES["insert_attempt"], map(attempt_of, changes.attempts))
-    if changes.finished:
-        tags = (tags_of(sent, run) for sent in changes.finished)
-        connection.executemany(QUERIES["delete_in_flight"], tags)
-    for sent in changes.sent:
-        connection.execute(QUERIES["insert_in_flight"], (*in_flight_of(sent, run), now))
+    _write_tags(connection, changes, now, run)
     change = NO_CHANGE | {
         "ids": len(changes.new),
         "stored": len(changes.new),
@@ -251,6 +250,18 @@ def write_changes(
         "open_bytes": new_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
     }
     connection.execute(QUERIES["change_ledger"], change)
+
+
+def _write_tags(connection: sqlite3.Connection, changes: Changes, now: float, run: int) -> None:
+    """Remove and add what is in flight."""
+    if changes.finished:
+        tags = (tags_of(sent, run) for sent in changes.finished)
+        connection.executemany(QUERIES["delete_in_flight"], tags)
+    for first, length in id_runs(sorted(set(changes.unnoted))):
+        noted = epoch_name(run, ALONE), first, first + length - 1
+        connection.execute(QUERIES["delete_lone_in_flight"], noted)
+    for sent in changes.sent:
+        connection.execute(QUERIES["insert_in_flight"], (*in_flight_of(sent, run), now))
 
 
 def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
@@ -391,6 +402,7 @@ class SqliteStore:
         self._unparked: dict[int, str] = {}
         self._last_id = 0
         self._waited_before_s = 0.0
+        self._lone: SqliteLoneWriter | None = None
         self._steps = ClockSteps()
         self._next_rewrite_at = self._next_reread_at = 0.0
         self.is_stepping = False
@@ -437,6 +449,13 @@ class SqliteStore:
     def bell(self) -> Bell | None:
         """Rings when a process writes to the log; None if it did not ring at the first commit."""
         return self._bell if self._bell.fileno() >= 0 else None
+
+    @property
+    def lone(self) -> SqliteLoneWriter:
+        """Stores messages that come alone, for their callers."""
+        if self._lone is None:
+            self._lone = SqliteLoneWriter(self.path, self._keys, self._run)
+        return self._lone
 
     @property
     def lock_wait_s(self) -> float:

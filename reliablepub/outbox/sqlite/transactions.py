@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxUnsure
-from reliablepub.outbox.sqlite.failures import is_decided, outbox_error
+from reliablepub.outbox.sqlite.failures import commit_unsure, is_decided, outbox_error
 from reliablepub.outbox.sqlite.location import WritingConnection
 
 T = TypeVar("T")
@@ -159,11 +159,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         if committing and not is_decided(path, error):
             if isinstance(connection, WritingConnection):
                 connection.is_unsure = True
-            raise OutboxUnsure(
-                f"outbox {path}: the disk failed during a commit, so it is unknown whether the "
-                "message is stored; check the disk and the system log, then the outbox "
-                f"(SQLite: {error})"
-            ) from error
+            raise commit_unsure(path, error) from error
         raise outbox_error(path, error) from error
 
 
@@ -205,7 +201,7 @@ def commit_with_retry(
     return result
 
 
-def committed_unseen(error: OutboxDiskFailed) -> OutboxUnsure:
+def committed_unseen(error: OutboxError) -> OutboxUnsure:
     """The error for a commit that may not have been made in the file at the path."""
     return OutboxUnsure(f"{error}; the message may be stored")
 

@@ -1,0 +1,231 @@
+"""The short path of a message that comes alone: its caller stores it, and the relay learns of it.
+
+Knows: callers, entries, and that a signal handler may interrupt a caller at any instruction. Must
+never know: SQL, AMQP, what the relay does with an entry.
+
+Through the inbox, a caller waits for two changes of thread and a turn of the relay, which take
+longer than the commit. So while no other caller waits, `publish()` stores its message itself, and
+then hands the entry over. Under load the inbox is faster: there, one commit serves all who wait.
+
+The short path only ever succeeds. Whatever else happens, the message takes the long path, and the
+relay's commit decides and explains: at worst a message is stored twice, under one ``message_id``.
+
+- One caller at a time has the store's writer; others find none, and take the long path. Nobody
+  waits for a caller, which a handler may have interrupted.
+- A look of the relay may find the row before the caller hands the entry over. So the caller first
+  announces it under the id that it will get, and `recognize` finds it.
+- The statement that stores the message also notes it as in flight (epoch `ALONE`), so the relay may
+  send it without another commit. If the relay does not send it in the turn in which it learns of
+  it, it removes that note, and commits the tag of a later attempt as for any message.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from math import inf
+from typing import Final, NamedTuple
+
+from reliablepub.errors import OutboxError, OutboxUnsure
+from reliablepub.message import Message
+from reliablepub.outbox.entry import Entry, LoneWriter, OpenLimits, Waiter
+
+_TRIES: Final = 2
+"""Tries to store a message: another process may have taken the id."""
+_HANDED_OVER_MAX: Final = 32
+"""Entries that the relay has not taken yet: callers wait for a relay that does not come to it."""
+_SHARED_S: Final = 0.01
+"""Threads that publish within this time of each other share the commits of the relay."""
+_LOOK_S: Final = 0.000_2
+_LOOKS: Final = 10
+"""So often a caller looks whether a commit of the relay, about half a millisecond, has ended."""
+_END_S: Final = 5.0
+"""How long the end of the relay waits for a caller that is about to store a message."""
+
+
+class Stored(NamedTuple):
+    """An entry that its caller has stored.
+
+    Attributes:
+        entry: the entry, with its id and its waiter.
+        is_noted: whether the store has it as in flight.
+    """
+
+    entry: Entry
+    is_noted: bool
+
+
+class LoneMessages:
+    """Lends the store's writer to one caller at a time, and takes over what they have stored.
+
+    Args:
+        wake: ends the relay's current wait; thread-safe.
+        wall: wall clock, seconds since 1970.
+
+    Attributes:
+        stored: entries that the relay has not taken yet.
+        is_wanted: whether a caller has looked for the writer, so that it is worth to open one.
+        is_reserved: whether the relay commits just now.
+    """
+
+    def __init__(self, wake: Callable[[], None], wall: Callable[[], float] = time.time) -> None:
+        self._wake = wake
+        self._wall = wall
+        self._free: deque[tuple[LoneWriter, bool]] = deque()
+        self._announced: dict[int, Entry] = {}
+        self._caller, self._called_at, self._shared_until = 0, -inf, -inf
+        self._lent: tuple[LoneWriter, bool] | None = None
+        self._writer: LoneWriter | None = None
+        self.stored: deque[Stored] = deque()
+        self.is_wanted = self.is_reserved = False
+
+    # ------------------------------------------------------------------ called by callers
+
+    def store(self, message: Message, waiter: Waiter | None) -> bool:
+        """Store a message and hand it over, if that is possible now.
+
+        Args:
+            message: the message; it has a ``message_id``.
+            waiter: told of its final outcome.
+
+        Returns:
+            whether it is stored. If not, it was not, and never will be by this call.
+
+        Raises:
+            OutboxUnsure: it may be stored.
+        """
+        if self._is_shared() or not message.is_plain or message.ordering_key is not None:
+            return False
+        try:
+            lent = self._free.pop()  # atomic: needs no lock
+        except IndexError:
+            self.is_wanted = True
+            return False
+        try:
+            if len(self.stored) >= _HANDED_OVER_MAX or not self._is_free():
+                return False
+            entry = Entry.accepted(message, self._wall())
+            entry.waiter = waiter
+            return self._store(*lent, entry)
+        finally:
+            self._free.append(lent)
+
+    def _is_shared(self) -> bool:
+        """Whether several threads publish: one commit of the relay then serves all who wait."""
+        now, caller = time.monotonic(), threading.get_ident()
+        if caller != self._caller and now - self._called_at < _SHARED_S:
+            self._shared_until = now + _SHARED_S
+        self._caller, self._called_at = caller, now
+        return now < self._shared_until
+
+    def _is_free(self) -> bool:
+        """Whether the relay does not commit: it would wait for one caller after the other."""
+        for _ in range(_LOOKS):
+            if not self.is_reserved:
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
+    def _store(self, writer: LoneWriter, is_noted: bool, entry: Entry) -> bool:  # noqa: FBT001
+        for _ in range(_TRIES):
+            entry.id = writer.next_id()
+            self._announced[entry.id] = entry
+            is_stored = False
+            try:
+                is_stored = writer.store(entry)
+                if is_stored:
+                    self.stored.append(Stored(entry, is_noted))
+                    if len(self.stored) == 1:  # otherwise it was woken, and has not come to it
+                        self._wake()
+                    return True
+            except OutboxUnsure:
+                raise
+            except OutboxError:
+                return False
+            finally:
+                if not is_stored:
+                    self._announced.pop(entry.id, None)
+            if writer.next_id() == entry.id:
+                return False  # not for its id
+        return False
+
+    # ------------------------------------------------------------------ called by the relay
+
+    def recognize(self, entry: Entry) -> Waiter | None:
+        """The waiter of an entry that was read from the store, if a caller has just stored it."""
+        mine = self._announced.get(entry.id)
+        if (
+            mine is None
+            or mine.stored_at != entry.stored_at  # the id may have gone to another process
+            or mine.message.message_id != entry.message.message_id
+        ):
+            return None
+        self._announced.pop(entry.id, None)
+        return mine.waiter
+
+    def take(self) -> list[tuple[Stored, bool]]:
+        """Entries that callers have stored since the last call, in order, and whether each is new.
+
+        One that is not new was read from the store before (`recognize`).
+        """
+        taken = []
+        while self.stored:
+            one = self.stored.popleft()
+            is_new = self._announced.pop(one.entry.id, None) is not None
+            taken.append((one, is_new))
+        return taken
+
+    def lend(self, writer: LoneWriter | None, limits: OpenLimits, *, is_sent: bool) -> None:
+        """Let callers store messages.
+
+        Args:
+            writer: the store's.
+            limits: most messages and bytes in the store.
+            is_sent: whether a message that comes now can be sent at once.
+        """
+        if writer is None or (self._lent == (writer, is_sent) and writer.is_prepared):
+            return
+        if not self.recall():
+            return
+        self._writer = writer
+        with suppress(OutboxError):  # the relay's own commits report it
+            writer.prepare(limits, is_sent=is_sent)
+            self._lent = (writer, is_sent)
+            self._free.append(self._lent)
+
+    def recall(self) -> bool:
+        """Have callers take the long path.
+
+        Returns:
+            False if a caller is storing a message.
+        """
+        if self._lent is None:
+            return True
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        self._lent = None
+        return True
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Commit without waiting for one caller after the other."""
+        self.is_reserved = True
+        try:
+            yield
+        finally:
+            self.is_reserved = False
+
+    def end(self) -> None:
+        """Have callers take the long path from now on, and close the writer."""
+        until = time.monotonic() + _END_S
+        while not self.recall():
+            if time.monotonic() > until:
+                return  # its caller was interrupted and did not return: it stays open
+            time.sleep(_LOOK_S)
+        if self._writer is not None:
+            self._writer.close()
