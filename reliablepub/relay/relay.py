@@ -399,7 +399,7 @@ class Relay:
         """Let callers store messages themselves, unless that would hold up others."""
         if not self._lone.is_wanted:
             return
-        is_held_up = self._setback.is_held or self._no_room or self._is_draining
+        is_held_up = self._setback.next_at < inf or self._no_room or self._is_draining
         if is_held_up or self._is_stepping:
             self._lone.recall()
         else:

@@ -55,7 +55,7 @@ MUST_HAPPEN = """
     withdrawn by the caller / stream cancelled / turned away / enqueued elsewhere / rung
     disk full / locked by somebody else / unencodable / a statement failed / cannot be opened
     expired: not sent / expired: may have arrived / expired: did not arrive
-    sent when it was due / sent in its turn
+    sent when it was due / sent in its turn / stored by the short path
     key skipped by a person / key resumed by a person / a person does: skip
     parked: nacked / parked: refused / parked: returned / retried by a person
     a person does: discard / a person does: park / a person does: reroute

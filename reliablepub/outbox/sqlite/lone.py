@@ -28,6 +28,7 @@ from reliablepub.outbox.sqlite.sql import QUERIES, for_lone_messages
 from reliablepub.outbox.sqlite.transactions import committed_unseen
 
 _POLL_S: Final = 0.000_2
+"""Between two tries. SQLite's own wait sleeps for a millisecond and more, and holds up a fork."""
 _TRIES: Final = 10
 """Tries while another process writes, which takes about half a millisecond."""
 
@@ -56,6 +57,7 @@ class SqliteLoneWriter:
             if self._prepared is not connection:
                 for statement in for_lone_messages():
                     connection.execute(statement)
+                connection.execute("PRAGMA busy_timeout = 0")  # see `_POLL_S`
                 self._prepared = connection
             epoch = epoch_name(self._run, ALONE) if is_sent else None
             terms = (epoch, limits.messages_max, limits.bytes_max)
