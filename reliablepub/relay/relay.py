@@ -204,9 +204,9 @@ class Relay:
             self._withdrawals.has_parked = False
             self._is_changed = True  # by this process, which the store does not tell
             self.look()
-        self._lend()
         self.status = self._new_status()
         self._notices.deliver(self.status)
+        self._lend()
         return self._wait_s()
 
     def idle_s(self) -> float | None:
