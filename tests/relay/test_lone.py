@@ -1,5 +1,6 @@
 """The short path: callers store messages that come alone, and the relay learns of them."""
 
+import gc
 import signal
 import threading
 import time
@@ -9,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from reliablepub._core.events import Connected
 from reliablepub.errors import OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry, OpenLimits, Store
@@ -227,6 +229,8 @@ def test_a_signal_may_interrupt_any_instruction(messages: LoneMessages, writer: 
     def interrupt(*_: object) -> None:
         raise InterruptedError
 
+    gc.collect()
+    gc.disable()  # it would interrupt a `__del__`
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for n in range(2_000):
@@ -243,6 +247,7 @@ def test_a_signal_may_interrupt_any_instruction(messages: LoneMessages, writer: 
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
     assert sent
     assert interrupted
     assert sent <= len(writer.stored) <= sent + interrupted
@@ -338,7 +343,9 @@ def test_while_it_cannot_be_sent_it_is_not_noted(world: World) -> None:
     assert noted(world) == []
     stored(world, "not noted")
     assert noted(world) == []
-    world.reconnect()
+    world.turn(after_s=100.0)
+    world.relay.handle([Connected()])
+    world.open_channel()
     world.turn()
     assert world.sent == ["noted", "not noted"]
     assert tags(world) == 1, "the tags of both were committed as one batch"
