@@ -32,7 +32,8 @@ def provision(
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         topology: the topology; ``topology.declare`` says whether to declare or to check it.
-        timeout_s: seconds for the whole call; each broker gets an equal share of what is left.
+        timeout_s: seconds for the whole call; each broker, and each IP address of its host name,
+            gets an equal share of what is left.
         ssl_context: for ``amqps``; None verifies certificates and host names against the system's
             certificate authorities.
         credentials: a callable that returns `Credentials`, asked at each connection; None for the
@@ -59,23 +60,40 @@ def provision(
         topology=topology,
         credentials=credentials,
     )
-    reasons = []
+    reasons: dict[str, None] = {}
+    is_worth_a_round = True
     with closing(transport):
-        for untried in range(len(addresses), 0, -1):
-            now = time.monotonic()
-            until = now + (deadline - now) / untried  # an equal share of what is left
-            transport.connect()
-            end = None
-            while end is None:
-                left_s = until - time.monotonic()
-                if left_s <= 0:
-                    transport.disconnect("no answer in time")
-                events = transport.listen(max(0.0, left_s))
-                end = next((e for e in events if isinstance(e, Connected | ConnectionLost)), None)
-            if isinstance(end, Connected):
-                return
-            if transport.problems:
-                raise TopologyError(transport.problems)
-            reasons.append(end.reason)
+        while is_worth_a_round:
+            is_worth_a_round = False
+            for untried in range(len(addresses), 0, -1):
+                end = _end(transport, deadline, untried)
+                if isinstance(end, Connected):
+                    return
+                if transport.problems:
+                    raise TopologyError(transport.problems)
+                reasons[end.reason] = None
+                # An IP address of a host name may have accepted TCP, and no more.
+                is_worth_a_round |= transport.untried > 0 and not end.is_refusal
+            is_worth_a_round &= time.monotonic() < deadline
     what = "declared" if topology.declare else "checked"
-    raise TopologyError(reasons, f"the topology was not {what}, because no connection held")
+    raise TopologyError(list(reasons), f"the topology was not {what}, because no connection held")
+
+
+def _end(transport: PikaTransport, deadline: float, untried: int) -> Connected | ConnectionLost:
+    """Try the next broker; return how that ended.
+
+    Args:
+        transport: the transport.
+        deadline: when the call of `provision` ends.
+        untried: number of brokers that share what is left of its time.
+    """
+    begun = time.monotonic()
+    transport.connect()
+    while True:
+        share_s = (deadline - begun) / (untried + transport.untried)  # more once it is resolved
+        left_s = begun + share_s - time.monotonic()
+        if left_s <= 0:
+            transport.disconnect("no answer in time")
+        for event in transport.listen(max(0.0, left_s)):
+            if isinstance(event, Connected | ConnectionLost):
+                return event

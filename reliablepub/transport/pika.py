@@ -264,6 +264,7 @@ class PikaTransport:
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
         self._bounded: BoundedServices | None = None
+        self._services: ResolvingServices | None = None
         self._close: ConnectionClose | None = None  # the broker's ``connection.close``
         self._blocked: Blocked | None = None
         self._channels: dict[int, Channel] = {}
@@ -289,8 +290,17 @@ class PikaTransport:
         """Host and port of the broker that the last `connect` tries."""
         return self._where
 
+    @property
+    def untried(self) -> int:
+        """How many IP addresses of this broker's host name no `connect` has tried yet.
+
+        0 until the name is resolved.
+        """
+        return 0 if self._services is None else self._services.untried
+
     def connect(self) -> None:
         """Start connecting to the next address."""
+        self._services = None
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
         self._where = host_and_port(address.host, address.port)
@@ -314,7 +324,7 @@ class PikaTransport:
     def _begin(self, address: Address) -> None:
         self._close = self._blocked = None
         self._bounded = BoundedServices(self._loop) if hooks.why_off() else None
-        services = self._bounded or ResolvingServices(self._loop)
+        self._services = services = self._bounded or ResolvingServices(self._loop)
         services.turn = (self._next_address - 1) // len(self._addresses)
         connection_class = HookedConnection if self._bounded is None else SelectConnection
         self._connection = connection_class(

@@ -26,9 +26,12 @@ class ResolvingServices(SelectorIOServicesAdapter):
 
     Attributes:
         turn: which of the found addresses comes first; those before it come last.
+        untried: number of found addresses that neither this attempt has tried, nor those of the
+            turns before it; 0 until the name is resolved.
     """
 
     turn = 0
+    untried = 0
 
     def getaddrinfo(  # noqa: PLR0917 - pika's own
         self,
@@ -56,6 +59,12 @@ class ResolvingServices(SelectorIOServicesAdapter):
     def _found(self, on_done: Callable[..., None], found: object) -> None:
         """Tell what was found; addresses in the order of this turn."""
         if isinstance(found, list) and found:
+            self.untried = max(0, len(found) - self.turn)
             first = self.turn % len(found)
             found = found[first:] + found[:first]
         on_done(found)
+
+    def connect_socket(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - pika's own
+        """Connect to one of the addresses, as pika does."""
+        self.untried = max(0, self.untried - 1)
+        return super().connect_socket(*args, **kwargs)

@@ -9,6 +9,7 @@ what it cannot know.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import ssl
 import time
@@ -32,12 +33,13 @@ from pika.exceptions import (
 from reliablepub.transport.address import Address, connection_parameters
 from reliablepub.transport.base import text
 from reliablepub.transport.incoming import BadFrame
-from reliablepub.transport.pika import explain, unwrapped
+from reliablepub.transport.pika import explain, is_refusal, unwrapped
 from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import WatchedLoop
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 
 TIMEOUT_S: Final = 5.0
+_FAILURES: Final = (AMQPError, AMQPConnectorException, OSError, BadFrame)
 _REMEDIES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (
         ssl.SSLCertVerificationError,
@@ -101,31 +103,60 @@ def probe(
     found = Probe(str(address))
     quiet_this_thread()
     try:
-        with closing(_Asking()) as asking:
-            begun = time.monotonic()
-            connection = asking.connect(address, ssl_context)
-            found.seconds = time.monotonic() - begun
-            _note(connection, found)
+        with closing(_connected(address, ssl_context, found)) as asking:
             for kind, names in (("exchange", exchanges), ("queue", queues)):
                 for name in names:
-                    if words := asking.look(connection, kind, name):
+                    if words := asking.look(kind, name):
                         found.missing.append((kind, name, words))
-    except (AMQPError, AMQPConnectorException, OSError, BadFrame) as error:
+    except _FAILURES as error:
         found.problem, found.remedy = explain(error), _remedy(unwrapped(error))
     finally:
         unquiet_this_thread()
     return found
 
 
-class _Asking:
-    """A connection on which one request at a time is made and its answer awaited (`TIMEOUT_S`)."""
+def _connected(address: Address, ssl_context: ssl.SSLContext | None, found: Probe) -> _Asking:
+    """Connect, at another IP address of the host name if one accepts TCP and no more.
 
-    def __init__(self) -> None:
+    Raises:
+        AMQPError: the connection failed in AMQP.
+        OSError: the connection failed in DNS, TCP or TLS.
+        BadFrame: the broker sent an invalid frame.
+    """
+    for turn in itertools.count():
+        asking = _Asking(turn)
+        begun = time.monotonic()
+        try:
+            _note(asking.connect(address, ssl_context), found)
+        except BaseException as error:
+            asking.close()
+            if not isinstance(error, _FAILURES) or is_refusal(error) or not asking.untried:
+                raise
+        else:
+            found.seconds = time.monotonic() - begun
+            return asking
+    raise AssertionError("a name has a number of addresses")
+
+
+class _Asking:
+    """A connection on which one request at a time is made and its answer awaited (`TIMEOUT_S`).
+
+    Args:
+        turn: which IP address of the host name is tried first.
+    """
+
+    def __init__(self, turn: int) -> None:
         self._loop = WatchedLoop()
         self._loop.activate_poller()
         self._services = BoundedServices(self._loop)
+        self._services.turn = turn
         self._answers: list[Any] = []
         self._connection: SelectConnection | None = None
+
+    @property
+    def untried(self) -> int:
+        """How many IP addresses of the host name have not been tried, in this turn or before."""
+        return self._services.untried
 
     def connect(self, address: Address, ssl_context: ssl.SSLContext | None) -> SelectConnection:
         """Open the connection. Each step of connecting may take `TIMEOUT_S`.
@@ -146,12 +177,13 @@ class _Asking:
         self._answer(None)
         return self._connection
 
-    def look(self, connection: SelectConnection, kind: str, name: str) -> str:
+    def look(self, kind: str, name: str) -> str:
         """Look for an object by passive declaration; the broker's reply if it is missing or denied.
 
         Each call has a channel of its own, since the broker closes it if the object is missing.
         """
-        connection.channel(on_open_callback=self._answers.append)
+        assert self._connection is not None
+        self._connection.channel(on_open_callback=self._answers.append)
         channel: Channel = self._answer()
         channel.add_on_close_callback(lambda _, error: self._answers.append(error))
         declare = channel.exchange_declare if kind == "exchange" else channel.queue_declare

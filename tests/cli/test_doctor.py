@@ -35,6 +35,7 @@ from reliablepub.transport.probe import Probe
 from tests.chaos.proxy import Proxy
 from tests.cli.conftest import NOBODY, Run
 from tests.cli.test_app import section
+from tests.names import HANGS_UP, half_dead_name
 from tests.waiting import until
 
 GIB = 1024**3
@@ -108,6 +109,16 @@ def test_a_broker_with_everything_is_fine(run: Run, path: Path, fake: FakeBroker
     assert result.exit_code == 0
     assert "ok  broker  connection" in result.stdout
     assert "frame_max 131072" in result.stdout
+
+
+def test_each_address_of_a_name_is_tried(run: Run, fake: FakeBroker) -> None:
+    with half_dead_name(fake) as url:
+        found = {row["check"]: row for row in json.loads(run("--url", url, "--json").stdout)}
+        assert found["connection"]["level"] == "ok"
+        assert "404 NOT_FOUND" in found["exchange"]["found"]
+        fake.inject(HANGS_UP)
+        *_, row = json.loads(run("--url", url, "--json").stdout)
+    assert (row["check"], row["level"]) == ("connection", "problem")
 
 
 def test_the_versions_that_a_report_needs_are_named(run: Run, fake: FakeBroker) -> None:

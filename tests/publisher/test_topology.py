@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Credentials, Link, PasswordFile, Publisher, TopologyError, provision
-from reliablepub.testing import FakeBroker, NodeOptions, Permissions
+from reliablepub.testing import FakeBroker, NodeOptions, Permissions, faults
 from reliablepub.topology import Binding, Exchange, Queue, Topology
 from tests.amqp_probe import AmqpProbe, unique
-from tests.rabbitmq import RabbitMQNode
+from tests.names import HANGS_UP, half_dead_name
+from tests.rabbitmq import RabbitMQNode, free_ports
 from tests.waiting import until
 
 
@@ -98,6 +100,23 @@ def test_one_channel_is_enough(options: NodeOptions) -> None:
             provision(broker.url, Topology(exchanges, queues, declare=False))
     problems = [problem.partition(" - ")[0] for problem in error.value.problems]
     assert problems == [f"{one}: 404 NOT_FOUND" for one in (*exchanges, *queues)]
+
+
+@pytest.mark.parametrize("fault", [HANGS_UP, faults.StallHandshake(keep=True)])
+def test_the_next_address_of_a_name_gets_a_share_of_the_time(fault: faults.Fault) -> None:
+    with FakeBroker() as broker, half_dead_name(broker, fault) as url:
+        provision(url, wanted(), timeout_s=4)
+        provision([f"amqp://127.0.0.1:{free_ports(1)[0]}/", url], wanted(), timeout_s=8)
+
+
+def test_the_addresses_of_a_name_are_tried_once_each() -> None:
+    begun = time.monotonic()
+    with FakeBroker() as broker, half_dead_name(broker) as url:
+        broker.inject(HANGS_UP)
+        with pytest.raises(TopologyError) as error:
+            provision(url, wanted())
+    assert len(error.value.problems) == 1, "the reason is the same each time"
+    assert time.monotonic() - begun < 10
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])

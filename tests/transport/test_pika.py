@@ -41,6 +41,7 @@ from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.pika import PikaTransport
 from reliablepub.transport.pika_hooks import HookedConnection, hooks
+from tests.names import half_dead_name
 from tests.rabbitmq import free_ports
 from tests.waiting import until
 
@@ -445,21 +446,15 @@ def test_the_next_address_of_a_name_is_tried_when_one_accepts_tcp_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
     why_off: str | None,
 ) -> None:
-    """A container's proxy on ::1, or a node that hangs; pika itself goes no further then."""
-    real = socket.getaddrinfo
-
-    def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
-        names = ["127.0.0.2", "127.0.0.1"] if host == "broker.example" else [host]
-        return [found for name in names for found in real(name, *arguments, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    """Without the turn, pika itself would go no further."""
     monkeypatch.setattr(hooks, "_why_off", why_off)
-    with FakeBroker(host="127.0.0.2", port=fake_broker.port) as proxy:
-        proxy.inject(faults.CutStream(sent=0, reset=False, keep=True))
-        w = wire(f"amqp://guest:guest@broker.example:{fake_broker.port}/")
+    with half_dead_name(fake_broker) as url:
+        w = wire(url)
         w.transport.connect()
         w.lost()
+        assert w.transport.untried == 1
         w.connect()
+        assert not w.transport.untried
 
 
 # -------------------------------------------------------------------- publishing
