@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 from reliablepub.errors import ConfigurationError, OutboxError
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, Store
+from reliablepub.outbox.shown import is_status
 
 T = TypeVar("T")
 Cursor: TypeAlias = Any
@@ -104,7 +105,7 @@ class Relaying:
 
     @classmethod
     def of(cls, shard: int, pid: int | None, shown: object, host: str = "") -> Self:
-        """Make one, and drop a status that an earlier relay has left behind.
+        """Make one; drop a status that an earlier relay has left behind, or that none has written.
 
         Args:
             shard: number of the shard.
@@ -112,7 +113,7 @@ class Relaying:
             shown: the status that was found, of any type.
             host: name of its host.
         """
-        status = shown if isinstance(shown, dict) else {}
+        status: Mapping[str, Any] = shown if is_status(shown) else {}  # type: ignore[assignment]
         is_last = IS_LAST in status
         is_its_own = is_last if pid is None else status.get("pid") == pid and not is_last
         return cls(shard, pid, status if is_its_own else {}, host)

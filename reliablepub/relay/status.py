@@ -382,6 +382,7 @@ def failed_status(status: Status, wall: float) -> Mapping[str, object]:
 def _contents(
     status: Status, wall: float, since: float, latency: Percentiles | None
 ) -> Mapping[str, object]:
+    """What is shown; `outbox/shown.py` has the types of these fields, and refuses others."""
     return {
         "at": wall,
         "link": status.link.value,

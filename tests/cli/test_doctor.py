@@ -26,6 +26,8 @@ from reliablepub.cli.doctor.diagnosis import FREE_MIN, Level, of_broker, of_outb
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around
+from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.status_file import status_file_path
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import StallHandshake
 from reliablepub.transport import probe as probe_module
@@ -484,6 +486,16 @@ def test_a_relay_that_hangs_is_a_problem_and_its_connection_is_not_vouched_for(p
     assert "py-spy dump --pid 17" in row.remedy
     found = of_outbox(status, GOOD, now, {**shown, "at": now - 29})
     assert [f.level for f in found if f.check == "relay"] == [Level.OK, Level.OK]
+
+
+def test_a_forged_status_is_a_finding(run: Run, path: Path) -> None:
+    relay_lock, file = RelayLock(path), status_file_path(path)
+    for forged in ({"since": None}, {"reason": 5}, {"paused": [1]}, {"link": ["x"]}, {"at": "x"}):
+        file.write_text(json.dumps({"pid": os.getpid(), "link": "disconnected", **forged}))
+        file.chmod(0o600)
+        found = next(row for row in json.loads(run("--json").stdout) if row["check"] == "relay")
+        assert (found["level"], "shows no status" in found["found"]) == ("warning", True)
+    relay_lock.release()
 
 
 def test_a_relay_that_shows_no_status_is_a_warning(path: Path) -> None:

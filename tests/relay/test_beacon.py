@@ -4,6 +4,8 @@ import errno
 import json
 import os
 from contextlib import closing
+from dataclasses import asdict
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from reliablepub.outbox.database import IS_LAST
 from reliablepub.outbox.entry import Counters
+from reliablepub.outbox.shown import FIELDS
 from reliablepub.outbox.sqlite import status_file
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import (
@@ -23,6 +26,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.status import (
     Beacon,
     Link,
+    Paused,
     Percentiles,
     Status,
     failed_status,
@@ -154,6 +158,39 @@ def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
     assert not relaying(outbox).status
     assert not status_file_path(outbox).exists()
     relay_lock.release()
+
+
+MISTYPED: tuple[object, ...] = ({}, ["x"], True)
+PAUSED = Paused("orders", None, 3, 1.0, 900.0, "312 NO_ROUTE", 7)
+
+
+def written(**changes: object) -> dict[str, object]:
+    status = Status(Link.FAILED, "a bug", paused=(PAUSED,), paused_destinations=1)
+    latency = asdict(Percentiles(3, 1e-3, 2e-3, 3e-3, 4e-3))
+    return {**failed_status(status, 1.0), "latency": latency, **changes}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *({name: value} for name in FIELDS for value in MISTYPED),
+        *({name: None} for name in FIELDS if name != "latency"),
+        *({"paused": [asdict(PAUSED) | {name: ["x"]}]} for name in ("exchange", "routing_key")),
+        *({name: [{}]} for name in ("latency", "paused")),
+        *({"at": at} for at in (inf, -inf, nan, 10**400)),
+    ],
+)
+def test_a_status_that_no_relay_has_written_is_none(tmp_path: Path, forged: dict[str, Any]) -> None:
+    """Its readers look at no type again."""
+    path = status_file_path(tmp_path / "o.db")
+    for values, is_one in ((written(), True), (written(**forged), False)):
+        path.write_text(json.dumps({"pid": os.getpid(), IS_LAST: True, **values}))
+        path.chmod(0o600)
+        assert bool(relaying(tmp_path / "o.db").status) is is_one
+
+
+def test_each_field_that_a_relay_shows_is_known() -> None:
+    assert written().keys() == FIELDS.keys()
 
 
 def test_a_draft_that_was_left_is_replaced(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     with patiently("looking at the outbox"):
         relays = read_relays(database)
         shown = [one.status for one in relays]
-        failed = next((one["reason"] for one in shown if one.get("link") == Link.FAILED), "")
+        failed = next(
+            (one.get("reason", "") for one in shown if one.get("link") == Link.FAILED), ""
+        )
         status = Outbox(database).status()
         around: Surroundings | ServerSurroundings
         if database.file is None:

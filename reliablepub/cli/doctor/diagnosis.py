@@ -148,7 +148,7 @@ def of_clock(ahead_s: float) -> Finding:
 
 
 def _paused(shown: Sequence[Mapping[str, Any]], now: float) -> Finding:
-    rows = [(row, one["at"]) for one in shown for row in one.get("paused") or ()]
+    rows = [(row, one.get("at", now)) for one in shown for row in one.get("paused") or ()]
     if not rows:
         return finding("paused", Level.OK, "no destination is paused")
     count = sum(one.get("paused_destinations") or len(one.get("paused") or ()) for one in shown)
@@ -343,8 +343,9 @@ def _relay(
 
 def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
     """The finding about the connection that a running relay itself has, or lacks."""
-    link, reason = relay_status["link"], one_line(relay_status["reason"])
-    span = f"for {age(max(0.0, now - relay_status['since']))}"
+    link, reason = relay_status["link"], one_line(relay_status.get("reason", ""))
+    lasts = max(0.0, now - relay_status.get("since", now))
+    span = f"for {age(lasts)}"
     if link == Link.CONNECTED and not reason:
         return finding("relay", Level.OK, f"{whose} has been connected {span}", about="broker")
     if link == Link.CONNECTED:
@@ -357,7 +358,7 @@ def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
             "messages wait, and are then published"
         )
         return finding("relay", Level.PROBLEM, found, remedy, about="broker")
-    if not reason and now - relay_status["since"] < CONNECTING_S:
+    if not reason and lasts < CONNECTING_S:
         found = f"{whose} has not been connected yet, {span}"
         return finding(
             "relay", Level.WARNING, found, "run this again in a few seconds", about="broker"

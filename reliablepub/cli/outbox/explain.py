@@ -214,7 +214,7 @@ def _span(story: Story, now: float) -> str:
 
 def _paused_words(story: Story, now: float) -> str:
     row = pause_of(story) if story.next is Next.PAUSED else None
-    pause = f" ({paused_words(row, story.relay['at'], now)})" if row is not None else ""
+    pause = f" ({paused_words(row, story.relay.get('at', now), now)})" if row is not None else ""
     return (
         f"its destination is paused, because it kept refusing{pause}; the relay sends a probe now "
         "and then, and the other messages once it is confirmed"
