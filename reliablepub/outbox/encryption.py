@@ -113,7 +113,7 @@ class OutboxKeys:
         for name, key in keys.items():
             if not isinstance(name, str) or not isinstance(key, bytes):
                 raise ConfigurationError("OutboxKeys takes names as str, and keys as bytes")
-            if not (0 < len(name) <= _NAME_MAX and name.isascii() and name.isprintable()):
+            if not _is_name(name):
                 msg = f"key name {name!r} must be 1 to {_NAME_MAX} printable ASCII characters"
                 raise ConfigurationError(msg)
             if len(key) != _KEY_BYTES:
@@ -255,12 +255,18 @@ def opened(
         )
     mark = json.loads(properties)
     name, version = mark["$key"], mark.get("v", 1)
+    if not (isinstance(name, str) and _is_name(name)):
+        raise ValueError("it claims to be encrypted, with a key of a name that no key has")
     if keys is None or name not in keys._ciphers:  # noqa: SLF001 - same module
         raise OutboxSealed(
             f"message {where[0]} (row {id_}) is encrypted with key {name!r}, and that key was "
             "not given; nothing is lost: give it too"
         )
     return keys._unseal(name, version, id_, where, body)  # noqa: SLF001
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= _NAME_MAX and name.isascii() and name.isprintable()
 
 
 def _mark(name: str) -> str:

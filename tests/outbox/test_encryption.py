@@ -160,7 +160,7 @@ def test_a_relay_with_the_key_sends_what_was_accepted(path: Path, keys: OutboxKe
     assert b"another" not in everything(path)
 
 
-def parked_for(path: Path, keys: OutboxKeys) -> dict[int, str]:
+def parked_for(path: Path, keys: OutboxKeys | None) -> dict[int, str]:
     """What a relay with these keys parks, and why; it publishes nothing."""
     with closing(SqliteStore(path, keys=keys)) as store:
         assert read(store) == []
@@ -248,16 +248,20 @@ def test_a_row_of_the_new_version_cannot_be_made_one_of_the_old(
 
 @pytest.mark.parametrize(
     "properties",
-    ['{"$key":', '{"$key":[1]}', '{"$key":{}}', '{"$key":"old","v":' + "[" * 9000],
-    ids=["cut", "list", "table", "deep"],
+    [
+        *('{"$key":', '{"$key":[1]}', '{"$key":{}}', '{"$key":null}', '{"$key":""}'),
+        *(r'{"$key":"\u0000"}', '{"$key":"old","v":' + "[" * 9000),
+    ],
+    ids=["cut", "list", "table", "null", "empty", "NUL", "deep"],
 )
+@pytest.mark.parametrize("has_keys", [True, False])
 def test_a_name_of_a_key_that_is_none_is_damage(
-    path: Path, keys: OutboxKeys, properties: str
+    path: Path, keys: OutboxKeys, properties: str, *, has_keys: bool
 ) -> None:
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
     edit(path, properties=properties)
-    assert list(parked_for(path, keys)) == [1]
+    assert list(parked_for(path, keys if has_keys else None)) == [1]
 
 
 def test_what_is_not_encrypted_is_parked_where_keys_are_given(path: Path, keys: OutboxKeys) -> None:
