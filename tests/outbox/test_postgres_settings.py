@@ -173,7 +173,7 @@ def test_an_owner_goes_on_though_the_table_of_its_status_is_locked(
 
 @pytest.mark.postgres
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("table", ["turns", "runs", "confirmed"])
+@pytest.mark.parametrize("table", ["outbox", "turns", "runs", "confirmed"])
 def test_a_relay_that_starts_while_a_table_is_locked_says_so(url: str, table: str) -> None:
     with closing(psycopg.connect(url)) as locking:
         locking.execute(f"LOCK TABLE reliablepub.{table}".encode())

@@ -280,6 +280,13 @@ Step = tuple[str, Values]
 """Name of a statement, and its values."""
 BY_INDEX: Final[Step] = ("by_index", {})
 """Begins each transaction of a relay, so that no plan depends on the statistics of a table."""
+_CHECK: Final[Sequence[Step]] = (
+    ("BEGIN", {}),
+    ("SET LOCAL lock_timeout = 1000", {}),
+    ("outbox", {}),
+    ("COMMIT", {}),
+)
+"""The check of a relay's new connection. It waits for the lock of a table as long as `BY_INDEX`."""
 
 
 class Link:
@@ -287,14 +294,16 @@ class Link:
 
     Args:
         server: where the outbox is.
+        is_relays: whether it is a relay's, which waits for no lock of a table for long.
 
     Attributes:
         allows_loss: whether a commit may be acknowledged before it is on disk.
         connections: number of connections opened so far.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, is_relays: bool = False) -> None:
         self.server = server
+        self._is_relays = is_relays
         self.connections = 0
         self.queries = queries(server.schema)
         self._connection: psycopg.Connection[Any] | None = None
@@ -519,7 +528,7 @@ class Link:
     def _check_version(self) -> None:
         # Not again if it fails: behind a PgBouncer, a server that is down lets no statement pass.
         with reported(self.server):
-            found = self._run("outbox", {})
+            found = self.batch(_CHECK)[2] if self._is_relays else self._run("outbox", {})
         if not found:
             raise emptied(self.server)
         [(version, self.allows_loss, self._needs_settings)] = found

@@ -206,7 +206,7 @@ class PostgresStore:
         self._is_closed = self._is_changed = self._has_followed = self._is_ledger_old = False
         self._damaged: list[DamagedRow] = []
         self._unfit: dict[int, str] = {}  # ids of damaged rows that are not parked yet: the reasons
-        self._link = Link(server)
+        self._link = Link(server, is_relays=True)
         self._token = new_id()
         self._commits = 0
         self._unsure: dict[str, _Unsure] = {}  # by token
