@@ -63,6 +63,15 @@ def test_compressed_input_is_no_text(
     assert lines(b"\x1f \x8b\n", tmp_path) == [(1, b"\x1f \x8b")]
 
 
+@pytest.mark.parametrize("name", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_text_in_another_encoding_is_refused(tmp_path: Path, name: str) -> None:
+    """Each of its messages would have NUL bytes, and the end of the line before."""
+    family = name[:6].upper()
+    words = f"line 1: the input is in {family}: pipe it through `iconv -f {family} -t UTF-8`"
+    with pytest.raises(BadRecord, match=words):
+        lines("\ufeffone\ntwo\n".encode(name), tmp_path)
+
+
 def test_lines_longer_than_a_block_are_whole(tmp_path: Path) -> None:
     long = b"x" * 1_000_000
     assert lines(b"a\n" + long + b"\nb\n" + long, tmp_path) == [

@@ -15,7 +15,7 @@ from typing import IO, Final
 
 import click
 
-from reliablepub.cli import compressed
+from reliablepub.cli import encoded
 from reliablepub.cli.choosing import named, rows_named, selection_options
 from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
@@ -168,12 +168,12 @@ def _lines(raw: IO[bytes]) -> Iterator[str]:
     """The lines as text.
 
     Raises:
-        BadLine: a line is too long for a message, or not UTF-8, or the input is compressed.
+        BadLine: a line is too long for a message, or not UTF-8; or the input is compressed.
     """
     number = 0
     while line := raw.readline(_LINE_BYTES_MAX + 1):
         number += 1
-        if number == 1 and (words := compressed.hint(line)):
+        if number == 1 and (words := encoded.hint(line)):
             raise BadLine(words)
         if len(line) > _LINE_BYTES_MAX:
             raise BadLine(f"line {number} is too long for a message")

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, Self
 
-from reliablepub.cli import compressed
+from reliablepub.cli import encoded
 from reliablepub.cli.publish.template import FieldError, Template
 from reliablepub.cli.signals import Stop, readable
 from reliablepub.errors import InvalidMessage
@@ -62,7 +62,7 @@ def read_lines(fd: int, stop: Stop) -> Iterator[Line | None]:
         a line; None before a read that would wait, so that the caller can publish the lines so far.
 
     Raises:
-        BadRecord: a line is longer than a message body can be, or the input is compressed.
+        BadRecord: a line is longer than a message body can be, or the input is no text in UTF-8.
     """
     number = 0
     for line in _split(fd, stop):
@@ -74,7 +74,7 @@ def read_lines(fd: int, stop: Stop) -> Iterator[Line | None]:
             raise BadRecord(number, f"is longer than {BODY_BYTES_MAX} bytes")
         if number == 1:
             line = line.removeprefix(_BOM)  # noqa: PLW2901 - the BOM is not part of the record
-            if words := compressed.hint(line):
+            if words := encoded.hint(line):
                 raise BadRecord(number, words)
         if line and not line.isspace():
             yield Line(number, line.removesuffix(b"\r"))
