@@ -40,21 +40,27 @@ _OTHERS = stat.S_IRWXO | stat.S_IWGRP
 
 
 def exposure(path: str | os.PathLike[str]) -> str:
-    """Describe what is wrong with the mode of a secret file, and the remedy; empty if it is right.
+    """Describe which other users can use a secret file, and the remedy; empty if none can.
 
-    Only the owner may write to the file. A group may read it, because services get secrets that
-    way; other users may not.
+    Only the owner may write to the file: this user, or root. A group may read it, because services
+    get secrets that way; other users may not.
     """
     try:
-        mode = Path(path).stat().st_mode
+        found = Path(path).stat()
     except OSError:
         return ""
-    if not mode & _OTHERS:
-        return ""
-    return (
-        f"other users of this machine can read or replace {path} (mode {stat.S_IMODE(mode):04o}), "
-        f"and it holds a secret; chmod 600 {shlex.quote(str(path))}"
-    )
+    quoted = shlex.quote(str(path))
+    if found.st_mode & _OTHERS:
+        return (
+            f"other users of this machine can read or replace {path} (mode "
+            f"{stat.S_IMODE(found.st_mode):04o}), and it holds a secret; chmod 600 {quoted}"
+        )
+    if found.st_uid not in (os.geteuid(), 0):
+        return (
+            f"user {found.st_uid}, who owns {path}, can read or replace it, and it holds a secret; "
+            f"chown {os.geteuid()} {quoted}"
+        )
+    return ""
 
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import ssl
 import sys
 from pathlib import Path
@@ -191,6 +192,35 @@ def test_a_file_with_a_secret_that_others_can_read_is_warned_of(
     caplog.clear()
     OutboxKeys.read(keys)
     assert len(caplog.records) == warnings
+
+
+def test_a_file_with_a_secret_that_another_user_owns_is_warned_of(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    password, keys = path.with_name("password"), path.with_name("keys")
+    password.write_text("hush")
+    keys.write_text(f"a {'00' * 32}\n")
+    to = ("--url", "amqp://orders@localhost/", "--password-file", password, "--outbox-keys", keys)
+    for file in (password, keys):
+        file.chmod(0o600)
+    me, real = os.geteuid(), Path.stat
+    owner = me
+
+    def stat(file: Path, **options: bool) -> os.stat_result:
+        found = real(file, **options)
+        if file not in (password, keys):
+            return found
+        return os.stat_result((*found[:4], owner, *found[5:]))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    for owner, is_warned_of in ((me, False), (0, False), (me + 7, True)):
+        said = relay(path, *to)[1]
+        for file in (password, keys):
+            words = f"user {owner}, who owns {file}, can read or replace it, and it holds a secret"
+            assert (f"warning: {words}; chown {me} {file}" in said) is is_warned_of
+        caplog.clear()
+        OutboxKeys.read(keys)
+        assert len(caplog.records) == is_warned_of
 
 
 def test_a_remedy_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
