@@ -32,7 +32,7 @@ class Address:
     """The address of one broker, with credentials.
 
     Attributes:
-        host: host name or IP address.
+        host: host name or IP address; an IPv6 address may have a zone, as ``fe80::1%eth0``.
         port: port; by default 5672 for ``amqp`` and 5671 for ``amqps``.
         user: user name; by default ``guest``.
         password: password; by default ``guest``. Never printed.
@@ -222,8 +222,11 @@ def _parse(url: str) -> Address:
     if parts.query or parts.fragment:
         msg = "the URL has a query or fragment; give options as arguments instead"
         raise ConfigurationError(msg)
+    host, zone, name = parts.hostname.partition("%25")
+    if ":" in host and name:  # RFC 6874 writes the % before an IPv6 zone like this
+        zone = "%"
     return Address(
-        host=parts.hostname,
+        host=host + zone + name,
         port=port if port is not None else _DEFAULT_PORT[parts.scheme],
         user=unquote(parts.username) if parts.username is not None else "guest",
         password=unquote(parts.password) if parts.password is not None else "guest",
@@ -279,7 +282,8 @@ def connection_parameters(
     """
     options = None
     if address.is_tls:
-        options = pika.SSLOptions(ssl_context or ssl.create_default_context(), address.host)
+        host = address.host.partition("%")[0]  # no certificate names the zone of an IPv6 address
+        options = pika.SSLOptions(ssl_context or ssl.create_default_context(), host)
     return pika.ConnectionParameters(
         host=address.host,
         port=address.port,

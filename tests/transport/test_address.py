@@ -8,6 +8,7 @@ import pytest
 from reliablepub.errors import ConfigurationError
 from reliablepub.transport.address import (
     Address,
+    connection_parameters,
     has_password,
     parse_addresses,
     with_password,
@@ -15,6 +16,7 @@ from reliablepub.transport.address import (
 from reliablepub.transport.base import host_and_port
 
 SECRET = "s3cr3t"
+GUEST = ("guest", "guest")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,9 @@ SECRET = "s3cr3t"
         ("amqp://u:@h", Address("h", 5672, "u", "", "/", is_tls=False)),
         ("amqp://u@h", Address("h", 5672, "u", "guest", "/", is_tls=False)),
         ("amqp://[::1]:99/v", Address("::1", 99, "guest", "guest", "v", is_tls=False)),
+        ("amqp://[fe80::1%25eth0]", Address("fe80::1%eth0", 5672, *GUEST, "/", is_tls=False)),
+        ("amqp://[fe80::1%eth0]", Address("fe80::1%eth0", 5672, *GUEST, "/", is_tls=False)),
+        ("amqp://[fe80::1%25]", Address("fe80::1%25", 5672, *GUEST, "/", is_tls=False)),
         ("amqp://h/%C3%BC", Address("h", 5672, "guest", "guest", "ü", is_tls=False)),
         (" amqp://h/ ", Address("h", 5672, "guest", "guest", "/", is_tls=False)),
         ("amqp://h.", Address("h.", 5672, "guest", "guest", "/", is_tls=False)),
@@ -42,6 +47,13 @@ SECRET = "s3cr3t"
 )
 def test_a_url_names_a_broker(url: str, expected: Address) -> None:
     assert parse_addresses(url) == (expected,)
+
+
+def test_a_certificate_names_no_zone() -> None:
+    (address,) = parse_addresses("amqps://[fe80::1%25lo]")
+    options = connection_parameters(address, timeout_s=1).ssl_options
+    assert options is not None
+    assert options.server_hostname == "fe80::1"
 
 
 @pytest.mark.parametrize(
