@@ -520,7 +520,8 @@ def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> N
         assert f"the relay (process {os.getpid()}) sends it" in shown(
             "outbox", "explain", str(of_shard[0])
         )
-        assert "no relay runs" in shown("outbox", "explain", str(of_shard[1]))
+        told = shown("outbox", "explain", str(of_shard[1]))
+        assert "no relay runs for shard 1, which has it; start one: `reliablepub relay" in told
         assert "the relay of shard 0 has been connected" in shown("doctor", code=4)
         assert is_relayed() == ["0.0"]
         with Publisher(broker.url, outbox=url):

@@ -166,6 +166,7 @@ def next_words(story: Story, database: Database, now: float) -> str:
     since, span = ago(story.relay.get("since"), now), _span(story, now)
     reason = one_line(story.relay.get("reason") or "no connection yet")
     is_blocked = story.relay.get("link") == "blocked"
+    whole = "this outbox" if story.shard is None else f"shard {story.shard}, which has it"
     words = {
         Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes"
         + (f"; but the broker has blocked the relay{span}: {reason}" if is_blocked else ""),
@@ -179,7 +180,7 @@ def next_words(story: Story, database: Database, now: float) -> str:
         Next.CONNECTED: f"nothing until the relay (process {story.relay_pid}) is connected; it "
         f"has not been{span}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
-        Next.RELAYED: "nothing, because no relay runs for this outbox; start one: "
+        Next.RELAYED: f"nothing, because no relay runs for {whole}; start one: "
         f"`reliablepub relay {same_outbox(database.name)}`",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",

@@ -67,8 +67,10 @@ class Story:
         held_by: id of the message that its ordering key waits for, or None.
         before: number of ready messages ahead of it (counted up to 100,000); None if it waits
             for something else.
-        relay_pid: id of the process that relays the outbox, or None.
+        relay_pid: id of the process that relays the outbox, or the shard, now; or None.
         relay: contents of the relay's status file; empty without one.
+        shard: number of its shard, whose relay these are; None if the outbox has one shard, or if
+            the message has left it.
     """
 
     id: int
@@ -85,6 +87,7 @@ class Story:
     before: int | None
     relay_pid: int | None
     relay: Mapping[str, Any]
+    shard: int | None = None
 
 
 def resolve(database: Database, name: str) -> list[int]:
@@ -122,7 +125,8 @@ def tell(database: Database, id_: int) -> Story:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        relay = session.relays()[session.shard(id_)]
+        relays, shard = session.relays(), session.shard(id_)
+        relay = relays[shard]
         message = _one(session, "one_message", {"id": id_}) or {}
         attempts = _all(session, "attempts_of", {"id": id_})
         interventions = _all(session, "interventions_of", {"id": id_})
@@ -156,6 +160,7 @@ def tell(database: Database, id_: int) -> Story:
         before=before,
         relay_pid=relay.pid,
         relay=relay.status,
+        shard=shard if message and len(relays) > 1 else None,
     )
 
 
