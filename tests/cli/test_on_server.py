@@ -24,7 +24,9 @@ from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
+from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Run
@@ -442,7 +444,7 @@ def test_a_server_is_judged(
     postgres_outbox: str, change: dict[str, Any], check: str, level: str
 ) -> None:
     owner = Owner(shard=0, pid=1, host="h", is_free=False, silent_s=0.1)
-    around = ServerSurroundings(SERVER | change, [owner], 0.0, 0.0, [], [])
+    around = ServerSurroundings(SERVER | change, [owner], 0.0, 0.0, [], [], [])
     found = {
         row.check: row
         for row in of_server(Outbox(postgres_outbox).status(), around, 0.0, [Relaying(0, None, {})])
@@ -452,13 +454,32 @@ def test_a_server_is_judged(
     assert [row.check for row in found.values() if row.level != "ok"] == [check] * (level != "ok")
 
 
+@pytest.mark.parametrize("place", ["", "?schema=user"])
+def test_functions_of_another_version_are_found(run: Run, postgres_url: str, place: str) -> None:
+    url = postgres_url + place
+    create_outbox(Server.of(url), shards=3)
+
+    def found() -> tuple[str, str]:
+        rows = json.loads(run("doctor", "--outbox", url, "--json").stdout)
+        return next((row["level"], row["found"]) for row in rows if row["check"] == "schema")
+
+    assert found() == ("ok", "its functions are those of this version")
+    with psycopg.connect(postgres_url) as connection:
+        schema = '"user"' if place else "reliablepub"
+        statement = f"SELECT pg_get_functiondef('{schema}.store'::regproc)"
+        ((text,),) = connection.execute(statement.encode()).fetchall()
+        connection.execute(text.replace("IF NOT FOUND", "IF false").encode())
+        connection.execute(f"DROP FUNCTION {schema}.release_key CASCADE".encode())
+    assert found() == ("warning", "not as this version creates them: release_key, store")
+
+
 def test_shards_and_clocks_are_judged(postgres_outbox: str) -> None:
     owners = [
         Owner(shard=0, pid=1, host="h", is_free=False, silent_s=0.1),
         Owner(shard=1, pid=2, host="i", is_free=False, silent_s=60.0),
         Owner(shard=2, pid=None, host="", is_free=True, silent_s=9.0),
     ]
-    around = ServerSurroundings(SERVER, owners, -60.0, 60.0, [], [])
+    around = ServerSurroundings(SERVER, owners, -60.0, 60.0, [], [], [])
     status = Outbox(postgres_outbox).status()
     found = {
         row.check: row for row in of_server(status, around, 0.0, [Relaying(0, None, {})], "a bug")

@@ -53,6 +53,7 @@ def of_server(
     yield from of_messages(status, now, relays)
     server = around.server
     yield _server(server)
+    yield _functions(around.changed)
     yield _durability(server)
     yield _replicas(server)
     yield _horizon(server)
@@ -108,6 +109,18 @@ def _server(server: Mapping[str, Any]) -> Finding:
         remedy = "the tables grow without bound: set autovacuum = on"
         return finding("server", Level.WARNING, f"{found}, autovacuum is off", remedy)
     return finding("server", Level.OK, found)
+
+
+def _functions(changed: Sequence[str]) -> Finding:
+    return finding(
+        "schema",
+        warn_unless(not changed),
+        f"not as this version creates them: {', '.join(changed)}"
+        if changed
+        else "its functions are those of this version",
+        "another version has created the outbox, or another program has changed it: take these "
+        "functions from `reliablepub outbox create --sql`, as CREATE OR REPLACE FUNCTION",
+    )
 
 
 def _durability(server: Mapping[str, Any]) -> Finding:

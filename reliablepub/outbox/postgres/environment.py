@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from reliablepub.outbox.database import Database
+from reliablepub.outbox.database import Database, Session
+from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class ServerSurroundings:
         exchanges: exchanges, other than the default one, that open or parked messages name; at most
             100.
         queues: queues that open or parked messages name through the default exchange; at most 100.
+        changed: functions of the outbox that differ from those that this version creates.
     """
 
     server: dict[str, Any]
@@ -52,6 +54,7 @@ class ServerSurroundings:
     ahead_s: float
     exchanges: list[str]
     queues: list[str]
+    changed: list[str]
 
 
 def look_around(database: Database) -> ServerSurroundings:
@@ -68,6 +71,7 @@ def look_around(database: Database) -> ServerSurroundings:
         newest = next(iter(session.rows("newest_stored_at")), {"stored_at": 0.0})
         exchanges = sorted(row["exchange"] for row in session.rows("exchanges_named"))
         queues = sorted(row["routing_key"] for row in session.rows("queues_named"))
+        changed = _changed(session)
     return ServerSurroundings(
         server=server,
         owners=owners,
@@ -75,4 +79,18 @@ def look_around(database: Database) -> ServerSurroundings:
         ahead_s=max(0.0, newest["stored_at"] - now),
         exchanges=exchanges,
         queues=queues,
+        changed=changed,
     )
+
+
+def _changed(session: Session) -> list[str]:
+    """Name the functions that another version has created, or another program has changed.
+
+    There are no migrations: an outbox keeps the functions that it was created with.
+    """
+    (made,) = session.rows("made_with")
+    found = list(session.rows("functions"))
+    bodies = {row["name"]: row["body"] for row in found}
+    schema = next((row["schema"] for row in found), DEFAULT_SCHEMA)
+    ours = functions(schema, made["shards"])
+    return sorted(name for name, body in ours.items() if bodies.get(name) != body)

@@ -926,6 +926,11 @@ FROM (
     FROM pg_stat_user_tables WHERE schemaname = 'reliablepub_'
 ) AS t;
 
+-- name: functions
+SELECT n.nspname::text AS schema, p.proname::text AS name, p.prosrc AS body
+FROM pg_namespace AS n JOIN pg_proc AS p ON p.pronamespace = n.oid
+WHERE n.nspname = 'reliablepub_';
+
 -- name: owners
 SELECT
     t.shard, r.pid, r.host, t.is_free OR r.id IS NULL AS is_free,

@@ -43,6 +43,9 @@ _ROLE: Final = "_enqueuer"
 """The longest suffix of a role."""
 _NAME_MAX: Final = 63
 """Characters of a name in PostgreSQL."""
+_FUNCTION: Final = re.compile(
+    r"^CREATE FUNCTION [^(]*\.(\w+)\(.*?AS \$\$(.*?)\$\$;", re.DOTALL | re.MULTILINE
+)
 _VALUE: Final = re.compile(r"(?<!:):([a-z]\w*)")
 
 
@@ -74,6 +77,11 @@ def creation(schema: str, *, shards: int = 1, allows_loss: bool = False) -> str:
     """Return the SQL that creates an outbox."""
     values = {"version": VERSION, "shards": int(shards), "allows_loss": bool(allows_loss)}
     return within(schema, text_of(__package__, "schema.sql")).format(**values)
+
+
+def functions(schema: str, shards: int) -> dict[str, str]:
+    """Return the body of each function of an outbox, by name."""
+    return dict(_FUNCTION.findall(creation(schema, shards=shards)))
 
 
 def roles(schema: str) -> str:
