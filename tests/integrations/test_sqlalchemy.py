@@ -386,10 +386,11 @@ def test_code_that_knows_no_async_session_joins_it(path: Path, outbox: SessionOu
         async with engine.begin() as connection:
             with outbox.joined(connection):
                 await connection.run_sync(lambda _: outbox.enqueue(Message(b"4")))
-        with Session(create_engine(f"sqlite:///{path}")) as plain:
+        other = create_engine(f"sqlite:///{path}")
+        with Session(other) as plain:
             await outbox.enqueue_async(Message(b"5"), within=plain)
             plain.rollback()
-            plain.connection().engine.dispose()
+        other.dispose()
 
     run(path, work)
     assert both(path) == ([], [b"1", b"2", b"4"])
