@@ -83,9 +83,10 @@ class Transactions(Case):
             with suppress(Undone), transaction.atomic():
                 self.order(2)
                 raise Undone
-            point = transaction.savepoint()
+            connection = connections["default"]  # `transaction.savepoint` is renamed in Django 6.1
+            point = connection.savepoint()
             self.order(3)
-            transaction.savepoint_rollback(point)
+            connection.savepoint_rollback(point)
             self.order(4)
         self.check(2)
 
