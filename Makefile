@@ -23,18 +23,19 @@ CORE := tests/core tests/relay
 LINKS := $(patsubst %,tests/conformance/test_%.py,one_channel slow_links)
 TROUBLE := $(patsubst %,tests/conformance/test_%.py,states_of_the_world survival)
 BROKERS := tests/chaos tests/clients tests/facts tests/rabbit tests/surroundings
-TOOLS := tests/cli tests/demo tests/docs tests/packaging
+CLI := tests/cli
+DOCS := tests/demo tests/docs tests/packaging
 OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
 
-# Six at once on two cores. The first two, which wait for alarms and slow links for minutes and use little CPU, start first;
-# then the longest.
+# Six at once on two cores. The longest start first, those that wait for brokers and slow links beside those that need
+# the processor all the time; the short ones that never wait fill both cores at the end.
 test:
 	$(MAKE) -j2 .venv/.installed servers
-	$(MAKE) -j6 test-observe test-links test-brokers test-conformance test-trouble test-outbox test-others test-tools test-spark test-simulation test-core typecheck lint
+	$(MAKE) -j6 test-outbox test-others test-conformance test-cli test-spark test-links test-brokers test-trouble test-docs test-observe test-core test-simulation typecheck lint
 
 # Lint, types and the quick tests, which need no server, no Java and no root: for each small step while you work.
 check: .venv/.installed
@@ -65,14 +66,18 @@ test-conformance: .venv/.installed
 test-brokers: .venv/.installed
 	$(BIN)/pytest $(BROKERS)
 
-test-tools: .venv/.installed
-	$(BIN)/pytest $(TOOLS)
+test-cli: .venv/.installed
+	$(BIN)/pytest $(CLI)
+
+# The documents, the demo, and what is packaged.
+test-docs: .venv/.installed
+	$(BIN)/pytest $(DOCS)
 
 test-outbox: .venv/.installed
 	$(BIN)/pytest $(OUTBOX)
 
 test-others: .venv/.installed
-	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) $(TOOLS) $(OUTBOX) tests/conformance tests/observe tests/simulation tests/spark)
+	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) $(CLI) $(DOCS) $(OUTBOX) tests/conformance tests/observe tests/simulation tests/spark)
 
 test-simulation: .venv/.installed
 	$(BIN)/pytest tests/simulation
