@@ -54,8 +54,12 @@ def _interruptible() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _our_loggers_are_enabled() -> None:
-    """Frameworks that configure logging in another test disable the loggers they do not know."""
+def _loggers_are_enabled() -> None:
+    """Frameworks that configure logging in another test disable the loggers they do not know.
+
+    And the command line, which other tests call in this process, has pika say less.
+    """
+    logging.getLogger("pika").setLevel(logging.NOTSET)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("reliablepub") and isinstance(logger, logging.Logger):
             logger.disabled = False
