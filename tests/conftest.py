@@ -154,11 +154,14 @@ def broker(request: pytest.FixtureRequest) -> Iterator[AmqpProbe]:
 
 @pytest.fixture(scope="session")
 def _postgres() -> "Iterator[PostgresServer]":
+    from reliablepub.outbox.postgres import server as product  # noqa: PLC0415
     from tests import postgres  # noqa: PLC0415 - see above
 
     if not postgres.is_installed():
         _miss("PostgreSQL", "postgresql")
-    with postgres.PostgresServer() as server:
+    with postgres.PostgresServer() as server, pytest.MonkeyPatch.context() as patch:
+        # A machine that stands still for 3 s must not fail the test that connects at this moment.
+        patch.setitem(product._PATIENCE, "connect_timeout", "20")
         yield server
 
 

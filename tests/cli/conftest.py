@@ -129,6 +129,18 @@ def cli(tmp_path: Path, fake: FakeBroker) -> Iterator[Cli]:
 
 
 @pytest.fixture
+def postgres_url(postgres_url: str) -> str:
+    """A command that connects while the machine stands still for 3 s does not give up."""
+    return f"{postgres_url}?connect_timeout=20"
+
+
+@pytest.fixture
+def postgres_outbox(postgres_outbox: str) -> str:
+    """As `postgres_url`."""
+    return f"{postgres_outbox}?connect_timeout=20"
+
+
+@pytest.fixture
 def relay(path: Path) -> Iterator[SqliteStore]:
     """A relay at work on an outbox with every kind of trouble."""
     with closing(make_trouble(path)) as store:

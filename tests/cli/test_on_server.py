@@ -80,7 +80,7 @@ def as_role(postgres_server: PostgresServer, postgres_outbox: str) -> Callable[[
 
 
 def test_an_outbox_is_created_once(run: Run, postgres_url: str) -> None:
-    url = with_password(postgres_url) + "?schema=mail"
+    url = with_password(postgres_url) + "&schema=mail"
     create = ("outbox", "create", "--outbox", url)
     assert "is created" in run(*create, "--shards", "2").stderr
     assert "nothing was changed" in run(*create).stderr
@@ -334,7 +334,7 @@ def test_a_missing_relay_is_a_problem_once_messages_wait(
 def test_what_loses_accepted_messages_is_found(
     run: Run, postgres_server: PostgresServer, postgres_database: str, postgres_outbox: str
 ) -> None:
-    name = postgres_outbox.rpartition("/")[2]
+    name = postgres_outbox.rpartition("/")[2].partition("?")[0]
     postgres_server.execute("ALTER DATABASE {} SET synchronous_commit = off", name)
     row = findings(run, postgres_outbox)["durability"]
     assert row["level"] == "warning"
