@@ -222,6 +222,7 @@ class RelayClient:
             chunk.doubt = error  # the relay's commit decides
             return False
         if is_stored:
+            chunk.claim()  # nobody can withdraw it
             chunk.stored()
         return is_stored
 
@@ -235,7 +236,8 @@ class RelayClient:
         except ReliablePubError as error:
             if chunk.doubt is None:
                 raise
-            raise chunk.doubt from error
+            chunk.doubt.add_note(str(error))
+            raise chunk.doubt from chunk.doubt.__cause__
 
     def not_stored(self, chunks: Iterable[Chunk[FlagT]], error: BaseException) -> None:
         """Tell the hooks how many messages of chunks are not stored, if it is for a reason of ours.

@@ -401,8 +401,8 @@ class Changes:
         attempts: ended attempts to keep as history, those of parked entries included.
         sent: entries that are about to be written to the wire, with their delivery tags.
         finished: earlier ``sent`` without outstanding tags.
-        unnoted: ids of entries that a `LoneWriter` has noted as in flight, and that are not in
-            flight any more, or are in ``sent`` now.
+        unnoted: entries that a `LoneWriter` has noted as in flight, and that are not in flight any
+            more, or are in ``sent`` now.
         released: `HELD` entries to make due.
         stepped: a change of the wall clock, or None. It moves the retry times and deadlines of
             entries that were stored before.
@@ -417,7 +417,7 @@ class Changes:
     attempts: list[Attempt] = field(default_factory=list)
     sent: Sequence[Sent] = ()
     finished: list[Sent] = field(default_factory=list)
-    unnoted: list[int] = field(default_factory=list)
+    unnoted: list[Entry] = field(default_factory=list)
     released: list[Release] = field(default_factory=list)
     stepped: Step | None = None
 

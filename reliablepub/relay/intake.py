@@ -109,19 +109,28 @@ class Intake:
                 self._load(chunk)
         return taken_in
 
-    def take_stored(self, changes: Changes) -> None:
-        """Take over the entries that callers have stored themselves, and load what fits."""
+    def take_stored(self, changes: Changes, *, is_draining: bool = False) -> None:
+        """Take over the entries that callers have stored themselves, and load what fits.
+
+        Args:
+            changes: changes of the next commit.
+            is_draining: whether nothing more is to be sent.
+        """
+        while self._lone.doubtful:
+            changes.unnoted.append(self._lone.doubtful.popleft())
         if not self._lone.stored:
             return
         for (entry, is_noted), is_new in self._lone.take():
-            may_load = not self._pauses.tracked or self._pauses.holds(entry) is None
+            is_held = self._pauses.tracked and self._pauses.holds(entry) is not None
             self.stored.append(entry)
-            if self._loaded.stored_by_caller(entry, is_new=is_new, may_load=may_load):
+            if self._loaded.stored_by_caller(
+                entry, is_new=is_new, may_load=not (is_held or is_draining)
+            ):
                 self._session.submit(entry)
                 if is_noted:
                     self.noted.add(entry)
             elif is_noted:
-                changes.unnoted.append(entry.id)
+                changes.unnoted.append(entry)
 
     def _hold(self, entries: Sequence[Entry], wall: float) -> None:
         """Have entries for a paused destination wait in the store."""

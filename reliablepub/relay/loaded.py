@@ -30,6 +30,7 @@ from weakref import ref
 from reliablepub._core.ordering import KeyOrder
 from reliablepub.outbox.entry import TRANSIENT, Entry, Snapshot, Store, Waiter, is_plain, size_of
 from reliablepub.relay.handover import Chunk
+from reliablepub.relay.lone import LoneMessages
 
 
 @dataclass(slots=True)
@@ -279,7 +280,7 @@ class Loaded:
         messages_max: most entries in memory.
         bytes_max: most bytes in memory.
         wall: now, seconds since 1970; postponed entries may be due already.
-        recognize: returns the waiter of an entry that was read, if a caller has just stored it.
+        lone: knows the waiters of entries that callers have just stored.
 
     Attributes:
         is_connecting: whether a connection to the broker is being made; set before `read`.
@@ -293,7 +294,7 @@ class Loaded:
         messages_max: int,
         bytes_max: int,
         wall: float,
-        recognize: Callable[[Entry], Waiter | None] = lambda _: None,
+        lone: LoneMessages,
     ) -> None:
         self._store = store
         self._messages_max = messages_max
@@ -309,7 +310,7 @@ class Loaded:
         self._late_page: Sequence[int] = ()
         self._order = KeyOrder()
         self._waiters = Waiters()
-        self._recognize = recognize
+        self._lone = lone
 
     @property
     def has_backlog(self) -> bool:
@@ -415,12 +416,13 @@ class Loaded:
         self._deadlines.on_disk(entry.expires_at)
 
     def changed_on_disk(
-        self, id_: int, *, is_open: bool, ordering_key: str | None = None
+        self, id_: int, message_id: str, *, is_open: bool, ordering_key: str | None = None
     ) -> Waiter | None:
         """Note a change to an entry that is not in memory.
 
         Args:
             id_: id of the entry.
+            message_id: id of its message.
             is_open: whether it is still to be published, and may be due now; False if it was
                 parked or discarded.
             ordering_key: key whose next entry is to be looked up, or None.
@@ -431,7 +433,7 @@ class Loaded:
         self._next_due = float("-inf")
         if ordering_key is not None:
             self._order.want(ordering_key)
-        waiter = self._waiters.take(id_)
+        waiter = self._waiters.take(id_) or self._lone.withdrawn(id_, message_id)
         if waiter is None or not is_open:
             return waiter
         self._waiters.put(id_, waiter)
@@ -466,14 +468,20 @@ class Loaded:
 
         Args:
             entry: the entry, with its waiter.
-            is_new: False if it was read from the store before.
+            is_new: False if it was read from the store before, or has left it.
             may_load: whether it may be sent now.
 
         Returns:
             whether it is in memory now, and is to be submitted. If not, it is read from the store.
         """
         is_unknown = self._backlog.is_unknown(entry.id)
-        if is_unknown and may_load and self.fits(1, entry.message.size) and not self._backlog:
+        if (
+            is_unknown
+            and is_new
+            and may_load
+            and self.fits(1, entry.message.size)
+            and not self._backlog
+        ):
             self._backlog.loaded(entry.id, entry.id)
             self.add(entry)
             return True
@@ -591,7 +599,7 @@ class Loaded:
     def _have_read(self, entries: Sequence[Entry]) -> None:
         self.add(*entries)
         for entry in entries:
-            entry.waiter = self._waiters.take(entry.id) or self._recognize(entry)
+            entry.waiter = self._waiters.take(entry.id) or self._lone.recognize(entry)
             self._deadlines.watch(entry)
 
     def _read_due(self, wall: float) -> list[Entry]:

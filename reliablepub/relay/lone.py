@@ -11,12 +11,12 @@ The short path only ever succeeds. Whatever else happens, the message takes the 
 relay's commit decides and explains: at worst a message is stored twice, under one ``message_id``.
 
 - One caller at a time has the store's writer; others find none, and take the long path. Nobody
-  waits for a caller, which a handler may have interrupted.
+  waits for a caller, which a handler may have interrupted, but the end of the relay, for a moment.
 - A look of the relay may find the row before the caller hands the entry over. So the caller first
-  announces it under the id that it will get, and `recognize` finds it.
+  announces it under the id that it will get, for `recognize`.
 - The statement that stores the message also notes it as in flight (epoch `ALONE`), so the relay may
-  send it without another commit. If the relay does not send it in the turn in which it learns of
-  it, it removes that note, and commits the tag of a later attempt as for any message.
+  send it without another commit. If it cannot be sent in the first turn that sends anything, the
+  relay removes that note, and commits the tag of a later attempt as for any message.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _SHARED_S: Final = 0.01
 _LOOK_S: Final = 0.000_2
 _LOOKS: Final = 10
 """So often a caller looks whether a commit of the relay, about half a millisecond, has ended."""
-_END_S: Final = 5.0
-"""How long the end of the relay waits for a caller that is about to store a message."""
+_END_S: Final = 0.5
+"""How long the end of the relay waits for a caller that is about to store a message. A handler that
+has interrupted one may have closed the publisher: then it waits in vain."""
 
 
 class Stored(NamedTuple):
@@ -67,6 +68,8 @@ class LoneMessages:
 
     Attributes:
         stored: entries that the relay has not taken yet.
+        doubtful: entries that may be stored, and that nobody hands over. The relay finds those that
+            are, and removes their notes.
         is_wanted: whether a caller has looked for the writer, so that it is worth to open one.
         is_reserved: whether the relay commits just now.
     """
@@ -80,7 +83,8 @@ class LoneMessages:
         self._lent: tuple[LoneWriter, bool] | None = None
         self._writer: LoneWriter | None = None
         self.stored: deque[Stored] = deque()
-        self.is_wanted = self.is_reserved = False
+        self.doubtful: deque[Entry] = deque()
+        self.is_wanted = self.is_reserved = self._is_over = False
 
     # ------------------------------------------------------------------ called by callers
 
@@ -105,13 +109,15 @@ class LoneMessages:
             self.is_wanted = True
             return False
         try:
-            if len(self.stored) >= _HANDED_OVER_MAX or not self._is_free():
+            if len(self.stored) >= _HANDED_OVER_MAX or not self._is_free() or self._is_over:
                 return False
             entry = Entry.accepted(message, self._wall())
             entry.waiter = waiter
             return self._store(*lent, entry)
         finally:
             self._free.append(lent)
+            if self._is_over:
+                self._close()
 
     def _is_shared(self) -> bool:
         """Whether several threads publish: one commit of the relay then serves all who wait."""
@@ -141,10 +147,14 @@ class LoneMessages:
                     if len(self.stored) == 1:  # otherwise it was woken, and has not come to it
                         self._wake()
                     return True
-            except OutboxUnsure:
+            except OutboxError as error:
+                if not isinstance(error, OutboxUnsure):
+                    return False
+                self.doubtful.append(entry)
                 raise
-            except OutboxError:
-                return False
+            except BaseException:  # of a signal handler
+                self.doubtful.append(entry)
+                raise
             finally:
                 if not is_stored:
                     self._announced.pop(entry.id, None)
@@ -166,10 +176,18 @@ class LoneMessages:
         self._announced.pop(entry.id, None)
         return mine.waiter
 
+    def withdrawn(self, id_: int, message_id: str) -> Waiter | None:
+        """The waiter of an entry that is gone before the relay took it, if it is of a caller."""
+        mine = self._announced.get(id_)
+        if mine is None or mine.message.message_id != message_id:
+            return None
+        self._announced.pop(id_, None)
+        return mine.waiter
+
     def take(self) -> list[tuple[Stored, bool]]:
         """Entries that callers have stored since the last call, in order, and whether each is new.
 
-        One that is not new was read from the store before (`recognize`).
+        One that is not new was read from the store before (`recognize`), or is `withdrawn`.
         """
         taken = []
         while self.stored:
@@ -222,10 +240,16 @@ class LoneMessages:
 
     def end(self) -> None:
         """Have callers take the long path from now on, and close the writer."""
+        self._is_over = True
         until = time.monotonic() + _END_S
-        while not self.recall():
-            if time.monotonic() > until:
-                return  # its caller was interrupted and did not return: it stays open
+        while not self._close() and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        if self._writer is not None:
-            self._writer.close()
+
+    def _close(self) -> bool:
+        """Close the writer, unless a caller has it, who closes it then."""
+        if not self.recall():
+            return False
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        return True

@@ -47,7 +47,6 @@ from reliablepub.outbox.entry import (
     Snapshot,
     Step,
     Store,
-    id_of,
 )
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
@@ -132,7 +131,7 @@ class Relay:
             messages_max=limits.loaded_max,
             bytes_max=limits.loaded_bytes_max,
             wall=clock.wall(),
-            recognize=self._lone.recognize,
+            lone=self._lone,
         )
         self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
@@ -383,8 +382,9 @@ class Relay:
 
     def _take_stored(self) -> None:
         """Take over what callers have stored, before a look finds it and reads it again."""
-        if self._lone.stored and not self._is_draining:
-            self._intake.take_stored(self._settling.changes)
+        if self._lone.stored or self._lone.doubtful:
+            changes = self._settling.changes
+            self._intake.take_stored(changes, is_draining=self._is_draining)
             self._count_stored()
 
     def _count_stored(self) -> None:
@@ -500,7 +500,7 @@ class Relay:
         is_noted = bool(sent) and sent <= noted
         for batch in batches if is_noted else ():
             batch.is_recorded = False
-        changes.unnoted += map(id_of, noted - sent if is_noted else noted)
+        changes.unnoted += noted - sent if is_noted else noted
         noted.clear()  # once
         return is_noted
 
@@ -509,7 +509,7 @@ class Relay:
         self._session.take_back(batches)
         for batch in batches:
             if not batch.is_recorded:
-                self._settling.changes.unnoted += map(id_of, batch.keys)
+                self._settling.changes.unnoted += batch.keys
 
     def _send_first(self, batches: Sequence[Batch[Entry]], wall: float, now: float) -> None:
         """Send batches, and expect confirms if nothing else is in flight."""

@@ -203,7 +203,7 @@ class Removals:
     def _leave(self, batch: Batch[Entry], count: int, changes: Changes) -> None:
         changes.confirmed += batch.confirmed[:count]
         if not batch.is_recorded:
-            changes.unnoted += map(id_of, batch.confirmed[:count])
+            changes.unnoted += batch.confirmed[:count]
         del batch.confirmed[:count]
         self.count -= count
 
@@ -277,7 +277,7 @@ class Settling:
             assert one.batch is not None
             self.removals.ended(one.batch, 1)
             if not one.batch.is_recorded:
-                self.changes.unnoted.append(one.key.id)
+                self.changes.unnoted.append(one.key)
             if isinstance(self.decide(one, now, wall), Expire):
                 late.add(one.key)
             self._tell_ended(one, now)
@@ -417,7 +417,7 @@ class Settling:
         first = 0
         for batch, count in run.batches:
             if not batch.is_recorded:
-                self.changes.unnoted += map(id_of, run.keys[first : first + count])
+                self.changes.unnoted += run.keys[first : first + count]
             first += count
             self.removals.ended(batch, count)
         for settlement in run.each():

@@ -74,7 +74,10 @@ class Withdrawals:
         withdrawn = []
         for change in touched:
             waiter = self.loaded.changed_on_disk(
-                change.id, is_open=change.is_open, ordering_key=change.ordering_key
+                change.id,
+                change.message_id,
+                is_open=change.is_open,
+                ordering_key=change.ordering_key,
             )
             if waiter is not None:
                 withdrawn.append((waiter, _error(change, held.get(change.id))))
@@ -88,7 +91,7 @@ class Withdrawals:
         self.has_parked = True
         self.notices.damaged(rows)
         for row in rows:
-            waiter = self.loaded.changed_on_disk(row.id, is_open=False)
+            waiter = self.loaded.changed_on_disk(row.id, row.message_id, is_open=False)
             if waiter is not None:
                 waiter.withdrawn(
                     Damaged(

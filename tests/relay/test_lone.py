@@ -2,22 +2,29 @@
 
 import gc
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from reliablepub._core.events import Connected
-from reliablepub.errors import OutboxDiskFull, OutboxUnsure
+from reliablepub.errors import OutboxDiskFull, OutboxInUse, OutboxUnsure
 from reliablepub.message import Message
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Changes, Entry, OpenLimits, Store
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay import lone
 from reliablepub.relay.lone import LoneMessages
+from reliablepub.relay.withdrawals import tell_withdrawn
 from tests.relay.scripted import Told, World
 
 LIMITS = OpenLimits(1_000, 1_000_000)
@@ -217,9 +224,17 @@ def test_the_end_waits_for_a_caller_but_not_for_ever(
     messages: LoneMessages, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lone, "_END_S", 0.01)
-    writer.before = messages.end
-    assert messages.store(SMALL, None)
-    assert not writer.is_closed
+    still_open: list[bool] = []
+
+    def close() -> None:  # as a signal handler may
+        messages.end()
+        still_open.append(not writer.is_closed)
+
+    writer.before = close
+    assert messages.store(SMALL, None), "it was under way"
+    assert still_open == [True]
+    assert writer.is_closed, "by its caller"
+    assert not messages.store(SMALL, None)
 
 
 def test_a_signal_may_interrupt_any_instruction(messages: LoneMessages, writer: Writer) -> None:
@@ -396,6 +411,67 @@ def test_a_look_that_comes_first_reads_it_and_its_caller_is_told(world: World) -
     world.turn(after_s=0.1)
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
     assert (noted(world), world.relay.status.open) == ([], 0)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["by a look", "before any look"])
+def test_an_operator_takes_it_before_the_relay_does(
+    world: World, path: Path, *, is_known: bool
+) -> None:
+    world.lose_connection()
+    world.turn()  # from now on, it is not noted as in flight, and may be taken
+    told = world.hand_over("before")
+    world.turn()
+    assert told.is_stored
+    told = stored(world, "a")
+    handed, world.lone.stored = world.lone.stored, type(world.lone.stored)()
+    what = Intervention(Action.DISCARD, person="jo@host", note="")
+    intervene(outbox_at(path), [2], what, clock=lambda: world.time.wall)
+    if is_known:
+        world.relay.look()
+    else:
+        tell_withdrawn(world.relay._withdrawals.unload())
+    world.lone.stored = handed
+    world.turn(after_s=100.0)
+    world.relay.handle([Connected()])
+    world.open_channel()
+    world.turn()
+    assert world.sent == ["before"]
+    assert list(told.gone) == ["a"]
+
+
+def test_a_handler_that_raises_after_the_commit_leaves_no_note(world: World) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        mock.patch.object(Place, "check", interrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        world.store_alone("a")
+    assert noted(world) == [1]
+    world.turn(after_s=0.1)
+    world.turn(after_s=0.1)
+    assert world.sent == ["a"]
+    assert (noted(world), tags(world)) == ([], 1)
+    world.ack_all()
+    world.turn(is_flushing=True)
+    assert world.relay.status.open == 0
+
+
+def test_after_another_relay_has_taken_over_nothing_is_stored(world: World, path: Path) -> None:
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (1, 'other', 0)")
+    assert world.store_alone("a") is None
+    world.hand_over("b")
+    with pytest.raises(OutboxInUse):
+        world.turn()
+
+
+def test_what_was_stored_before_a_drain_is_counted_and_not_sent(world: World) -> None:
+    stored(world, "a")
+    world.relay.drain()
+    world.turn(is_flushing=True)
+    assert (world.relay.status.open, noted(world), world.sent) == (1, [], [])
 
 
 def test_chunks_are_sent_after_what_their_caller_has_stored_before(world: World) -> None:

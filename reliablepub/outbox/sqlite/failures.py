@@ -35,7 +35,6 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a write for lack of space. A limit on file sizes (``EFBIG``) is not one of them: other,
 shorter files may still grow."""
 
-_ERROR: Final = 1
 _CANTOPEN: Final = 14
 _IOERR: Final = 10
 _CORRUPT: Final = 11
@@ -57,6 +56,9 @@ _TIMES_MAX: Final = 4
 look that the relay takes once a minute."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
+_BEFORE_COMMIT: Final = frozenset({1, 8, 11, 14, 15, 17, 18, 26})
+"""SQLITE_ERROR, READONLY, CORRUPT, CANTOPEN, PROTOCOL, SCHEMA, TOOBIG, NOTADB: errors of opening,
+reading, and of a statement itself."""
 _DECIDED: Final = frozenset({5, 6, 13, 19})
 """SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that fails with one of these is rolled back."""
 
@@ -153,8 +155,8 @@ def commit_unsure(path: Path, error: sqlite3.Error) -> OutboxUnsure:
 
 
 def is_before_commit(error: sqlite3.Error) -> bool:
-    """Whether an error can only come from a statement itself: a missing table, or damage."""
-    return _code(error) in {_ERROR, _CORRUPT}
+    """Whether an error can only come before the commit, so that nothing is stored."""
+    return _code(error) in _BEFORE_COMMIT
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -325,6 +325,18 @@ class Place:
         self.is_unseen = False
         self.check_content()
 
+    def check_before_commit(self) -> None:
+        """Check before anything is written what would make its commit unsure.
+
+        Raises:
+            OutboxMoved: the database was overwritten, or a file was deleted, moved or replaced.
+            OutboxDiskFailed: this process may not look at the path any more.
+        """
+        if self.is_unseen:
+            self.check()
+        else:
+            self.check_content()
+
     def _look_again(self, name: bytes) -> Inode | None:
         """Tell a file that is gone from one that this process may not look at."""
         try:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from reliablepub.errors import OutboxDiskFailed, OutboxMoved
+from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxMoved
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import ALONE, Entry, OpenLimits, epoch_name
 from reliablepub.outbox.rows import plain_row_of
@@ -53,16 +53,21 @@ class SqliteLoneWriter:
 
     def prepare(self, limits: OpenLimits, *, is_sent: bool) -> None:
         """Set the terms for the messages to come; see `outbox.entry.LoneWriter`."""
-        with self._writer as connection:
-            if self._prepared is not connection:
-                for statement in for_lone_messages():
-                    connection.execute(statement)
-                connection.execute("PRAGMA busy_timeout = 0")  # see `_POLL_S`
-                self._prepared = connection
-            epoch = epoch_name(self._run, ALONE) if is_sent else None
-            terms = (epoch, limits.messages_max, limits.bytes_max)
-            connection.execute(QUERIES["set_lone_terms"], terms)
-            self._look_at_ledger(connection)
+        try:
+            with self._writer as connection:
+                if self._prepared is not connection:
+                    for statement in for_lone_messages():
+                        connection.execute(statement)
+                    connection.execute("PRAGMA busy_timeout = 0")  # see `_POLL_S`
+                    self._prepared = connection
+                epoch = epoch_name(self._run, ALONE) if is_sent else None
+                terms = (self._run, epoch, limits.messages_max, limits.bytes_max)
+                connection.execute(QUERIES["set_lone_terms"], terms)
+                self._look_at_ledger(connection)
+        except OutboxError:
+            self._prepared = None
+            self._writer.close()  # half prepared, perhaps
+            raise
 
     @property
     def is_prepared(self) -> bool:
@@ -79,10 +84,7 @@ class SqliteLoneWriter:
             if connection is not self._prepared:
                 return False  # it was closed for a fork, and opened again
             place = connection.place
-            if place.is_unseen:
-                place.check()
-            else:
-                place.check_content()
+            place.check_before_commit()
             self._ballast.check(connection, entry.message.size)
             if not self._is_written(connection, entry):
                 return False

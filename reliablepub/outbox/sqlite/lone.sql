@@ -3,12 +3,13 @@
 -- nothing can be stored without being counted.
 
 CREATE TEMP TABLE reliablepub_lone_terms (
+    run INTEGER NOT NULL,
     epoch TEXT,
     messages_max INTEGER NOT NULL,
     bytes_max INTEGER NOT NULL
 );
 
-INSERT INTO temp.reliablepub_lone_terms VALUES (NULL, 0, 0);
+INSERT INTO temp.reliablepub_lone_terms VALUES (0, NULL, 0, 0);
 
 CREATE TEMP VIEW reliablepub_lone AS
 SELECT id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
@@ -20,11 +21,12 @@ BEGIN
     SET last_id = NEW.id, stored = stored + 1, open_bytes = open_bytes + NEW.size
     WHERE last_id = NEW.id - 1 AND EXISTS (
         SELECT 1 FROM reliablepub_lone_terms
-        WHERE stored - confirmed - parked - expired - discarded < messages_max
+        WHERE run = (SELECT max(id) FROM reliablepub_runs)
+        AND stored - confirmed - parked - expired - discarded < messages_max
         AND open_bytes + NEW.size <= bytes_max
     );
 
-    SELECT raise(ABORT, 'another id is next, or there is no room') WHERE changes() = 0;
+    SELECT raise(ABORT, 'another id is next, another relay is the owner, or there is no room') WHERE changes() = 0;
 
     INSERT INTO reliablepub_messages (
         id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body

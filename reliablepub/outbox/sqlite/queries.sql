@@ -206,12 +206,13 @@ VALUES (?, ?, ?, ?, ?);
 -- name: delete_in_flight
 DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 
--- name: delete_lone_in_flight
-DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag BETWEEN ? AND ?;
+-- By its time, too: the id of a message that was not stored after all goes to another one.
+-- name: delete_note
+DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ? AND sent_at = ?;
 
 -- Of `lone.sql`, on the connection of a `LoneWriter` alone.
 -- name: set_lone_terms
-UPDATE temp.reliablepub_lone_terms SET epoch = ?, messages_max = ?, bytes_max = ?;
+UPDATE temp.reliablepub_lone_terms SET run = ?, epoch = ?, messages_max = ?, bytes_max = ?;
 
 -- name: insert_lone_message
 INSERT INTO temp.reliablepub_lone (

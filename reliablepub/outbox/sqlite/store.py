@@ -257,9 +257,9 @@ def _write_tags(connection: sqlite3.Connection, changes: Changes, now: float, ru
     if changes.finished:
         tags = (tags_of(sent, run) for sent in changes.finished)
         connection.executemany(QUERIES["delete_in_flight"], tags)
-    for first, length in id_runs(sorted(set(changes.unnoted))):
-        noted = epoch_name(run, ALONE), first, first + length - 1
-        connection.execute(QUERIES["delete_lone_in_flight"], noted)
+    if changes.unnoted:
+        notes = ((epoch_name(run, ALONE), one.id, one.stored_at) for one in changes.unnoted)
+        connection.executemany(QUERIES["delete_note"], notes)
     for sent in changes.sent:
         connection.execute(QUERIES["insert_in_flight"], (*in_flight_of(sent, run), now))
 

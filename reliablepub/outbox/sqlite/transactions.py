@@ -189,10 +189,7 @@ def commit_with_retry(
         OutboxError: nothing was changed.
     """
     place = connection.place
-    if place.is_unseen:
-        place.check()  # before anything is written that would have to be called unsure
-    else:
-        place.check_content()
+    place.check_before_commit()
     result = _written(connection, path, work, is_there)
     try:
         place.check()
