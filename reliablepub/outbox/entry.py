@@ -615,7 +615,9 @@ class LoneWriter(Protocol):
 
 
 class Store(Protocol):
-    """Storage of entries until their final outcome. Only the thread that opened it may use it.
+    """Storage of entries until their final outcome.
+
+    Only the thread that opened it may use it, but for its `lone` writer.
 
     Every read may raise `TRANSIENT` errors: nothing was read then. It may be tried again.
     """

@@ -11,16 +11,17 @@ know: threads, event loops, SQL, AMQP.
     send       one write of as many publishes as the window allows
     listen     (the thread) until the socket is readable, a caller wakes it, or a deadline is due
 
-Under load a turn carries hundreds of messages and one fsync; a lone publish has a turn to itself.
+Under load a turn carries hundreds of messages and one fsync. A message that comes alone is stored
+by its caller (`reliablepub.relay.lone`), and sent by a turn without a commit.
 
 Invariants:
 
-- A message is sent only after the commit that holds it and its tag. When the commit fails, the
-  session takes the tags back, so the sequence has not moved.
+- A message is sent only after the commit that holds it and its tag, or a note in its place. When
+  the commit fails, the session takes the tags back, so the sequence has not moved.
 - An entry is in memory at most once. It leaves memory only after the commit that settles or
   postpones it.
-- While the store cannot commit, the relay sends nothing. This bounds the changes that await a
-  commit.
+- While the store cannot commit, the relay sends nothing that needs a commit. This bounds the
+  changes that await one.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ relay publishes.
 A relay holds messages in memory. So each change is recorded in ``reliablepub_interventions``, in
 the transaction that makes it, under a growing number. The relay reads the newest number under the
 write lock of each of its commits, drops the changed messages from memory, and only then sends. A
-message that is in flight cannot be withdrawn: it is left unchanged and reported. Its tag is
-committed to ``reliablepub_in_flight`` before its bytes are written to the socket, so no message in
-flight is missed.
+message that is in flight cannot be withdrawn: it is left unchanged and reported. Its tag, or a note
+of its caller, is committed to ``reliablepub_in_flight`` before its bytes are written to the socket,
+so no message in flight is missed.
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ CREATE TABLE reliablepub_attempts (
 
 CREATE INDEX main.reliablepub_attempts_of_message ON reliablepub_attempts (id, epoch, tag);
 
--- Delivery tags in flight, one row a batch. Operators see them, and a relay that starts records the
+-- Delivery tags in flight, one row a batch; a message that its caller has stored has a row of its own, with
+-- its id as the tag of epoch 0. Operators see them, and a relay that starts records the
 -- messages in them as uncertain; no message is sent or settled because of them. `ids` is JSON,
 -- [[first id, count], ...] in the order of the tags, because ids are mostly consecutive.
 CREATE TABLE reliablepub_in_flight (

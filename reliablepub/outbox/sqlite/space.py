@@ -187,7 +187,9 @@ class Ballast:
         return spare
 
     def check(self, connection: sqlite3.Connection | sqlite3.Cursor, size: int) -> None:
-        """Check that the disk has room for new messages. The caller holds the write lock.
+        """Check that the disk has room for new messages.
+
+        The caller holds the write lock; a `LoneWriter` does not, and may be one message late.
 
         Args:
             connection: connection to the database.
