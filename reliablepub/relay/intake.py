@@ -116,8 +116,6 @@ class Intake:
             changes: changes of the next commit.
             is_draining: whether nothing more is to be sent.
         """
-        while self._lone.doubtful:
-            changes.unnoted.append(self._lone.doubtful.popleft())
         if not self._lone.stored:
             return
         for (entry, is_noted), is_new in self._lone.take():

@@ -68,8 +68,8 @@ class LoneMessages:
 
     Attributes:
         stored: entries that the relay has not taken yet.
-        doubtful: entries that may be stored, and that nobody hands over. The relay finds those that
-            are, and removes their notes.
+        doubtful: entries that may be stored and noted, and that nobody hands over. The relay finds
+            those that are, and removes their notes with its next commit.
         is_wanted: whether a caller has looked for the writer, so that it is worth to open one.
         is_reserved: whether the relay commits just now.
     """

@@ -383,7 +383,7 @@ class Relay:
 
     def _take_stored(self) -> None:
         """Take over what callers have stored, before a look finds it and reads it again."""
-        if self._lone.stored or self._lone.doubtful:
+        if self._lone.stored:
             changes = self._settling.changes
             self._intake.take_stored(changes, is_draining=self._is_draining)
             self._count_stored()
@@ -457,6 +457,8 @@ class Relay:
                 self._send_first(batches, wall, now)
             return
         self._remove_confirmed(changes, now, leave_before)
+        while self._lone.doubtful:
+            changes.unnoted.append(self._lone.doubtful.popleft())
         try:
             begun = self._clock.monotonic()
             with self._lone.reserved():

@@ -604,9 +604,7 @@ def the_short_path_notes_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def notes_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(
-        QUERIES, "delete_lone_in_flight", QUERIES["delete_lone_in_flight"] + " AND epoch = ''"
-    )
+    patch.setitem(QUERIES, "delete_note", QUERIES["delete_note"] + " AND epoch = ''")
 
 
 @mutant
