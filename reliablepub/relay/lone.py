@@ -77,7 +77,7 @@ class LoneMessages:
     def __init__(self, wake: Callable[[], None], wall: Callable[[], float] = time.time) -> None:
         self._wake = wake
         self._wall = wall
-        self._free: deque[tuple[LoneWriter, bool]] = deque()
+        self._users: dict[object, None] = {}
         self._announced: dict[int, Entry] = {}
         self._caller, self._called_at, self._shared_until = 0, -inf, -inf
         self._lent: tuple[LoneWriter, bool] | None = None
@@ -103,21 +103,34 @@ class LoneMessages:
         """
         if self._is_shared() or not message.is_plain or message.ordering_key is not None:
             return False
+        me = object()
         try:
-            lent = self._free.pop()  # atomic: needs no lock
-        except IndexError:
-            self.is_wanted = True
-            return False
-        try:
-            if len(self.stored) >= _HANDED_OVER_MAX or not self._is_free() or self._is_over:
+            if not self._has_claimed(me):
+                return False
+            lent = self._lent
+            if lent is None:
+                self.is_wanted = True
+                return False
+            writer, is_noted = lent
+            is_behind = len(self.stored) >= _HANDED_OVER_MAX
+            if is_behind or self._is_over or not (writer.is_prepared and self._is_free()):
                 return False
             entry = Entry.accepted(message, self._wall())
             entry.waiter = waiter
-            return self._store(*lent, entry)
+            return self._store(writer, entry, is_noted=is_noted)
         finally:
-            self._free.append(lent)
+            self._users.pop(me, None)
             if self._is_over:
                 self._close()
+
+    def _has_claimed(self, me: object) -> bool:
+        """Claim the writer, or find it claimed. Either way, remove ``me`` from `_users` afterwards.
+
+        The first in the dictionary has it. Each step is atomic, and needs no lock; and nothing is
+        taken out that a signal handler could keep from being given back.
+        """
+        self._users[me] = None
+        return list(self._users)[0] is me  # noqa: RUF015 - `next` of an iterator is two steps
 
     def _is_shared(self) -> bool:
         """Whether several threads publish: one commit of the relay then serves all who wait."""
@@ -135,7 +148,7 @@ class LoneMessages:
             time.sleep(_LOOK_S)
         return False
 
-    def _store(self, writer: LoneWriter, is_noted: bool, entry: Entry) -> bool:  # noqa: FBT001
+    def _store(self, writer: LoneWriter, entry: Entry, *, is_noted: bool) -> bool:
         for _ in range(_TRIES):
             entry.id = writer.next_id()
             self._announced[entry.id] = entry
@@ -147,13 +160,11 @@ class LoneMessages:
                     if len(self.stored) == 1:  # otherwise it was woken, and has not come to it
                         self._wake()
                     return True
-            except OutboxError as error:
-                if not isinstance(error, OutboxUnsure):
+            except BaseException as error:  # also what a signal handler raises
+                if isinstance(error, OutboxError) and not isinstance(error, OutboxUnsure):
                     return False
-                self.doubtful.append(entry)
-                raise
-            except BaseException:  # of a signal handler
-                self.doubtful.append(entry)
+                if is_noted:
+                    self.doubtful.append(entry)
                 raise
             finally:
                 if not is_stored:
@@ -212,7 +223,6 @@ class LoneMessages:
         with suppress(OutboxError):  # the relay's own commits report it
             writer.prepare(limits, is_sent=is_sent)
             self._lent = (writer, is_sent)
-            self._free.append(self._lent)
 
     def recall(self) -> bool:
         """Have callers take the long path.
@@ -222,12 +232,14 @@ class LoneMessages:
         """
         if self._lent is None:
             return True
+        me = object()
         try:
-            self._free.pop()
-        except IndexError:
-            return False
-        self._lent = None
-        return True
+            if not self._has_claimed(me):
+                return False
+            self._lent = None
+            return True
+        finally:
+            self._users.pop(me, None)
 
     @contextmanager
     def reserved(self) -> Iterator[None]:

@@ -457,8 +457,6 @@ class Relay:
                 self._send_first(batches, wall, now)
             return
         self._remove_confirmed(changes, now, leave_before)
-        while self._lone.doubtful:
-            changes.unnoted.append(self._lone.doubtful.popleft())
         try:
             begun = self._clock.monotonic()
             with self._lone.reserved():
@@ -528,7 +526,12 @@ class Relay:
             self._commit_by = now  # so that the next turn commits the outcomes of this one
 
     def _remove_confirmed(self, changes: Changes, now: float, leave_before: float) -> None:
-        """Have confirmed entries leave with this commit; all of them, if it is made for them."""
+        """Have confirmed entries leave with this commit; all of them, if it is made for them.
+
+        And with them the notes of entries that were stored, perhaps, by callers who failed.
+        """
+        while self._lone.doubtful:
+            changes.unnoted.append(self._lone.doubtful.popleft())
         removals = self._settling.removals
         is_for_them = self._commit_by is not None and now >= self._commit_by
         # While callers have more, each new entry takes the place of one that leaves.

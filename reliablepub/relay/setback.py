@@ -32,8 +32,7 @@ class Setback:
     """What the relay does not do for `RETRY_S` after the store has failed.
 
     Attributes:
-        trouble: text of `Status.trouble`; empty once a commit has succeeded, or nothing is held
-            back any more.
+        trouble: text of `Status.trouble`; empty once nothing is held back any more.
         refusal: why new messages are rejected; None while they are accepted.
     """
 
@@ -65,8 +64,9 @@ class Setback:
         self._refuse(error, now)
 
     def committed(self) -> None:
-        """Note that a commit has succeeded."""
-        self.trouble = ""
+        """Note that a commit has succeeded. One that wrote nothing does not end a refusal."""
+        if self.refusal is None:
+            self.trouble = ""
 
     def look(self, now: float, *, is_readable: bool) -> None:
         """End what has lasted long enough.

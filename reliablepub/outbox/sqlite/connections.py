@@ -503,6 +503,10 @@ class Writer:
                 self._doubt.weigh(error)
             raise_reported(self._path, error)
 
+    def forget_uses(self) -> None:
+        """Forget a use that a signal handler has interrupted at its begin or end."""
+        self._uses.clear()
+
     def doubt_damage(self) -> None:
         """From now on, take damage for a failing disk until it is reported again (see `Doubt`)."""
         self._doubt = self._doubt or Doubt(self._path)
@@ -530,6 +534,7 @@ class Writer:
             done,
             extra={"event": "locks_lost"},
         )
+        GATE.rest()  # also other connections of this process to the file, which keep it open
         self.rest()
         return self.opened()
 

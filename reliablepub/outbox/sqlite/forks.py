@@ -40,6 +40,8 @@ Inode = tuple[int, int]
 QUIET_TIMEOUT_S: Final = 15.0
 """How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite. For a
 fork, which may itself wait for another call, it waits twice as long as this."""
+REST_TIMEOUT_S: Final = 1.0
+"""How long a thread that finds SQLite's locks lost waits for calls under way in other threads."""
 _DESCRIPTORS_MAX: Final = 1 << 20
 """The most descriptors that Linux allows a process by default (``fs.nr_open``)."""
 _MAGIC: Final = b"SQLite format 3\0"
@@ -70,7 +72,10 @@ class Gate:
         self._reset()
 
     def _reset(self) -> None:
-        self._changed = threading.Condition(threading.RLock())
+        # Where callers pass, the lock itself, which is C code: a signal handler that raises in a
+        # method of `Condition` could leave it locked for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._using: dict[int, int] = {}
         self._forker: int | None = None
         self._pid = os.getpid()
@@ -100,7 +105,7 @@ class Gate:
         if os.getpid() != self._pid:
             self._after_in_child()  # a C library forked without Python's hooks
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             if self._forker not in (None, me) and me not in self._using:
                 self._wait_for_fork()
             self._using[me] = self._using.get(me, 0) + 1
@@ -119,10 +124,29 @@ class Gate:
         thread, pid = use
         if os.getpid() != pid:
             return
-        with self._changed:
+        with self._lock:
             uses = self._using.get(thread, 1) - 1
             self._using[thread] = uses
             if not uses:  # with a default: a signal handler may have removed the item just now
+                self._using.pop(thread, None)
+            if self._forker is not None:
+                self._changed.notify_all()
+
+    @property
+    def uses(self) -> tuple[int, int, int]:
+        """The uses under way of this thread, for `forget_uses_since`."""
+        me = threading.get_ident()
+        return me, os.getpid(), self._using.get(me, 0)
+
+    def forget_uses_since(self, uses: tuple[int, int, int]) -> None:
+        """Forget uses that a signal handler has interrupted at their begin or end."""
+        thread, pid, count = uses
+        if os.getpid() != pid:
+            return
+        with self._lock:
+            if count:
+                self._using[thread] = count
+            else:
                 self._using.pop(thread, None)
             if self._forker is not None:
                 self._changed.notify_all()
@@ -131,7 +155,7 @@ class Gate:
         """Close the keeper's connection before each fork."""
         if os.getpid() != self._pid:
             self._after_in_child()  # a thread of the parent may have held the lock
-        with self._changed:
+        with self._lock:
             self._keepers.add(keeper)
 
     def check(self, path: Path, found: os.stat_result) -> None:
@@ -144,6 +168,28 @@ class Gate:
             self._after_in_child()
         if (found.st_dev, found.st_ino) in self._torn:
             raise forked(path, "was open when this process was forked")
+
+    def rest(self) -> None:
+        """Close the connections of all keepers, within a use of this thread: locks were lost.
+
+        SQLite takes its lock on a file anew only when no connection of the process has it open.
+        """
+        me = threading.get_ident()
+        with self._lock:
+            if self._forker is not None:
+                return  # that fork closes them, as soon as this use has ended
+            self._forker = me
+        try:
+            with self._lock:
+                is_quiet = self._changed.wait_for(
+                    lambda: not self._using.keys() - {me}, REST_TIMEOUT_S
+                )
+                keepers = list(self._keepers)
+            if is_quiet:
+                for keeper in keepers:
+                    keeper.rest()
+        finally:
+            self._after_in_parent()
 
     # ------------------------------------------------------------------ hooks of os.fork
 

@@ -22,6 +22,7 @@ from reliablepub.outbox.entry import ALONE, Entry, OpenLimits, epoch_name
 from reliablepub.outbox.rows import plain_row_of
 from reliablepub.outbox.sqlite.connections import Writer, ledger_of
 from reliablepub.outbox.sqlite.failures import commit_unsure, is_before_commit, is_busy, is_decided
+from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, for_lone_messages
@@ -50,6 +51,7 @@ class SqliteLoneWriter:
         self._ballast = Ballast(path)
         self._last_id = 0
         self._prepared: WritingConnection | None = None
+        self._is_interrupted = False
 
     def prepare(self, limits: OpenLimits, *, is_sent: bool) -> None:
         """Set the terms for the messages to come; see `outbox.entry.LoneWriter`."""
@@ -64,6 +66,7 @@ class SqliteLoneWriter:
                 terms = (self._run, epoch, limits.messages_max, limits.bytes_max)
                 connection.execute(QUERIES["set_lone_terms"], terms)
                 self._look_at_ledger(connection)
+                self._is_interrupted = False
         except OutboxError:
             self._prepared = None
             self._writer.close()  # half prepared, perhaps
@@ -71,8 +74,12 @@ class SqliteLoneWriter:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the connection is the one that was prepared: a fork closes it."""
-        return self._prepared is not None and self._writer.connection is self._prepared
+        """Whether the connection is the one that was prepared, and the next id is known.
+
+        A fork closes the connection.
+        """
+        is_open = self._prepared is not None and self._writer.connection is self._prepared
+        return is_open and not self._is_interrupted
 
     def next_id(self) -> int:
         """Return the id that the next message gets, unless another one comes first."""
@@ -80,6 +87,16 @@ class SqliteLoneWriter:
 
     def store(self, entry: Entry) -> bool:
         """Store an entry under the id that it has, if that is next."""
+        uses = GATE.uses
+        try:
+            return self._store(entry)
+        except BaseException:  # also what a signal handler raises
+            self._is_interrupted = True
+            self._writer.forget_uses()
+            GATE.forget_uses_since(uses)
+            raise
+
+    def _store(self, entry: Entry) -> bool:
         with self._writer as connection:
             if connection is not self._prepared:
                 return False  # it was closed for a fork, and opened again
