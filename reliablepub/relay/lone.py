@@ -37,7 +37,7 @@ _TRIES: Final = 2
 """Tries to store a message: another process may have taken the id."""
 _HANDED_OVER_MAX: Final = 32
 """Entries that the relay has not taken yet: callers wait for a relay that does not come to it."""
-_SHARED_S: Final = 0.01
+_SHARED_S: Final = 0.005
 """Threads that publish within this time of each other share the commits of the relay."""
 _LOOK_S: Final = 0.000_2
 _LOOKS: Final = 10

@@ -454,7 +454,7 @@ def test_a_server_is_judged(
     assert [row.check for row in found.values() if row.level != "ok"] == [check] * (level != "ok")
 
 
-@pytest.mark.parametrize("place", ["", "?schema=user"])
+@pytest.mark.parametrize("place", ["", "&schema=user"])
 def test_functions_of_another_version_are_found(run: Run, postgres_url: str, place: str) -> None:
     url = postgres_url + place
     create_outbox(Server.of(url), shards=3)
