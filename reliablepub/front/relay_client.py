@@ -236,6 +236,8 @@ class RelayClient:
         except ReliablePubError as error:
             if chunk.doubt is None:
                 raise
+            if isinstance(self.relay.failure, OutboxMoved):  # it names a copy
+                raise copy(self.relay.failure) from self.relay.failure
             chunk.doubt.add_note(str(error))
             raise chunk.doubt from chunk.doubt.__cause__
 

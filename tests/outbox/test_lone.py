@@ -165,7 +165,7 @@ def test_a_disk_that_fails_leaves_it_in_doubt_and_the_relay_decides(
 
     connect = sqlite3.connect
     with mock.patch("sqlite3.connect", lambda *a, **o: connect(*a, **o | {"factory": Failing})):
-        writer = SqliteLoneWriter(path, None, store.run)
+        writer = SqliteLoneWriter(path, None, store.run, store._writer)
         writer.prepare(ROOMY, is_sent=False)
     with mock.patch.object(Failing, "is_failing", new=True):
         with pytest.raises(OutboxUnsure, match="it is unknown whether the message is stored"):
@@ -196,6 +196,17 @@ def test_a_file_that_was_moved_is_noticed(
     with pytest.raises(OutboxUnsure) as told:
         writer.store(numbered(writer, entry()))
     assert isinstance(told.value.__cause__, OutboxMoved)
+
+
+def test_a_file_that_is_gone_is_not_created_again(
+    store: SqliteStore, path: Path, entry: Make
+) -> None:
+    for file in path.parent.glob("outbox.db*"):
+        file.rename(file.with_name(f"moved-{file.name}"))
+    with pytest.raises(OutboxMoved):
+        store.lone.prepare(ROOMY, is_sent=False)
+    assert not path.exists()
+    assert not store.lone.is_prepared
 
 
 def test_the_body_is_sealed_for_its_id(path: Path, entry: Make) -> None:

@@ -245,14 +245,22 @@ def check_database(path: Path) -> None:
             raise outbox_error(path, error) from error
 
 
-def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
+def open_writer(path: Path, *, is_relay: bool, may_create: bool = True) -> WritingConnection:
     """Open an outbox to write to it. A missing one is created, readable by its owner only.
 
     Args:
         path: absolute path.
         is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
+        may_create: False where the file is open already. A new one at its path would get the log
+            of the old one.
+
+    Raises:
+        OutboxMoved: the file is missing, and may not be created.
+        OutboxError: it cannot be opened.
     """
     if not check_file(path):
+        if not may_create:
+            raise moved(path, "was deleted or moved")
         _create(path)
     warn_of_folder(path.parent)
     check_side_files(path)
@@ -461,11 +469,13 @@ class Writer:
     Args:
         path: absolute path.
         is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
+        beside: another writer of this process, whose file this one opens too, and creates no other.
     """
 
-    def __init__(self, path: Path, *, is_relay: bool) -> None:
+    def __init__(self, path: Path, *, is_relay: bool, beside: Writer | None = None) -> None:
         self._path = path
         self._is_relay = is_relay
+        self._beside = beside
         self._file: Inode | None = None
         self._pid = 0
         self._uses: list[tuple[int, int]] = []
@@ -582,7 +592,12 @@ class Writer:
         if self.connection is not None:
             return self.connection
         try:
-            connection = open_writer(self._path, is_relay=self._is_relay)
+            if self._beside is not None and self._file is None:
+                with self._beside as theirs:
+                    self._file = theirs.place.file
+            connection = open_writer(
+                self._path, is_relay=self._is_relay, may_create=self._beside is None
+            )
         except OutboxError as error:
             # Closed for a fork, perhaps: the folder may be seen again soon.
             if self._file is not None and _is_unseen(self._path):

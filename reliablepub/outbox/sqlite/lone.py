@@ -41,13 +41,14 @@ class SqliteLoneWriter:
         path: absolute path of the file.
         keys: keys to encrypt messages; None for no encryption.
         run: number of the relay's run.
+        relay: the relay's connection.
     """
 
-    def __init__(self, path: Path, keys: OutboxKeys | None, run: int) -> None:
+    def __init__(self, path: Path, keys: OutboxKeys | None, run: int, relay: Writer) -> None:
         self._path = path
         self._keys = keys
         self._run = run
-        self._writer = Writer(path, is_relay=False)
+        self._writer = Writer(path, is_relay=False, beside=relay)
         self._ballast = Ballast(path)
         self._last_id = 0
         self._prepared: WritingConnection | None = None

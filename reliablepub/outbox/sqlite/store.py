@@ -454,7 +454,7 @@ class SqliteStore:
     def lone(self) -> SqliteLoneWriter:
         """Stores messages that come alone, for their callers."""
         if self._lone is None:
-            self._lone = SqliteLoneWriter(self.path, self._keys, self._run)
+            self._lone = SqliteLoneWriter(self.path, self._keys, self._run, self._writer)
         return self._lone
 
     @property
