@@ -205,26 +205,29 @@ class RelayClient:
                 chunk.refuse()
                 msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
                 raise never_fits(OutboxFull(msg))
-            if not (may_store and self._is_stored(chunk)):
-                with self.doubting(chunk):
-                    self.relay.inbox.put(chunk)
+            if may_store:
+                self._store_or_put(chunk)
+            else:
+                self.relay.inbox.put(chunk)
         except ReliablePubError as error:
             self.rejected(len(messages), error)
             raise
         return chunk
 
-    def _is_stored(self, chunk: Chunk[FlagT]) -> bool:
-        """Store a message by the short path, if that is possible now (`relay.lone`)."""
+    def _store_or_put(self, chunk: Chunk[FlagT]) -> None:
+        """Store one message by the short path if that is possible now (`relay.lone`)."""
         (message,) = chunk.messages
         try:
             is_stored = not self.relay.inbox.chunks and self.relay.lone.store(message, chunk.waiter)
         except OutboxUnsure as error:
             chunk.doubt = error  # the relay's commit decides
-            return False
+            is_stored = False
         if is_stored:
             chunk.claim()  # nobody can withdraw it
             chunk.stored()
-        return is_stored
+            return
+        with self.doubting(chunk):
+            self.relay.inbox.put(chunk)
 
     @contextmanager
     def doubting(self, chunk: Chunk[FlagT]) -> Iterator[None]:

@@ -33,13 +33,6 @@ def _each(fits: Fits) -> Fits:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-def _fields(fields: Mapping[str, Fits]) -> Fits:
-    """Whether it is a dictionary with these fields; there may be more."""
-    return lambda value: (
-        isinstance(value, dict) and all(fits(value.get(name)) for name, fits in fields.items())
-    )
-
-
 def _row(fields: Mapping[str, Fits]) -> Fits:
     """Whether it is a dictionary with each of these fields."""
     return lambda value: (

@@ -117,7 +117,12 @@ class LoneMessages:
                 return False
             entry = Entry.accepted(message, self._wall())
             entry.waiter = waiter
-            return self._store(writer, entry, is_noted=is_noted)
+            if not self._store(writer, entry, is_noted=is_noted):
+                return False
+            # Not within `_store`: what is raised here leaves the note of a message in flight.
+            if len(self.stored) == 1:  # otherwise it was woken, and has not come to it
+                self._wake()
+            return True
         finally:
             self._users.pop(me, None)
             if self._is_over:
@@ -157,8 +162,6 @@ class LoneMessages:
                 is_stored = writer.store(entry)
                 if is_stored:
                     self.stored.append(Stored(entry, is_noted))
-                    if len(self.stored) == 1:  # otherwise it was woken, and has not come to it
-                        self._wake()
                     return True
             except BaseException as error:  # also what a signal handler raises
                 if isinstance(error, OutboxError) and not isinstance(error, OutboxUnsure):

@@ -456,6 +456,19 @@ def test_a_handler_that_raises_after_the_commit_leaves_no_note(world: World) -> 
     assert world.relay.status.open == 0
 
 
+def test_a_handler_that_raises_after_the_hand_over_leaves_the_note(world: World) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with mock.patch.object(world.lone, "_wake", interrupt), pytest.raises(KeyboardInterrupt):
+        world.store_alone("a")
+    world.turn()
+    assert world.sent == ["a"]
+    world.hand_over("other")
+    world.turn()
+    assert noted(world) == [1], "it is in flight"
+
+
 def test_after_another_relay_has_taken_over_nothing_is_stored(world: World, path: Path) -> None:
     with closing(sqlite3.connect(path)) as other, other:
         other.execute("INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (1, 'other', 0)")

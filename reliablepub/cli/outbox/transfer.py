@@ -168,7 +168,8 @@ def _lines(raw: IO[bytes]) -> Iterator[str]:
     """The lines as text.
 
     Raises:
-        BadLine: a line is too long for a message, or not UTF-8; or the input is compressed.
+        BadLine: a line is too long for a message, or not UTF-8; or the input is compressed, or
+            in UTF-16.
     """
     number = 0
     while line := raw.readline(_LINE_BYTES_MAX + 1):
