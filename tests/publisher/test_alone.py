@@ -124,6 +124,39 @@ def test_a_handler_that_raises_leaves_nothing_behind(publisher: Publisher, path:
     assert publisher.status.counters.open == 0
 
 
+HANDLER = """
+import gc, random, signal, sys, time
+from reliablepub import Publisher
+from reliablepub.testing import FakeBroker
+
+gc.disable()
+is_nested = False
+
+def handler(*_):
+    global is_nested
+    if not is_nested:
+        is_nested = True
+        publisher.publish(b"of the handler", routing_key="q")
+        is_nested = False
+
+with FakeBroker() as broker:
+    broker.declare_queue("q")
+    with Publisher(broker.url, outbox=sys.argv[1], close_timeout_s=30) as publisher:
+        signal.signal(signal.SIGALRM, handler)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000_01, 0.001))
+            publisher.publish(b"x", routing_key="q")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert publisher.flush(30).is_flushed
+"""
+
+
+def test_a_handler_that_waits_for_the_relay_never_waits_for_ever(path: Path) -> None:
+    """Whatever the call holds that it has interrupted, the relay must not need."""
+    subprocess.run([sys.executable, "-c", HANDLER, path], check=True, timeout=60)
+
+
 def is_locked(path: Path) -> bool:
     """Whether this process holds a lock on the file, as another process sees it."""
     inode = f":{path.stat().st_ino} "

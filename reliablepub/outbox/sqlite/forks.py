@@ -73,7 +73,9 @@ class Gate:
 
     def _reset(self) -> None:
         # Where callers pass, the lock itself, which is C code: a signal handler that raises in a
-        # method of `Condition` could leave it locked for ever.
+        # method of `Condition` could leave it locked for ever. And nothing is called there while
+        # it is held: Python runs handlers after calls, and one may wait for the relay, which needs
+        # the lock. While another thread forks, it has to be told, and that cannot be avoided.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._using: dict[int, int] = {}
@@ -108,7 +110,8 @@ class Gate:
         with self._lock:
             if self._forker not in (None, me) and me not in self._using:
                 self._wait_for_fork()
-            self._using[me] = self._using.get(me, 0) + 1
+            using = self._using
+            using[me] = using[me] + 1 if me in using else 1
         return me, self._pid
 
     def _wait_for_fork(self) -> None:
@@ -125,10 +128,12 @@ class Gate:
         if os.getpid() != pid:
             return
         with self._lock:
-            uses = self._using.get(thread, 1) - 1
-            self._using[thread] = uses
-            if not uses:  # with a default: a signal handler may have removed the item just now
-                self._using.pop(thread, None)
+            using = self._using
+            left = using[thread] - 1 if thread in using else 0
+            if left:
+                using[thread] = left
+            elif thread in using:
+                del using[thread]
             if self._forker is not None:
                 self._changed.notify_all()
 
@@ -146,8 +151,8 @@ class Gate:
         with self._lock:
             if count:
                 self._using[thread] = count
-            else:
-                self._using.pop(thread, None)
+            elif thread in self._using:
+                del self._using[thread]
             if self._forker is not None:
                 self._changed.notify_all()
 
