@@ -1,6 +1,7 @@
 """The short path of a message that comes alone, whatever happens to its caller, files and locks."""
 
 import gc
+import os
 import random
 import shutil
 import signal
@@ -15,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import OutboxLocked, Publisher
-from reliablepub.outbox.sqlite import connections
+from reliablepub import OutboxLocked, Publisher, PublisherForked
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Entry
+from reliablepub.outbox.rows import plain_row_of
+from reliablepub.outbox.sqlite import connections, lone
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.testing import FakeBroker
 from tests.waiting import until
@@ -155,6 +159,32 @@ with FakeBroker() as broker:
 def test_a_handler_that_waits_for_the_relay_never_waits_for_ever(path: Path) -> None:
     """Whatever the call holds that it has interrupted, the relay must not need."""
     subprocess.run([sys.executable, "-c", HANDLER, path], check=True, timeout=60)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_a_handler_has_forked_stores_nothing(
+    publisher: Publisher, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the connection that was in use, but none of the locks."""
+    parent = os.getpid()
+    told: list[int] = []
+
+    def interrupted(entry: Entry, keys: OutboxKeys | None) -> tuple[object, ...]:
+        if not told:
+            child = os.fork()
+            told.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)
+        return plain_row_of(entry, keys)
+
+    monkeypatch.setattr(lone, "plain_row_of", interrupted)
+    try:
+        receipt = publisher.publish(b"x", routing_key="q")
+    except PublisherForked:
+        os._exit(7)
+    finally:
+        if os.getpid() != parent:
+            os._exit(8)
+    assert told == [7]
+    receipt.result(30)
 
 
 def is_locked(path: Path) -> bool:

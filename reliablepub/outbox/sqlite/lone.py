@@ -115,6 +115,10 @@ class SqliteLoneWriter:
     def _is_written(self, connection: WritingConnection, entry: Entry) -> bool:
         row = plain_row_of(entry, self._keys)
         for _ in range(_TRIES):
+            # A child that a signal handler has forked lacks the locks. Nothing is called between
+            # the two, so no handler runs there.
+            if self._writer.connection is not connection:
+                return False
             try:
                 connection.execute(QUERIES["insert_lone_message"], row)
             except sqlite3.Error as error:
