@@ -316,6 +316,24 @@ def test_verdicts_are_kept_until_they_are_asked_for() -> None:
 # ---------------------------------------------------------------------------------------- epochs
 
 
+def test_there_is_output_until_it_is_taken() -> None:
+    session = Client(sizes={"a": 1}).session
+    assert not session.has_output
+    session.handle(Connected(), 100.0)
+    assert session.has_output  # the command that opens the channel
+    (opening,) = session.poll_commands()
+    assert isinstance(opening, OpenChannel)
+    assert not session.has_output
+    session.handle(ChannelOpened(opening.epoch), 100.0)
+    session.submit("a")
+    session.poll_transmit(100.0)
+    assert not session.has_output
+    session.handle(Acked(opening.epoch, 1, multiple=False), 100.0)
+    assert session.has_output  # the confirm
+    assert session.poll_settlements()
+    assert not session.has_output
+
+
 def test_uncertain_messages_go_first_and_in_order_on_the_next_epoch() -> None:
     client = connected()
     client.submits("abcdef")
