@@ -25,13 +25,17 @@ TELLING = (10, 3, 8, 28, 21, 18, 84, 49, 45, 43, 46, 36, 51, 86)
 """Seeds that catch most mutants, tried first; once the simulation has changed, others may."""
 CAUGHT_WITHIN = (*TELLING, *range(500))
 SHOWN_BY = {
+    "a doubt is a yes": (81, 149),
     "a look that failed is not repeated": (81, 446),
     "a person takes what is in flight": (109, 197),
-    "multiple is not expanded": (73, 75),
-    "multiple stops one short": (13, 17),
+    "a tag beyond the last means all": (23, 27),
+    "multiple is not expanded": (92, 154),
+    "multiple stops one short": (68, 73),
+    "patience is spent twice as fast": (16, 27),
     "sending goes on while blocked": (118, 121),
     "what a caller took back is stored": (38, 73),
     "what a person has taken is sent": (29, 65),
+    "what waits for a destination is not released": (4, 12),
     # Seen once in some hundred schedules.
     "a chunk is stored behind one that failed": (1980, 2179),
     "those whose turn it is not fill every page": (1018, 1630, 2201),
