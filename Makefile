@@ -32,11 +32,11 @@ QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_
 
 .PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
 
-# Six at once on two cores. The longest start first, those that wait for brokers and slow links beside those that need
-# the processor all the time; the short ones that never wait fill both cores at the end.
+# Six at once on two cores, which then have work all the time. The long ones start first, and with them what mostly waits:
+# the alerts of tests/observe; the short ones that never wait fill both cores at the end.
 test:
 	$(MAKE) -j2 .venv/.installed servers
-	$(MAKE) -j6 test-outbox test-others test-conformance test-cli test-spark test-links test-brokers test-trouble test-docs test-observe test-core test-simulation typecheck lint
+	$(MAKE) -j6 test-brokers test-outbox test-observe test-cli test-others test-trouble test-spark test-conformance test-links test-docs lint typecheck test-core test-simulation
 
 # Lint, types and the quick tests, which need no server, no Java and no root: for each small step while you work.
 check: .venv/.installed
