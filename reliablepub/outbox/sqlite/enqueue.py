@@ -22,6 +22,7 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.rows import plain_row_of, row_of
 from reliablepub.outbox.sqlite.connections import (
+    VERSION,
     add_outbox,
     check_file,
     check_version,
@@ -381,7 +382,8 @@ def _version(cursor: sqlite3.Cursor) -> int | None:
     the caller's transaction may have neither read nor written yet.
     """
     try:
-        cursor.execute(QUERIES["lock"])
+        if cursor.execute(QUERIES["lock"], (VERSION,)).rowcount == 1:
+            return VERSION
         (version,) = cursor.execute(QUERIES["schema_version"]).fetchone()
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # SQLITE_ERROR: there is no outbox yet

@@ -231,9 +231,10 @@ UPDATE reliablepub_ledger SET
     discarded = discarded + :discarded,
     open_bytes = CAST(max(0, open_bytes + :open_bytes) AS INTEGER);
 
--- Takes the write lock by a write.
+-- Takes the write lock by a write. Finds a row only in an outbox of this version.
 -- name: lock
-UPDATE main.reliablepub_ledger SET stored = stored;
+UPDATE main.reliablepub_ledger SET stored = stored
+WHERE (SELECT max(version) FROM main.reliablepub_schema) = ?;
 
 -- Writes its page also where the sum of several is 0.
 -- name: count_up
