@@ -354,10 +354,10 @@ class Fleet:
     def pause_owner(self) -> None:
         """SIGSTOP until another relay has taken over and relays; then SIGCONT."""
         host = self.owner()
+        since = host.owns_since or 0.0  # the other one may take over before the signal
         os.kill(host.pid, signal.SIGSTOP)
-        stopped_at = time.monotonic()
         other = self.other(host)
-        _awaited(lambda: (other.owns_since or 0.0) > stopped_at, "a takeover")
+        _awaited(lambda: (other.owns_since or 0.0) > since, "a takeover")
         time.sleep(self.rng.uniform(0.0, 0.5))
         os.kill(host.pid, signal.SIGCONT)
         if not self.mutant:

@@ -563,7 +563,7 @@ def libc() -> CDLL | None:
         library.inotify_init1.argtypes = (c_int,)
         library.inotify_add_watch.argtypes = (c_int, c_char_p, c_uint)
         # None for statx(2), which is called for each message: without them, ctypes passes integers
-        # and bytes alike, in half of the time.
+        # and bytes alike, in two thirds of the time.
     except (ImportError, OSError, AttributeError, MemoryError):
         # There is no ctypes; the system is not Linux; or memory for callbacks, which some versions
         # of ctypes ask for when they are imported, is forbidden (systemd: MemoryDenyWriteExecute).
