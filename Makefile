@@ -46,7 +46,7 @@ test-quick: .venv/.installed
 	$(BIN)/pytest --hypothesis-profile=quick -m "$(QUICKLY)" $(QUICK)
 
 # The core decides: all of it is tested, line by line and branch by branch, by examples alone. Its models and the relay
-# are not measured, which takes their loops twice the time.
+# are not measured, which would take their loops twice the time.
 test-core: .venv/.installed
 	$(BIN)/coverage run -m pytest tests/core $(MODELS:%=--ignore=%)
 	$(BIN)/coverage report --fail-under=100

@@ -26,7 +26,7 @@ from tests.certificates import broker_with, signed
 from tests.rabbitmq import RabbitMQNode
 
 SCHEMA = StructType([StructField("value", StringType())])
-SOON_S = 25.0
+SOON_S = 12.0
 
 
 @pytest.fixture
