@@ -196,7 +196,7 @@ def test_a_parked_message_is_cancelled_and_not_rescheduled(
 ) -> None:
     with Publisher(broker.url, outbox=where, retry=AT_ONCE) as publisher:
         outbox.enqueue(Message(b"", "", "nowhere"), key="a")
-        until(lambda: outbox.status().parked)
+        until(lambda: publisher.status.counters.parked)
         assert publisher.status.counters.open == 0
     assert outbox.reschedule("a", in_s(10)) is ScheduleChange.TOO_LATE
     assert outbox.cancel("a")
