@@ -168,7 +168,7 @@ class Enqueuing:
         try:
             if not is_theirs:
                 # Python's sqlite3 begins a transaction before an INSERT, for the caller to commit.
-                begin_immediate(connection)
+                begin_immediate(connection, self.path)
             version = _version(cursor)
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:

@@ -61,6 +61,7 @@ class Gate:
     """Prevents forks during uses of SQLite, and uses during forks. Reentrant, also for signals.
 
     Attributes:
+        forks: grows in each forked child, so whoever finds another number than before is a child.
         open_before: databases that the process had open when this module was imported. An earlier
             fork may have lost their locks; `location.Place` checks that.
     """
@@ -69,6 +70,7 @@ class Gate:
         self._keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self._torn: set[Inode] = set()
         self.open_before = _open_databases()
+        self.forks = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -218,6 +220,7 @@ class Gate:
             self._changed.notify_all()
 
     def _after_in_child(self) -> None:
+        self.forks += 1
         self._reset()
         self._torn |= _open_databases()
         for keeper in list(self._keepers):

@@ -17,6 +17,10 @@ This depends on the index. A connection that finds a log without an index rebuil
 and accepts complete frames as a committed transaction. So the connection is kept open after such a
 failure, and is not closed for a fork. If the second commit fails too, `OutboxUnsure` is raised. The
 next commit that succeeds overwrites the failed frames.
+
+A signal handler may fork within a transaction, and return in the child as well. The connection, the
+transaction and its locks are the parent's: the child ends it neither way, since a commit would
+overwrite what others have committed meanwhile, and a rollback changes the shared index.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxUnsure
+from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxForked, OutboxUnsure
 from reliablepub.outbox.sqlite.failures import commit_unsure, is_decided, outbox_error
+from reliablepub.outbox.sqlite.forks import GATE, forked
 from reliablepub.outbox.sqlite.location import WritingConnection
 
 T = TypeVar("T")
@@ -94,39 +99,51 @@ def waiting_at_most(connection: sqlite3.Connection, seconds: float) -> Iterator[
         connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
 
 
-def begin_immediate(connection: sqlite3.Connection) -> None:
+def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
     """Begin a transaction with the write lock. Wait for it as long as the connection's timeout.
 
     SQLite's own wait sleeps 1, 2, 5, 10, and up to 100 ms between its tries, while another process
     needs the lock for one commit: it misses many moments in which the lock is free.
 
+    Args:
+        connection: used by this call alone.
+        path: path of the outbox, for the error.
+
     Raises:
         sqlite3.OperationalError: the lock was not free until the timeout.
+        OutboxForked: a signal handler has forked within this call, and this is the child.
     """
+    forks = GATE.forks
     (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     begun = time.monotonic()
     try:
         connection.execute("PRAGMA busy_timeout = 0")
-        while not _has_begun(connection, begun, timeout_ms / 1_000):
-            pass
+        while True:
+            if GATE.forks != forks:  # nothing is called from here on, so no signal handler runs
+                raise _forked_within(path)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                _wait_for_lock(error, time.monotonic() - begun, timeout_ms / 1_000)
+            else:
+                return
     finally:
         connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
 
 
-def _has_begun(connection: sqlite3.Connection, begun: float, timeout_s: float) -> bool:
-    """Try once. If the lock is held, sleep and return False, or raise after the timeout."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as error:
-        code, waited_s = error.sqlite_errorcode, time.monotonic() - begun
-        # A wait does not help a connection that reads an older state.
-        is_held = code & 0xFF == sqlite3.SQLITE_BUSY and code != sqlite3.SQLITE_BUSY_SNAPSHOT
-        if not is_held or waited_s >= timeout_s:
-            raise
-        wait_s = min(max(waited_s / _POLLS_PER_WAIT, _POLL_MIN_S), _POLL_MAX_S)
-        time.sleep(min(wait_s, timeout_s - waited_s))
-        return False
-    return True
+def _wait_for_lock(error: sqlite3.OperationalError, waited_s: float, timeout_s: float) -> None:
+    """Sleep if a writer holds the lock; raise the error if not, or after the timeout."""
+    code = error.sqlite_errorcode
+    # A wait does not help a connection that reads an older state.
+    is_held = code & 0xFF == sqlite3.SQLITE_BUSY and code != sqlite3.SQLITE_BUSY_SNAPSHOT
+    if not is_held or waited_s >= timeout_s:
+        raise error
+    wait_s = min(max(waited_s / _POLLS_PER_WAIT, _POLL_MIN_S), _POLL_MAX_S)
+    time.sleep(min(wait_s, timeout_s - waited_s))
+
+
+def _forked_within(path: Path) -> OutboxForked:
+    return forked(path, "was in use by this call when a signal handler forked")
 
 
 @contextmanager
@@ -135,25 +152,30 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
     Raises:
         OutboxUnsure: the disk failed during the commit; see `commit_with_retry`.
+        OutboxForked: a signal handler has forked within the block, and this is the child.
         OutboxError: nothing was changed.
     """
     committing = False
+    forks = GATE.forks
     try:
         # The write lock is taken now: a transaction that begins by reading cannot wait for it
         # later (SQLITE_BUSY_SNAPSHOT).
         begun = time.monotonic()
         try:
-            begin_immediate(connection)
+            begin_immediate(connection, path)
         finally:
             if isinstance(connection, WritingConnection):
                 connection.lock_wait_s += time.monotonic() - begun
         yield
         committing = True
+        if GATE.forks != forks:  # nothing is called from here on, so no signal handler runs
+            raise _forked_within(path)  # noqa: TRY301 - a function would be called
         connection.execute("COMMIT")
         if isinstance(connection, WritingConnection):
             connection.is_unsure = False
     except BaseException as error:
-        roll_back(connection)
+        if GATE.forks == forks:
+            roll_back(connection)
         if not isinstance(error, sqlite3.Error):
             raise
         if committing and not is_decided(path, error):
