@@ -4,8 +4,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import weakref
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 from reliablepub.errors import OutboxLocked
 from reliablepub.outbox.sqlite import forks
-from reliablepub.outbox.sqlite.forks import Gate, Keeper
+from reliablepub.outbox.sqlite.forks import Gate
 
 
 class Resting:
@@ -23,24 +21,33 @@ class Resting:
         pass
 
 
+def test_a_keeper_may_come_while_another_thread_has_the_lock() -> None:
+    """A signal handler may interrupt the caller there, and wait for the relay, which needs it."""
+    gate, late = Gate(), Resting()
+    adding = threading.Thread(target=gate.keep, args=(late,), daemon=True)
+    with gate._lock:
+        adding.start()
+        adding.join(10)
+        assert not adding.is_alive()
+    assert gate._kept() == [late]
+
+
 def test_a_keeper_that_comes_during_a_fork_does_not_stop_it() -> None:
     """An exception in a hook is ignored, and then no connection would be closed."""
-    gate, keepers, late = Gate(), [Resting(), Resting()], Resting()
-    adding = threading.Thread(target=gate.keep, args=(late,))
+    gate, late, rested = Gate(), Resting(), list[int]()
 
-    class Interrupted(weakref.WeakSet[Keeper]):
-        def __iter__(self) -> Iterator[Keeper]:
-            for keeper in super().__iter__():
-                if not adding.ident:
-                    adding.start()
-                    adding.join(0.2)  # it ends meanwhile, unless it waits
-                yield keeper
+    class Adding:
+        def rest(self) -> None:
+            gate.keep(late)
+            rested.append(id(self))
 
-    gate._keepers = Interrupted(keepers)
+    keepers = [Adding(), Adding()]
+    for keeper in keepers:
+        gate.keep(keeper)
     gate._before()
     gate._after_in_parent()
-    adding.join()
-    assert late in gate._keepers
+    assert rested == [*map(id, keepers)]
+    assert late in gate._kept()
 
 
 def test_a_call_does_not_wait_for_good_for_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

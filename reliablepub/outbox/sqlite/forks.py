@@ -67,7 +67,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self._keepers = weakref.WeakValueDictionary[int, Keeper]()  # by their ``id``
         self._torn: set[Inode] = set()
         self.open_before = _open_databases()
         self.forks = 0
@@ -160,10 +160,12 @@ class Gate:
 
     def keep(self, keeper: Keeper) -> None:
         """Close the keeper's connection before each fork."""
-        if os.getpid() != self._pid:
-            self._after_in_child()  # a thread of the parent may have held the lock
-        with self._lock:
-            self._keepers.add(keeper)
+        self._keepers[id(keeper)] = keeper
+
+    def _kept(self) -> list[Keeper]:
+        # `valuerefs` makes its list in one step: other threads add keepers, and take no lock.
+        references = self._keepers.valuerefs()
+        return [keeper for reference in references if (keeper := reference()) is not None]
 
     def check(self, path: Path, found: os.stat_result) -> None:
         """Refuse a file that was open when this process was forked.
@@ -191,9 +193,8 @@ class Gate:
                 is_quiet = self._changed.wait_for(
                     lambda: not self._using.keys() - {me}, REST_TIMEOUT_S
                 )
-                keepers = list(self._keepers)
             if is_quiet:
-                for keeper in keepers:
+                for keeper in self._kept():
                     keeper.rest()
         finally:
             self._after_in_parent()
@@ -209,9 +210,8 @@ class Gate:
             is_quiet = self._changed.wait_for(
                 lambda: not self._using.keys() - {me}, QUIET_TIMEOUT_S
             )
-            keepers = list(self._keepers)  # other threads go on adding to them
         if is_quiet and me not in self._using:
-            for keeper in keepers:
+            for keeper in self._kept():
                 keeper.rest()
 
     def _after_in_parent(self) -> None:
@@ -223,7 +223,7 @@ class Gate:
         self.forks += 1
         self._reset()
         self._torn |= _open_databases()
-        for keeper in list(self._keepers):
+        for keeper in self._kept():
             keeper.rest()
 
 
