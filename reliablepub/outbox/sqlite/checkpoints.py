@@ -39,10 +39,12 @@ CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
 the ballast (`BALLAST_BYTES` in `space`) must be larger than one checkpoint."""
 LOG_BYTES_KEPT: Final = 8 * 1024 * 1024
 """Size to which a longer log is truncated when it is reset."""
-LOG_BYTES_LONG: Final = 16 * 1024 * 1024
+LOG_BYTES_LONG: Final = 9 * 1024 * 1024
 """Size of the log at which others than a committing relay checkpoint: a process that enqueues while
-no relay runs, or a relay that has nothing to commit while others enqueue."""
-_RESTART_S: Final = 0.25
+no relay runs, or a relay that has nothing to commit while others enqueue. Hardly more than is kept:
+a commit that makes the log longer takes up to twice as long as one that writes over what is there,
+because the file system has to record the new length as well."""
+_RESTART_S: Final = 0.1
 """The least seconds between two tries to restart the log: an open reader can prevent it for long.
 """
 
