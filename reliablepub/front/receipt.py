@@ -159,6 +159,9 @@ class _Waiting:
 
     def then_call(self, callback: Callable[[Any], object], receipt: SingleOutcome) -> None:
         """Call back once the receipt is settled; at once, on this thread, if it is."""
+        if receipt.is_settled:  # the relay may still ring, and must not find this call
+            self._relay.call(callback, receipt)
+            return
         self._relay.keep(receipt)
         self._calls.append(partial(self._relay.call, callback, receipt))
         if receipt.is_settled:  # the relay may have rung before the call was in the list

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -211,6 +211,28 @@ def test_a_settled_receipt_calls_back_at_once(
     assert "calls_back_at_once.<locals>.<lambda> of a receipt has raised" in caplog.text
     with pytest.raises(Refused):
         receipt.result(0)
+
+
+def test_a_relay_that_still_rings_leaves_a_late_callback_to_its_caller(
+    publisher: Publisher,
+) -> None:
+    receipt = publisher.publish(b"x", routing_key="q")
+    receipt.result(60)
+    waiting = receipt._waiting
+
+    class Rung(list[Callable[[], None]]):
+        """The relay's ring comes just after a call was added."""
+
+        def append(self, call: Callable[[], None]) -> None:
+            super().append(call)
+            relay = threading.Thread(target=waiting.ring)
+            relay.start()
+            relay.join()
+
+    waiting._calls = Rung()
+    threads: list[threading.Thread] = []
+    receipt.add_done_callback(lambda _: threads.append(threading.current_thread()))
+    assert threads == [threading.current_thread()]
 
 
 def test_callbacks_of_a_race_are_each_called_once(publisher: Publisher) -> None:
