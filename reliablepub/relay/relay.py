@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
@@ -251,13 +252,14 @@ class Relay:
         return not self._intake.is_ready(self._snapshot.counters, self._clock.monotonic())
 
     def look(self) -> int | None:
-        """Look now for what other processes have stored.
+        """Look now for what other processes have stored; `status` then counts it.
 
         Returns:
             the highest id; None while the store cannot be read.
         """
         self._look_at = self._clock.monotonic()
         is_read = self._look_elsewhere(self._look_at, self._clock.wall())
+        self.status = replace(self.status, counters=self._snapshot.counters)
         return self._snapshot.last_id if is_read else None
 
     def latency(self) -> Percentiles | None:

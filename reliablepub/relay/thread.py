@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 
 from reliablepub._core.session import Session
 from reliablepub.errors import (
+    OutboxError,
     OutboxInUse,
     PublisherClosed,
     PublisherFailed,
@@ -73,7 +74,6 @@ class Flush:
             self.is_searching = lowest > self._since
             self._since = lowest
             return False
-        self.done.set()
         return True
 
 
@@ -440,6 +440,9 @@ class RelayThread:
             self._listen(relay, transport, self._wait_s(wait_s))
         relay.drain()
         relay.turn(is_flushing=True)  # commits the last outcomes
+        if not relay.status.trouble:
+            with contextlib.suppress(OutboxError):  # the file may be deleted by now
+                relay.look()  # as for a flush
 
     def _listen(self, relay: Relay, transport: Transport, wait_s: float) -> None:
         """Listen until a turn is due; and while no work waits for it, gather more confirms."""
@@ -481,6 +484,8 @@ class RelayThread:
     def _answer_flushes(self, relay: Relay) -> None:
         for flush in list(self._flushes):  # a copy: callers add and remove flushes at any time
             if flush.look(relay):
+                relay.look()  # the status is to count what others have discarded
+                flush.done.set()
                 self.end_flush(flush)
 
     def _detach(self) -> None:

@@ -38,6 +38,7 @@ from reliablepub import (
     PublisherForked,
     Refused,
     ReliablePubError,
+    Status,
     StillOpen,
 )
 from reliablepub.front.receipt import Issued
@@ -274,6 +275,25 @@ def test_a_receipt_of_a_closed_publisher_does_not_wait_for_ever(path: Path) -> N
     with pytest.raises(PublisherClosed):
         receipt.result()
     assert Outbox(path).status().open == 1
+
+
+@pytest.mark.parametrize(
+    ("others", "end"),
+    [
+        (0, lambda publisher: publisher.flush(30)),
+        (0, lambda publisher: publisher.close(30)),
+        (1, lambda publisher: publisher.close(0)),
+    ],
+)
+def test_the_status_after_a_wait_does_not_count_what_was_just_cancelled(
+    path: Path, others: int, end: Callable[[Publisher], Status]
+) -> None:
+    with Outbox(path) as outbox, Publisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+        for n in range(1 + others):
+            outbox.enqueue(Message(b"", routing_key="q"), key=f"{n}")
+        until(lambda: publisher.status.open == 1 + others)
+        assert outbox.cancel("0")
+        assert end(publisher).open == others
 
 
 def test_a_flush_waits_for_what_another_process_has_just_stored(
