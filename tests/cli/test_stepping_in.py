@@ -341,7 +341,7 @@ def test_who_waits_is_told(run: Run, path: Path, fake: FakeBroker) -> None:
         publisher.publish(b"first", routing_key="all")  # RabbitMQ tells only those who publish
         until(lambda: publisher.status.reason == "low on memory")
         receipt = publisher.publish(b"second", routing_key="all")
-        assert "low on memory" in run("explain", receipt.message_id).stdout
+        until(lambda: "low on memory" in run("explain", receipt.message_id).stdout)
         assert run("discard", receipt.message_id, "--yes", "--note", "too late").exit_code == 0
         with pytest.raises(Withdrawn, match=r"discarded by .*: too late"):
             receipt.result(timeout_s=60)

@@ -898,7 +898,7 @@ def test_a_publisher_outlives_its_database(
                 postgres_server.stop(how)
             with pytest.raises((OutboxUnreachable, OutboxUnsure)):
                 publisher.publish(b"", routing_key="orders", message_id="refused")
-            assert "cannot be reached" in publisher.status.trouble
+            until(lambda: "cannot be reached" in publisher.status.trouble)
             postgres_server.start()
             until(lambda: not publisher.status.trouble)
             publish(publisher, 20)

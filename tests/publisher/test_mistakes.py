@@ -330,7 +330,7 @@ def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
                 publish(publisher, Message(b"x", routing_key="q"))
             assert not handed_over
             publisher.publish(b"x", routing_key="q", message_id="second")
-            assert publisher.flush(0).counters.stored == 1
+            assert publisher.close(0).counters.stored == 1
 
     asyncio.run(main())
 

@@ -42,7 +42,7 @@ def assert_refused(url: str, outbox: Path, words: str, context: ssl.SSLContext |
     """Nothing is sent, everything is kept, and the reason can be read."""
     with Publisher(url, outbox=outbox, ssl_context=context, close_timeout_s=0) as publisher:
         publisher.publish(b"secret", routing_key="q")
-        until(lambda: publisher.status.reason != "")
+        until(lambda: publisher.status.reason and publisher.status.open)
         status = publisher.status
         assert words in status.reason.lower()
         # RabbitMQ's reset may overtake its alert, as the client already writes.
