@@ -71,10 +71,12 @@ class Hook:
 
 
 def test_a_wait_for_the_relay_on_its_own_thread_raises(broker: FakeBroker, outbox: Path) -> None:
-    hook = Hook()
+    told = threading.Event()
+    hook = Hook(told.set)
     with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
         later = datetime.now(UTC) + timedelta(days=1)
         receipt = publisher.publish(b"x", routing_key="q", not_before=later)
+        assert told.wait(30), "otherwise this one is told to the first verb"
         for verb in (
             lambda: publisher.publish(b"y", routing_key="q"),
             lambda: publisher.publish_many([Message(b"y", routing_key="q")]),
