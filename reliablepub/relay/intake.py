@@ -118,7 +118,8 @@ class Intake:
         """
         if not self._lone.stored:
             return
-        for (entry, is_noted), is_new in self._lone.take():
+        for stored, is_new in self._lone.take():
+            entry, is_noted = stored.entry, stored.is_noted
             is_held = self._pauses.tracked and self._pauses.holds(entry) is not None
             self.stored.append(entry)
             if self._loaded.stored_by_caller(

@@ -26,8 +26,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from reliablepub.errors import OutboxError, OutboxUnsure
 from reliablepub.message import Message
@@ -47,16 +48,19 @@ _END_S: Final = 0.5
 has interrupted one may have closed the publisher: then it waits in vain."""
 
 
-class Stored(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Stored:
     """An entry that its caller has stored.
 
     Attributes:
         entry: the entry, with its id and its waiter.
         is_noted: whether the store has it as in flight.
+        is_taken: whether the relay takes it, or has done so.
     """
 
     entry: Entry
     is_noted: bool
+    is_taken: bool = False
 
 
 class LoneMessages:
@@ -119,7 +123,6 @@ class LoneMessages:
             entry.waiter = waiter
             if not self._store(writer, entry, is_noted=is_noted):
                 return False
-            # Not within `_store`: what is raised here leaves the note of a message in flight.
             if len(self.stored) == 1:  # otherwise it was woken, and has not come to it
                 self._wake()
             return True
@@ -157,16 +160,17 @@ class LoneMessages:
         for _ in range(_TRIES):
             entry.id = writer.next_id()
             self._announced[entry.id] = entry
+            stored = Stored(entry, is_noted)
             is_stored = False
             try:
                 is_stored = writer.store(entry)
                 if is_stored:
-                    self.stored.append(Stored(entry, is_noted))
+                    self.stored.append(stored)
                     return True
             except BaseException as error:  # also what a signal handler raises
                 if isinstance(error, OutboxError) and not isinstance(error, OutboxUnsure):
                     return False
-                if is_noted:
+                if is_noted and not self._is_handed_over(stored):
                     self.doubtful.append(entry)
                 raise
             finally:
@@ -175,6 +179,10 @@ class LoneMessages:
             if writer.next_id() == entry.id:
                 return False  # not for its id
         return False
+
+    def _is_handed_over(self, stored: Stored) -> bool:
+        """Whether the relay gets this entry, or has it, although its caller was interrupted."""
+        return stored in self.stored or stored.is_taken  # in this order, see `take`
 
     # ------------------------------------------------------------------ called by the relay
 
@@ -205,7 +213,9 @@ class LoneMessages:
         """
         taken = []
         while self.stored:
-            one = self.stored.popleft()
+            one = self.stored[0]
+            one.is_taken = True  # before it leaves the queue, see `_is_handed_over`
+            self.stored.popleft()
             is_new = self._announced.pop(one.entry.id, None) is not None
             taken.append((one, is_new))
         return taken

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +24,7 @@ from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay import lone
-from reliablepub.relay.lone import LoneMessages
+from reliablepub.relay.lone import LoneMessages, Stored
 from reliablepub.relay.withdrawals import tell_withdrawn
 from tests.relay.scripted import Told, World
 
@@ -467,6 +468,28 @@ def test_a_handler_that_raises_after_the_hand_over_leaves_the_note(world: World)
     world.hand_over("other")
     world.turn()
     assert noted(world) == [1], "it is in flight"
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["at once", "when the relay has taken it"])
+def test_a_handler_that_raises_right_after_the_hand_over_leaves_the_note(
+    world: World, *, is_taken: bool
+) -> None:
+    class Interrupted(deque[Stored]):
+        def append(self, one: Stored) -> None:
+            super().append(one)
+            if is_taken:
+                world.turn()
+            raise KeyboardInterrupt
+
+    world.lone.stored = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        world.store_alone("a")
+    world.turn()
+    assert world.sent == ["a"]
+    world.hand_over("other")
+    world.turn()
+    assert noted(world) == [1], "it is in flight"
+    assert not world.lone.doubtful
 
 
 def test_after_another_relay_has_taken_over_nothing_is_stored(world: World, path: Path) -> None:
