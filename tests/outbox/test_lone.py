@@ -5,17 +5,18 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from reliablepub.errors import OutboxDiskFull, OutboxMoved, OutboxUnsure
+from reliablepub.errors import OutboxDiskFull, OutboxLocked, OutboxMoved, OutboxUnsure
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Changes, Entry, OpenLimits
-from reliablepub.outbox.sqlite import lone
+from reliablepub.outbox.sqlite import connections, lone
+from reliablepub.outbox.sqlite import store as store_module
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.lone import SqliteLoneWriter
@@ -148,6 +149,39 @@ def test_it_waits_for_a_short_transaction_and_not_for_a_long_one(
             timer.start()
             assert writer.store(numbered(writer, entry()))
             timer.join()
+
+
+SLOW = """CREATE TEMP TRIGGER slow AFTER INSERT ON main.reliablepub_messages
+BEGIN SELECT wait_a_moment(); END"""
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_the_relay_waits_for_a_caller_whose_commit_takes_long(
+    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch, *, is_long: bool
+) -> None:
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(store_module, "CALLER_WAITS", 1 if is_long else 1_000)
+    has_lock = threading.Event()
+
+    def wait_a_moment() -> None:
+        has_lock.set()
+        time.sleep(0.5)
+
+    with closing(SqliteStore(path)) as store:
+        writer = store.lone
+        writer.prepare(ROOMY, is_sent=False)
+        with writer._writer as connection:
+            connection.create_function("wait_a_moment", 0, wait_a_moment)
+            connection.execute(SLOW)
+        caller = threading.Thread(target=writer.store, args=(numbered(writer, entry()),))
+        caller.start()
+        assert has_lock.wait(30)
+        with pytest.raises(OutboxLocked) if is_long else nullcontext():
+            store.commit(Changes(new=[entry()]))
+        caller.join()
+        assert not writer.is_writing
+        assert store.snapshot().counters.stored == (1 if is_long else 2)
+        writer.close()
 
 
 def test_a_disk_that_fails_leaves_it_in_doubt_and_the_relay_decides(

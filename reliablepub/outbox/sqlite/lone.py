@@ -42,6 +42,10 @@ class SqliteLoneWriter:
         keys: keys to encrypt messages; None for no encryption.
         run: number of the relay's run.
         relay: the relay's connection.
+
+    Attributes:
+        is_writing: whether a caller holds SQLite's lock, or is about to take it, or has just
+            released it.
     """
 
     def __init__(self, path: Path, keys: OutboxKeys | None, run: int, relay: Writer) -> None:
@@ -53,6 +57,7 @@ class SqliteLoneWriter:
         self._last_id = 0
         self._prepared: WritingConnection | None = None
         self._is_interrupted = False
+        self.is_writing = False
 
     def prepare(self, limits: OpenLimits, *, is_sent: bool) -> None:
         """Set the terms for the messages to come; see `outbox.entry.LoneWriter`."""
@@ -120,6 +125,7 @@ class SqliteLoneWriter:
             if self._writer.connection is not connection:
                 return False
             try:
+                self.is_writing = True
                 connection.execute(QUERIES["insert_lone_message"], row)
             except sqlite3.Error as error:
                 if is_busy(error):
@@ -131,6 +137,8 @@ class SqliteLoneWriter:
                     raise commit_unsure(self._path, error) from error
                 self._look_at_ledger(connection)
                 return False
+            finally:
+                self.is_writing = False
             connection.is_unsure = False
             self._last_id = entry.id
             return True

@@ -26,6 +26,7 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxError,
     OutboxInUse,
+    OutboxLocked,
     OutboxMoved,
     OutboxUnsure,
     PublisherForked,
@@ -355,6 +356,9 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
         (release.left,) = connection.execute(QUERIES["count_" + scope], where).fetchone()
 
 
+CALLER_WAITS: Final = 12
+"""So often the relay waits, for `connections.BUSY_TIMEOUT_S`, for the lock of a caller that stores
+a message: longer than a disk that is still of use takes for a sync."""
 REREAD_S: Final = 1.0
 """Seconds after which pages are read again, which makes one commit a twentieth slower."""
 NEVER_READ: Final = (
@@ -807,7 +811,8 @@ class SqliteStore:
 
         try:
             commit = partial(commit_with_retry, connection, self.path, write, is_there)
-            snapshot, is_roomy = self._sparing(connection, commit)
+            after_callers = partial(self._after_callers, commit)
+            snapshot, is_roomy = self._sparing(connection, after_callers)
         except BaseException as error:
             self._commit_failed(connection, changes, error)
             raise
@@ -858,6 +863,19 @@ class SqliteStore:
                 reasons = dict.fromkeys(mistyped, MISTYPED)
                 damaged = park_damaged(connection, reasons, self._clock())
             self._damaged += damaged
+        return work()
+
+    def _after_callers(self, work: Callable[[], T]) -> T:
+        """Do a transaction. While the disk holds up a caller's commit, wait for the caller's lock.
+
+        Not for ever: a signal handler that waits for the relay may have interrupted the caller.
+        """
+        for _ in range(CALLER_WAITS):
+            try:
+                return work()
+            except OutboxLocked:
+                if self._lone is None or not self._lone.is_writing:
+                    raise
         return work()
 
     def _moves_times(self, changes: Changes) -> bool:
