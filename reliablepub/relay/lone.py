@@ -264,7 +264,9 @@ class LoneMessages:
             self.is_reserved = False
 
     def end(self) -> None:
-        """Have callers take the long path from now on, and close the writer."""
+        """Have callers take the long path from now on, and close the writer, once."""
+        if self._is_over:
+            return
         self._is_over = True
         until = time.monotonic() + _END_S
         while not self._close() and time.monotonic() < until:

@@ -439,6 +439,7 @@ class RelayThread:
                 break
             self._listen(relay, transport, self._wait_s(wait_s))
         relay.drain()
+        self.lone.end()  # first: what a caller stored after the last turn would not be counted
         relay.turn(is_flushing=True)  # commits the last outcomes
         if not relay.status.trouble:
             with contextlib.suppress(OutboxError):  # the file may be deleted by now

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from reliablepub import OutboxLocked, Publisher, PublisherForked
+from reliablepub import Message, OutboxLocked, Publisher, PublisherForked
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry
 from reliablepub.outbox.rows import plain_row_of
@@ -185,6 +186,35 @@ def test_a_child_that_a_handler_has_forked_stores_nothing(
             os._exit(8)
     assert told == [7]
     receipt.result(30)
+
+
+def test_close_counts_what_was_stored_while_it_ended(
+    publisher: Publisher, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the last turn it is stored, and counted; from then on, it is refused."""
+    relay, lone = publisher._client.relay._relay, publisher._client.relay.lone
+    assert relay is not None
+    drain, commit = relay.drain, relay._commit_and_send
+    stored: list[bool] = []
+
+    def store() -> None:
+        time.sleep(0.01)  # otherwise two threads publish
+        stored.append(lone.store(Message(b"x", routing_key="q", message_id="m"), None))
+
+    def before_the_last_turn() -> None:
+        drain()
+        store()
+
+    def within_the_last_turn(*arguments: Any, **options: Any) -> None:
+        commit(*arguments, **options)
+        if stored:
+            store()
+
+    monkeypatch.setattr(relay, "drain", before_the_last_turn)
+    monkeypatch.setattr(relay, "_commit_and_send", within_the_last_turn)
+    status = publisher.close()
+    assert status.open == stored.count(True)
+    assert stored == [True, False]
 
 
 def is_locked(path: Path) -> bool:
