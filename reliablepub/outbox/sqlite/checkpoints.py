@@ -44,7 +44,7 @@ LOG_BYTES_LONG: Final = 9 * 1024 * 1024
 no relay runs, or a relay that has nothing to commit while others enqueue. Hardly more than is kept:
 a commit that makes the log longer takes up to twice as long as one that writes over what is there,
 because the file system has to record the new length as well."""
-_RESTART_S: Final = 0.1
+_RESTART_S: Final = 0.25
 """The least seconds between two tries to restart the log: an open reader can prevent it for long.
 """
 
