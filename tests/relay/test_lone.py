@@ -457,17 +457,22 @@ def test_a_handler_that_raises_after_the_commit_leaves_no_note(world: World) -> 
     assert world.relay.status.open == 0
 
 
+def assert_note_stays(world: World) -> None:
+    """The message is in flight, also after the next commit."""
+    world.turn()
+    assert world.sent == ["a"]
+    world.hand_over("other")
+    world.turn()
+    assert noted(world) == [1]
+
+
 def test_a_handler_that_raises_after_the_hand_over_leaves_the_note(world: World) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with mock.patch.object(world.lone, "_wake", interrupt), pytest.raises(KeyboardInterrupt):
         world.store_alone("a")
-    world.turn()
-    assert world.sent == ["a"]
-    world.hand_over("other")
-    world.turn()
-    assert noted(world) == [1], "it is in flight"
+    assert_note_stays(world)
 
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["at once", "when the relay has taken it"])
@@ -484,11 +489,7 @@ def test_a_handler_that_raises_right_after_the_hand_over_leaves_the_note(
     world.lone.stored = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         world.store_alone("a")
-    world.turn()
-    assert world.sent == ["a"]
-    world.hand_over("other")
-    world.turn()
-    assert noted(world) == [1], "it is in flight"
+    assert_note_stays(world)
     assert not world.lone.doubtful
 
 
