@@ -18,6 +18,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import plain_row_of
 from reliablepub.outbox.sqlite import enqueue
+from reliablepub.outbox.sqlite.location import Place
 from tests.sqlite import writer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -94,6 +95,22 @@ def test_the_child_ends_the_transaction_neither_way(
         forking.run(work)
         assert forking.children == [end]
         assert "COMMIT" in statements
+        assert outbox.status().open == 2
+
+
+def test_a_child_that_was_forked_before_the_transaction_begins_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"before"))
+        forking = Forking(Place.check_before_commit)
+
+        def check(place: Place) -> None:  # a method, unlike `forking`
+            forking(place)
+
+        monkeypatch.setattr(Place, "check_before_commit", check)
+        forking.run(lambda: outbox.enqueue(Message(b"of the parent")))
+        assert forking.children == [REFUSED]
         assert outbox.status().open == 2
 
 

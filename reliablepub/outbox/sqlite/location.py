@@ -512,6 +512,7 @@ class WritingConnection(sqlite3.Connection):
 
     Attributes:
         place: the open files, which are compared with the path after each commit.
+        forks: `Gate.forks` when it was opened: in a forked child, it is the parent's.
         is_unsure: the disk failed during the last commit; see `transactions`.
         lock_wait_s: seconds spent so far in taking the lock of the writer.
     """
@@ -519,6 +520,10 @@ class WritingConnection(sqlite3.Connection):
     place: Place
     is_unsure = False
     lock_wait_s = 0.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of `Connection`
+        self.forks = GATE.forks  # first: what is forked from here on gets the parent's connection
+        super().__init__(*args, **options)
 
     @property
     def must_stay(self) -> bool:

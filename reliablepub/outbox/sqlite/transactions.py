@@ -113,7 +113,7 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
         sqlite3.OperationalError: the lock was not free until the timeout.
         OutboxForked: a signal handler has forked within this call, and this is the child.
     """
-    forks = GATE.forks
+    forks = _forks_before(connection)
     (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     begun = time.monotonic()
     try:
@@ -142,6 +142,11 @@ def _wait_for_lock(error: sqlite3.OperationalError, waited_s: float, timeout_s: 
     time.sleep(min(wait_s, timeout_s - waited_s))
 
 
+def _forks_before(connection: sqlite3.Connection) -> int:
+    """Return `Gate.forks` when the connection was opened; of an application's, what it is now."""
+    return connection.forks if isinstance(connection, WritingConnection) else GATE.forks
+
+
 def _forked_within(path: Path) -> OutboxForked:
     return forked(path, "was in use by this call when a signal handler forked")
 
@@ -156,7 +161,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         OutboxError: nothing was changed.
     """
     committing = False
-    forks = GATE.forks
+    forks = _forks_before(connection)
     try:
         # The write lock is taken now: a transaction that begins by reading cannot wait for it
         # later (SQLITE_BUSY_SNAPSHOT).
