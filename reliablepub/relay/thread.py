@@ -483,9 +483,13 @@ class RelayThread:
         return min(wait_s, max(0.05, self._close_at - time.monotonic()))
 
     def _answer_flushes(self, relay: Relay) -> None:
+        has_looked = False
         for flush in list(self._flushes):  # a copy: callers add and remove flushes at any time
+            has_looked |= flush.upto is None  # it looks for the highest id
             if flush.look(relay):
-                relay.look()  # the status is to count what others have discarded
+                if not has_looked:
+                    relay.look()  # the status is to count what others have discarded
+                    has_looked = True
                 flush.done.set()
                 self.end_flush(flush)
 

@@ -120,8 +120,8 @@ class SqliteLoneWriter:
     def _is_written(self, connection: WritingConnection, entry: Entry) -> bool:
         row = plain_row_of(entry, self._keys)
         for _ in range(_TRIES):
-            # A child that a signal handler has forked lacks the locks. Nothing is called between
-            # the two, so no handler runs there.
+            # A signal handler may have forked, and the child lacks the locks; or it has closed the
+            # connection, as others' locks were lost. Nothing is called from here on, so none runs.
             if self._writer.connection is not connection:
                 return False
             try:

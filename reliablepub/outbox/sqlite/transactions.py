@@ -18,9 +18,10 @@ and accepts complete frames as a committed transaction. So the connection is kep
 failure, and is not closed for a fork. If the second commit fails too, `OutboxUnsure` is raised. The
 next commit that succeeds overwrites the failed frames.
 
-A signal handler may fork within a transaction, and return in the child as well. The connection, the
-transaction and its locks are the parent's: the child ends it neither way, since a commit would
-overwrite what others have committed meanwhile, and a rollback changes the shared index.
+A signal handler may fork within a call, and return in the child as well. The connection, its
+transaction and locks are the parent's: the child begins none, and ends it neither way, since a
+commit would overwrite what others have committed meanwhile, and a rollback changes the index, which
+all share.
 """
 
 from __future__ import annotations
