@@ -47,7 +47,7 @@ from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
-from reliablepub.relay.thread import RelayThread
+from reliablepub.relay.thread import Flush, RelayThread
 from reliablepub.testing import FakeBroker, faults
 from tests.lazy import Lazy
 from tests.policies import AT_ONCE
@@ -294,6 +294,23 @@ def test_the_status_after_a_wait_does_not_count_what_was_just_cancelled(
         until(lambda: publisher.status.open == 1 + others)
         assert outbox.cancel("0")
         assert end(publisher).open == others
+
+
+def test_the_status_of_a_flush_that_has_waited_knows_what_has_ended_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Outbox(path) as outbox, Publisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+        outbox.enqueue(Message(b"", routing_key="q"), key="0")
+        until(lambda: publisher.status.open == 1)
+        look = Flush.look
+
+        def after_a_cancel(flush: Flush, relay: Relay) -> bool:
+            if flush.upto is not None:  # since its first look
+                outbox.cancel("0")
+            return look(flush, relay)
+
+        monkeypatch.setattr(Flush, "look", after_a_cancel)
+        assert publisher.flush(30).open == 0
 
 
 def test_a_flush_waits_for_what_another_process_has_just_stored(
