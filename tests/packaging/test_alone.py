@@ -1,4 +1,4 @@
-"""Nothing but the core dependencies is needed, and the consumer uses everything."""
+"""Nothing needs an extra but what is made for it, and the consumer uses everything."""
 
 import ast
 import inspect
@@ -8,15 +8,17 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 import reliablepub
-from tests.docs.licenses import brought_by
+from tests.docs.licenses import EXTRAS, brought_by
 
 CONSUMER = Path(__file__).parent / "consumer.py"
+COMMANDS = Path(__file__).parent / "commands.py"
 # What `import` finds from now on: the standard library, the packages given, and this folder's.
 ONLY = """
 import sys
-allowed = {*sys.stdlib_module_names, "reliablepub", *sys.argv.pop(1).split(",")}
+allowed = {*sys.stdlib_module_names, "reliablepub", "spark_sink", *sys.argv.pop(1).split(",")}
 
 
 class Others:
@@ -29,19 +31,21 @@ sys.meta_path.insert(0, Others())
 """
 
 
-def core_modules() -> set[str]:
-    core = brought_by("")  # those of dependencies included
+def modules(extra: str = "") -> set[str]:
+    """What an installation with this extra can import, all the way down its dependencies."""
+    brought = brought_by(extra) | brought_by("")
     return {
         module
         for module, distributions in packages_distributions().items()
-        if core & {name.lower().replace("_", "-") for name in distributions}
+        if brought & {canonicalize_name(name) for name in distributions}
     }
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    """Run in a fresh interpreter that can import nothing but the core dependencies."""
+def run(code: str, extra: str = "") -> subprocess.CompletedProcess[str]:
+    """Run in a fresh interpreter that can import nothing but what comes with an extra."""
     return subprocess.run(
-        [sys.executable, "-c", ONLY + code, ",".join(core_modules())],
+        [sys.executable, "-c", ONLY + code, ",".join(modules(extra))],
+        cwd=CONSUMER.parent,
         capture_output=True,
         text=True,
         check=False,
@@ -49,14 +53,19 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def script(path: Path) -> str:
+    return f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+
+
 def test_every_public_verb_works_with_the_core_dependencies_alone() -> None:
-    result = run(f"import runpy; runpy.run_path({str(CONSUMER)!r}, run_name='__main__')")
+    result = run(script(CONSUMER))
     assert (result.stdout, result.returncode) == ("well\n", 0), result.stderr
 
 
-def test_so_does_the_command_line() -> None:
-    result = run("from reliablepub.cli import main; sys.argv = ['x', '--version']; main()")
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_every_command_and_public_module_works_with_one_extra_alone(extra: str) -> None:
+    result = run(script(COMMANDS), extra)
+    assert (result.stdout, result.returncode) == ("well\n", 0), result.stderr
 
 
 @pytest.mark.parametrize("extra", ["aio_pika", "cryptography", "prometheus_client", "pyspark"])

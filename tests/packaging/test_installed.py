@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import reliablepub
+from tests.docs.licenses import EXTRAS
 from tests.packaging.conftest import Built
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 HERE = Path(__file__).parent
+LOCK = HERE.parent.parent / ".ci" / "lock"
 SMOKE = {
-    "": "import reliablepub, reliablepub.cli, reliablepub.testing",
     "aio": """
 import asyncio, aio_pika
 from reliablepub import AsyncPublisher
@@ -91,16 +92,28 @@ class Environment:
     def install(self, *requirements: str) -> None:
         self.run("pip", "install", "--quiet", *requirements)
 
+    def use_everything(self) -> None:
+        self.run("pip", "check")
+        assert self.run("reliablepub", "--version") == f"reliablepub {version()}\n"
+        for script in ("consumer.py", "commands.py"):
+            shutil.copy(HERE / script, self.folder)
+            assert self.run("python", "-W", "error", script) == "well\n"
 
-@pytest.mark.parametrize("extra", SMOKE)
+
+def test_the_wheel_alone_runs_every_command(built: Built, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install("--require-hashes", "-r", str(LOCK / "base.txt"))
+    environment.install("--no-deps", str(built.wheel))
+    environment.use_everything()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_the_wheel_works_with(extra: str, built: Built, tmp_path: Path) -> None:
     environment = Environment(tmp_path)
     environment.install(f"{built.wheel}[{extra}]" if extra else str(built.wheel))
-    environment.run("pip", "check")
-    assert environment.run("reliablepub", "--version") == f"reliablepub {version()}\n"
-    shutil.copy(HERE / "consumer.py", tmp_path)
-    assert environment.run("python", "-W", "error", "consumer.py") == "well\n"
-    environment.run("python", "-c", SMOKE[extra])
+    environment.use_everything()
+    environment.run("python", "-c", SMOKE.get(extra, ""))
 
 
 def version() -> str:
@@ -109,12 +122,14 @@ def version() -> str:
     return line.split('"')[1]
 
 
+@pytest.mark.soak
 def test_the_source_distribution_installs(built: Built, tmp_path: Path) -> None:
     environment = Environment(tmp_path)
     environment.install(str(built.sdist))
     assert environment.run("reliablepub", "--version") == f"reliablepub {version()}\n"
 
 
+@pytest.mark.soak
 def test_type_checkers_know_the_public_names_from_outside(built: Built, tmp_path: Path) -> None:
     environment = Environment(tmp_path)
     environment.install(str(built.wheel), "mypy", "pyright")

@@ -15,6 +15,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
+from psycopg.sql import Literal
+from psycopg.types.numeric import FloatDumper
 
 from reliablepub.errors import (
     ConfigurationError,
@@ -36,7 +38,7 @@ from reliablepub.outbox.postgres.server import (
     outbox_error,
     reported,
 )
-from reliablepub.outbox.postgres.sql import Double, creation, for_dbapi, named, with_values, within
+from reliablepub.outbox.postgres.sql import creation, for_dbapi, named, with_values, within
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 
@@ -49,6 +51,22 @@ _RELAY_S: Final = 0.05
 _LOOK_S: Final = 0.005
 _WRITE_S: Final = 10.0
 """How long an operator's transaction is retried because relays took their turns first."""
+
+
+class _Double(float):
+    """A number whose literal names its type, because a bare one is a ``numeric``.
+
+    An operator in `public` for the types of both sides would then be preferred to the built-in one
+    (see the top of ``queries.sql``).
+    """
+
+
+class _DoubleDumper(FloatDumper):
+    def quote(self, obj: float) -> bytes:
+        return b"'%r'::float8" % float(obj)
+
+
+psycopg.adapters.register_dumper(_Double, _DoubleDumper)
 
 
 def create_outbox(
@@ -258,7 +276,7 @@ class PostgresSession:
         assert isinstance(shard, int)
         bound = {**values, "shard": shard, "turn": self._turns.get(shard)}
         check_texts(bound)
-        return {name: Double(v) if isinstance(v, float) else v for name, v in bound.items()}
+        return {name: _Double(v) if isinstance(v, float) else v for name, v in bound.items()}
 
     def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
         for shard in self._turns:
@@ -341,7 +359,9 @@ class JoinedSession(PostgresSession):
         row_factory: Any = tuple_row,  # noqa: ANN401
     ) -> Cursor:
         assert row_factory is tuple_row, "rows as dictionaries are not needed here"
-        return Rows(execute_text(self._connection, with_values(statement, self._bound(values))))
+        bound = self._bound(values)
+        text = with_values(statement, lambda name: Literal(bound[name]).as_string(None))
+        return Rows(execute_text(self._connection, text))
 
 
 class PostgresDatabase:

@@ -1,7 +1,7 @@
 """SQL of an outbox for the name of its schema: named statements, and the scripts that create it.
 
 Knows: how the ``.sql`` files of this package write tables and values. Must never know: what a
-statement means.
+statement means, or psycopg: a command that only prints or compares SQL runs without it.
 
 In the files, ``reliablepub_messages`` stands for the table ``messages`` in the outbox's schema, and
 ``:name`` is a value. The name of a schema is checked before it becomes part of a statement.
@@ -10,13 +10,9 @@ In the files, ``reliablepub_messages`` stands for the table ``messages`` in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Final
-
-import psycopg
-from psycopg.sql import Literal
-from psycopg.types.numeric import FloatDumper
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.queries import named as queries_of
@@ -108,25 +104,9 @@ def for_dbapi(text: str) -> str:
     return _VALUE.sub(r"%(\1)s", _escaped(text))
 
 
-class Double(float):
-    """A number whose literal names its type, because a bare one is a ``numeric``.
-
-    An operator in `public` for the types of both sides would then be preferred to the built-in one
-    (see the top of ``queries.sql``).
-    """
-
-
-class _DoubleDumper(FloatDumper):
-    def quote(self, obj: float) -> bytes:
-        return b"'%r'::float8" % float(obj)
-
-
-psycopg.adapters.register_dumper(Double, _DoubleDumper)
-
-
-def with_values(text: str, values: Mapping[str, object]) -> str:
-    """Return a statement with its values as literals."""
-    return _VALUE.sub(lambda found: Literal(values[found[1]]).as_string(None), text)
+def with_values(text: str, literal: Callable[[str], str]) -> str:
+    """Return a statement with its values as literals, each found by its name."""
+    return _VALUE.sub(lambda found: literal(found[1]), text)
 
 
 def _escaped(text: str) -> str:
