@@ -67,12 +67,15 @@ class Outcome:
             none.
         reply_text: the broker's reply text, or reliablepub's own if the broker sent none.
         known: whether a queue holds the message, if more is known than the kind says.
+        shown: which messages the broker refuses, if other refusals have shown more than the reply
+            says.
     """
 
     kind: OutcomeKind
     reply_code: int = 0
     reply_text: str = ""
     known: Persistence | None = None
+    shown: Concern | None = None
 
     @property
     def persistence(self) -> Persistence:
@@ -86,6 +89,8 @@ class Outcome:
         With topic permissions, RabbitMQ's 403 concerns a single routing key: "access to topic 'x'
         in exchange 'y' in vhost '/' refused".
         """
+        if self.shown is not None:
+            return self.shown
         if self.kind is not OutcomeKind.REFUSED:
             return Concern.ADDRESS
         if self.reply_code not in _OF_THE_EXCHANGE:

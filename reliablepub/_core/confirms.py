@@ -88,9 +88,9 @@ class ConfirmLedger(Generic[K]):
         return len(self._outstanding)
 
     @property
-    def returned(self) -> int:
-        """Number of outstanding tags that were returned and wait for their confirm."""
-        return len(self._returned)
+    def unreturned(self) -> list[K]:
+        """Keys of the outstanding publishes that were not returned."""
+        return [key for tag, key in self._outstanding.items() if tag not in self._returned]
 
     @property
     def lowest_tag(self) -> int:

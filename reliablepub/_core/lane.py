@@ -107,9 +107,9 @@ class Lane(Generic[K]):
         )
 
     @property
-    def suspects(self) -> int:
-        """Number of messages in flight that were not returned: the broker may still reject them."""
-        return self.in_flight - (self.ledger.returned if self.ledger is not None else 0)
+    def suspects(self) -> list[K]:
+        """Keys of the messages in flight that were not returned: one may close the channel."""
+        return self.ledger.unreturned if self.ledger is not None else []
 
     @property
     def owed_since(self) -> float | None:

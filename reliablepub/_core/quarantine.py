@@ -11,28 +11,31 @@ is alone in flight at a close. For n suspects with k guilty messages among them 
 O(k log n) channels. Suspects that the broker's reply text names (by their exchange) are tried
 first.
 
-When the *connection* is closed, everything in flight on it is lost too. So these groups are tried
-with nothing else in flight, and fresh messages wait. That is brief where the broker confirms the
-group, or closes the connection at once. Where it does neither, as for a queue without a quorum, it
-lasts until the confirms are overdue: ``confirm_timeout_s`` for the first such group, twice as long
-for the next (`reliablepub._core.session`, "A slow link"). A shorter time would clear a message that
+**Set aside.** A message that was alone when its channel or its connection ended is not refused as
+long as it may be innocent (`reliablepub._core.evidence`). It is set aside, and tried again after
+growing waits; after a channel's end also as soon as another message has passed to its place.
+
+When the *connection* is lost over and over, before the broker answers any message in flight, a
+proxy may reject a message, the broker may crash over it, or merely fail to come up. The messages
+that were in flight are halved all the same, so that innocent ones pass. These groups are tried with
+nothing else in flight, and fresh messages wait. That is brief where the broker confirms the group,
+or ends the connection at once. Where it does neither, as for a queue without a quorum, it lasts
+until the confirms are overdue: ``confirm_timeout_s`` for the first such group, twice as long for
+the next (`reliablepub._core.session`, "A slow link"). A shorter time would clear a message that
 takes its connection down slowly, such as one over which a broker runs out of memory.
 
-**Set aside.** Several connections in a row may be lost before the broker answers any message in
-flight, with no publish blamed: a proxy rejects a message, the broker crashes over it, or the broker
-merely fails to come up. The cause cannot be known, so no message is refused. The suspects are
-halved all the same, so that innocent messages pass. A message that is alone when the connection is
-lost is set aside, and tried again, alone, after growing waits.
+**A broker that refuses every message** is probed by one message at a time, each time another one.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from reliablepub._core.confirms import Violation
+from reliablepub._core.evidence import NEVER, Suspicion
 from reliablepub._core.lane import Lane, without
 
 K = TypeVar("K")
@@ -49,11 +52,13 @@ class _Group(Generic[K]):
 
     Attributes:
         keys: suspects that are not written yet.
+        since: when these were first suspected, and of what.
         is_alone: whether nothing else may be in flight on the connection meanwhile.
-        losses: connections lost while this group's only message was in flight.
+        losses: channels or connections that have ended while this group's only message was alone.
     """
 
     keys: deque[K]
+    since: Suspicion = NEVER
     is_alone: bool = False
     losses: int = 0
 
@@ -90,8 +95,13 @@ class Quarantine(Lane[K]):
         return self._trial.is_alone
 
     @property
+    def since(self) -> Suspicion:
+        """When the group under trial was first suspected, and of what."""
+        return self._trial.since
+
+    @property
     def losses(self) -> int:
-        """Connections lost so far while the message under trial was alone in flight."""
+        """Channels or connections that have ended while the message under trial was alone."""
         return self._trial.losses
 
     @property
@@ -99,7 +109,9 @@ class Quarantine(Lane[K]):
         """When the next message that is set aside is due; None if there is none."""
         return min((at for at, _ in self.aside), default=None)
 
-    def suspect(self, named: Sequence[K], others: Sequence[K], *, is_alone: bool) -> None:
+    def suspect(
+        self, named: Sequence[K], others: Sequence[K], *, since: Suspicion, is_alone: bool
+    ) -> None:
         """Try these messages next: one of them made the broker close a channel or the connection.
 
         They are tried in halves, because all of them together would close the next channel too. If
@@ -110,47 +122,77 @@ class Quarantine(Lane[K]):
         Args:
             named: messages that the broker's reply text names.
             others: the other messages that were in flight.
-            is_alone: whether the connection was closed, not only a channel.
+            since: when these were first suspected, and of what.
+            is_alone: whether the connection was lost, not only a channel.
         """
         if self.buffer:
-            self._groups.appendleft(_Group(self.buffer, self.is_alone))
+            self._groups.appendleft(_Group(self.buffer, self.since, self.is_alone))
             self.buffer = deque()
         groups = [named[:1], *_halves(named[1:]), others] if named else _halves(others)
         self._groups.extendleft(
-            _Group(deque(group), is_alone) for group in reversed(groups) if group
+            _Group(deque(group), since, is_alone) for group in reversed(groups) if group
         )
 
-    def expect(self, key: K) -> None:
-        """Queue a message that is likely to make the broker close its channel; it is sent alone."""
-        self._groups.append(_Group(deque([key])))
+    def expect(self, key: K, *, since: Suspicion, is_next: bool = False) -> None:
+        """Queue a message that is likely to make the broker close its channel; it is sent alone.
 
-    def set_aside(self, key: K, now: float, *, losses: int) -> None:
-        """Set a message aside: it was alone in flight when the connection was lost, and not blamed.
+        Args:
+            key: key of the message.
+            since: when it was first suspected, and of what.
+            is_next: whether it goes before the other groups, not behind them.
+        """
+        group = _Group(deque([key]), since)
+        (self._groups.appendleft if is_next else self._groups.append)(group)
+
+    def set_aside(
+        self, key: K, now: float, *, since: Suspicion, losses: int, is_alone: bool = True
+    ) -> None:
+        """Set a message aside: it was alone when its channel or connection ended, and not refused.
 
         Args:
             key: key of the message.
             now: on the session's active clock.
-            losses: connections lost in this way so far, this one included.
+            since: when it was first suspected, and of what.
+            losses: how often that has happened before.
+            is_alone: whether the connection was lost, not only a channel.
         """
-        doublings = min(losses - 1, 10)  # enough for the longest time; 2.0 ** 1024 overflows
-        wait_s = min(ASIDE_MAX_S, ASIDE_S * 2**doublings)
-        self.aside.append((now + wait_s, _Group(deque([key]), is_alone=True, losses=losses)))
+        wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** min(losses, 10))  # 2.0 ** 1024 overflows
+        self.aside.append((now + wait_s, _Group(deque([key]), since, is_alone, losses + 1)))
 
-    def recall(self, now: float) -> None:
-        """Queue the messages whose time aside is over, behind the other groups."""
-        self._groups.extend(group for at, group in self.aside if at <= now)
-        self.aside = [(at, group) for at, group in self.aside if at > now]
+    def recall(self, now: float, is_against: Callable[[K, Suspicion], bool]) -> None:
+        """Queue the messages whose time aside is over, or that can be judged now.
 
-    def advance(self) -> bool:
+        They go behind the other groups.
+
+        Args:
+            now: on the session's active clock.
+            is_against: whether there is evidence against a message since it was suspected.
+        """
+        waiting, self.aside = self.aside, []
+        for at, group in waiting:
+            is_due = at <= now or (not group.is_alone and is_against(group.keys[0], group.since))
+            if is_due:
+                self._groups.append(group)
+            else:
+                self.aside.append((at, group))
+
+    def advance(self, *, is_single: bool = False) -> bool:
         """Go on to the next group once the current group is settled.
+
+        Args:
+            is_single: whether to try one message of the group, and the others later.
 
         Returns:
             Whether there is a suspect to try now.
         """
         if self.buffer or self.in_flight:
             return True
-        self._trial = self._groups.popleft() if self._groups else _Group(deque())
-        self.buffer = self._trial.keys
+        group = self._groups.popleft() if self._groups else _Group(deque())
+        if is_single and len(group.keys) > 1:
+            self._groups.appendleft(group)
+            group = replace(group, keys=deque([group.keys.popleft()]))
+        self._trial = group
+        self.buffer = group.keys
         return bool(self.buffer)
 
     def buffered_keys(self) -> Iterator[K]:

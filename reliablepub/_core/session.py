@@ -16,8 +16,9 @@ confirm or return that cannot be matched with what was sent ends the epoch too.
 
 **Quarantine.** When the broker closes a channel because of a publish, the suspects go to a second
 channel (`reliablepub._core.quarantine`), while the main channel reopens at once and carries fresh
-messages. When the broker closes the whole connection because of a publish, fresh messages wait
-while suspects are tried. `reliablepub._core.aftermath` has the table of ends and their effects.
+messages. While a broker seems to refuse every message, one message at a time is sent, each on a
+new connection. `reliablepub._core.evidence` has the table of verdicts, and
+`reliablepub._core.aftermath` that of ends and their effects.
 
 **One channel.** A user may be limited to one channel, or the connection to one channel number. The
 second channel is then refused, by the broker or the client library, once, and the lanes share one
@@ -41,7 +42,7 @@ up as well: the next one may reach another node.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any, ClassVar, Final, Generic
 
@@ -57,6 +58,7 @@ from reliablepub._core.events import (
     ChannelOpened,
     CloseChannel,
     Command,
+    ConfirmedEach,
     Connected,
     ConnectionLost,
     Disconnect,
@@ -70,6 +72,7 @@ from reliablepub._core.events import (
     Returned,
     Unblocked,
 )
+from reliablepub._core.evidence import Evidence, Verdict, is_soft
 from reliablepub._core.lane import ChannelState, Lane
 from reliablepub._core.quarantine import Quarantine
 from reliablepub._core.window import Window
@@ -136,6 +139,8 @@ class Session(Generic[K]):
             a fixed window.
         is_named: whether the broker's reply text, when it closes a channel or the connection, names
             the message of a key (by its exchange, for example). Such messages are suspected first.
+        place_of: where a key's message goes, such as its exchange; evidence is kept by place.
+        is_weighed: whether refusals are judged by evidence (`reliablepub._core.evidence`).
 
     Attributes:
         window: the current limit of messages in flight.
@@ -154,6 +159,8 @@ class Session(Generic[K]):
         confirm_timeout_s: float,
         window_min: int | None = None,
         is_named: Callable[[K, str], bool] = lambda _key, _words: False,
+        place_of: Callable[[K], Hashable] = lambda _key: None,
+        is_weighed: bool = True,
     ) -> None:
         self.window = Window(window_min or window_max, window_max)
         self._window_bytes_max = window_bytes_max
@@ -167,7 +174,8 @@ class Session(Generic[K]):
         self.violations: Counter[Violation] = Counter()
         self._main: Lane[K] = Lane(self.violations, size_of)
         self._quarantine: Quarantine[K] = Quarantine(self.violations, size_of)
-        self._aftermath = Aftermath(self._main, self._quarantine, is_named)
+        self._evidence = Evidence(place_of, is_weighed=is_weighed)
+        self._aftermath = Aftermath(self._main, self._quarantine, self._evidence, is_named)
         self.blocked_reason: str | None = None
         self._clock = StoppableClock()
         self.stale = 0
@@ -203,8 +211,16 @@ class Session(Generic[K]):
 
     @property
     def aside(self) -> int:
-        """Number of messages set aside because connections may have been lost over them."""
+        """Number of messages set aside: channels or connections ended while each was alone."""
         return len(self._quarantine.aside)
+
+    @property
+    def refuses_all(self) -> str:
+        """The reply by which the broker refuses every message; empty if it does not."""
+        doubt = self._evidence.doubt
+        if doubt is None:
+            return ""
+        return f"the broker refuses every message: {doubt.reply_code} {doubt.reply_text}"
 
     # ------------------------------------------------------------------ inputs
 
@@ -234,8 +250,7 @@ class Session(Generic[K]):
         A channel whose oldest confirm is overdue is retired; if the opening of a channel is
         overdue, the connection is given up.
         """
-        self._quarantine.recall(self._clock.reading(now))
-        self._open_lanes(now)
+        self._recall(now)
         for lane in (self._main, self._quarantine):
             due = self._due(lane)
             if due is None or due > now:
@@ -250,7 +265,7 @@ class Session(Generic[K]):
         self.is_connected = True
         self._may_open_at = None
         self.window.reset()
-        self._aftermath.connected()
+        self._evidence.connected()
         self._unblocked(event, now)  # a new connection is not blocked until the broker says so
         self._open_lanes(now)
 
@@ -263,7 +278,8 @@ class Session(Generic[K]):
         self.is_connected = False
         self._commands.clear()  # they were meant for the lost connection
         self._unblocked(event, now)
-        self._aftermath.connection_lost(event, self._clock.reading(now))
+        reason = f"connection lost: {event.reason}"
+        self._aftermath.lost((self._quarantine, self._main), reason, self._clock.reading(now))
 
     def _channel_opened(self, lane: Lane[K], _event: ChannelOpened, _now: float) -> None:
         if lane.state is ChannelState.OPENING:
@@ -281,21 +297,29 @@ class Session(Generic[K]):
         self._open_lanes(now)
 
     def _channel_closed(self, lane: Lane[K], event: ChannelClosed, now: float) -> None:
-        if event.by_publish:
-            self._aftermath.channel_closed(lane, event)
+        reason = f"channel closed: {event.reply_code} {event.reply_text}"
+        if not event.by_publish:
+            self._begin_anew(lane, reason)
+        elif not is_soft(event.reply_code):
+            self._aftermath.lost((lane,), reason, self._clock.reading(now))
+            self._disconnect(reason)
+        elif self._aftermath.refused(lane, event, self._clock.reading(now)) is Verdict.BROKER:
+            self._disconnect(self.refuses_all)
+        else:
             self._may_open_at = now + COUNTED_OUT_S if self._is_sharing else None
             self._open_lanes(now)
-        else:
-            self._begin_anew(lane, f"channel closed: {event.reply_code} {event.reply_text}")
 
     def _confirmed(self, lane: Lane[K], event: Acked | Nacked, now: float) -> None:
         outcome = CONFIRMED if isinstance(event, Acked) else NACKED
         if self._patience > 1:
             self._be_less_patient(lane, now)
-        self._aftermath.heard()
-        for one in lane.confirm(event.tag, outcome, multiple=event.multiple):
+        self._evidence.heard()
+        ended = lane.confirm(event.tag, outcome, multiple=event.multiple)
+        for one in ended:
             self._aftermath.ended(one)
         lane.heard(self._clock.reading(now))
+        if self._is_gathering:
+            self._passed(ended, now)
         if lane is self._quarantine:
             self._next_suspects()
 
@@ -305,15 +329,17 @@ class Session(Generic[K]):
         # In quarantine each confirm is handled alone: it may let the next group of suspects go.
         run = lane.confirm_each(event.tags) if lane is self._main else None
         if run is not None:
-            self._aftermath.heard()
+            self._evidence.heard()
             self._aftermath.ended(run)
             lane.heard(self._clock.reading(now))
+            if self._is_gathering:
+                self._passed([run], now)
             return
         for tag in event.tags:
             self.handle(Acked(event.epoch, tag, multiple=False), now)
 
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
-        self._aftermath.heard()
+        self._evidence.heard()
         lane.note_return(event.tag, event.reply_code, event.reply_text, event.body_bytes)
 
     def _leaving(self, lane: Lane[K], event: Leaving, now: float) -> None:
@@ -347,7 +373,7 @@ class Session(Generic[K]):
             RuntimeError: the session is draining.
         """
         self._check_takes_more()
-        self._quarantine.expect(key)
+        self._quarantine.expect(key, since=self._evidence.suspicion())
         self._open_lanes(now)
 
     def _check_takes_more(self) -> None:
@@ -443,10 +469,10 @@ class Session(Generic[K]):
             lanes = self._sharing[:1]
             if self._quarantine in lanes:
                 self.window.forget_round()
-        if self._quarantine.is_alone:
+        if self._quarantine.is_alone or self._evidence.doubt is not None:
             lanes = () if self._main.in_flight else (self._quarantine,)
             if not self.in_flight:
-                self._aftermath.nothing_heard()
+                self._evidence.nothing_heard()
         return lanes
 
     def poll_commands(self) -> Iterable[Command]:
@@ -547,10 +573,45 @@ class Session(Generic[K]):
         self._order(Disconnect(reason))
         self.is_connected = False
 
+    @property
+    def _is_gathering(self) -> bool:
+        """Whether evidence is needed: there are suspects, or a place that refuses messages."""
+        return not self._quarantine.is_unused or self._evidence.has_runs
+
+    def _passed(self, ended: Iterable[Ended[K]], now: float) -> None:
+        """Note the messages that the broker has answered; judge those set aside by them."""
+        for one in ended:
+            self._evidence.passed(one.keys if isinstance(one, ConfirmedEach) else (one.key,))
+        self._recall(now)
+
+    def _recall(self, now: float) -> None:
+        self._quarantine.recall(self._clock.reading(now), self._evidence.is_against)
+        self._open_lanes(now)
+
+    def _choose_probe(self) -> None:
+        """Choose what goes next while the broker refuses every message.
+
+        A message to a place that has not refused any shows whether it is the whole broker.
+        """
+        fresh = self._main.buffered_keys()
+        key = next((key for key in fresh if not self._evidence.is_refusing(key)), None)
+        if key is None and not self._quarantine.waiting:
+            key = next(self._main.buffered_keys(), None)
+        if key is not None:
+            self._main.withdraw((key,))
+            self._quarantine.expect(key, since=self._evidence.suspicion(), is_next=True)
+
     def _next_suspects(self) -> None:
         """Go on to the next group of suspects; close the quarantine channel after the last."""
         lane = self._quarantine
-        if not lane.advance() and lane.state is not ChannelState.CLOSED and not self._is_sharing:
+        is_single = self._evidence.doubt is not None
+        if is_single and not (lane.buffer or lane.in_flight):
+            self._choose_probe()
+        if (
+            not lane.advance(is_single=is_single)
+            and lane.state is not ChannelState.CLOSED
+            and not self._is_sharing
+        ):
             self._order(CloseChannel(lane.epoch, "quarantine is empty"))
             # Nothing is in flight, so no attempt gets this outcome.
             self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))

@@ -26,6 +26,7 @@ from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import calls_of
 from reliablepub.relay.handover import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN, limits
+from reliablepub.relay.pauses import exchange_of
 from reliablepub.relay.thread import Parts
 from reliablepub.relay.wire import names
 from reliablepub.topology import Topology
@@ -152,6 +153,7 @@ def new_client(
     _check_types(
         hooks, retry=retry, topology=topology, outbox_keys=outbox_keys, ssl_context=ssl_context
     )
+    policy = retry or RetryPolicy()
     parts = Parts(
         open_store=_store(outbox, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
@@ -162,8 +164,10 @@ def new_client(
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=confirm_timeout_s,
             is_named=names,
+            place_of=exchange_of,
+            is_weighed=policy.breaker is not None,
         ),
-        policy=retry or RetryPolicy(),
+        policy=policy,
         hooks=calls_of(hooks),
         limits=limits(
             open_messages_max,

@@ -175,9 +175,10 @@ class Status:
             first one. Ignored when statuses are compared.
         violations: confirms and returns from the broker that match no message in flight.
         stale: events of channels that had ended.
-        aside: messages set aside: each time one of them was in flight alone, the connection was
-            lost without the broker blaming a message. Each is retried alone, after waits of up to a
-            minute.
+        aside: messages set aside: each time one of them was in flight alone, its channel or the
+            connection ended, and no other message has shown that it alone is at fault. Each is
+            retried alone, after waits of up to a minute, or once another message to its exchange
+            was accepted.
         is_flushed: in the status that ``flush`` returns: whether all messages that it waits for
             are settled.
         paused: destinations to which nothing is sent for now (`Breaker`), the oldest pause first;

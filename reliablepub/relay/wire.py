@@ -11,7 +11,6 @@ from typing import Final
 
 from tenacity import wait_random_exponential
 
-from reliablepub._core.blame import blames_a_publish
 from reliablepub._core.events import (
     AckedEach,
     CloseChannel,
@@ -69,11 +68,6 @@ class Reconnect:
     def proved(self) -> None:
         """The broker has confirmed a message: reset the backoff."""
         self._failures = 0
-
-    def closed_by_publish(self, now: float) -> None:
-        """The broker closed a working connection because of a message: reconnect soon."""
-        self._connected_at = None
-        self.due_at = now + wait_s(_WAITS, 1)
 
     def lost(self, now: float) -> None:
         """The attempt failed, or the connection was lost."""
@@ -155,13 +149,10 @@ class Wire:
                     self._lost_reason = ""
                     self.refusals = 0
                     self._reconnect.connected(now)
-                case ConnectionLost(reason, close, is_refusal):
+                case ConnectionLost(reason, _, is_refusal):
                     self._lost_reason = reason
                     self.refusals = self.refusals + 1 if is_refusal else 0
-                    if blames_a_publish(close) and self._session.in_flight:
-                        self._reconnect.closed_by_publish(now)
-                    else:
-                        self._reconnect.lost(now)
+                    self._reconnect.lost(now)
             self._session.handle(event, now)
         return has_heard
 
@@ -185,6 +176,8 @@ class Wire:
         session = self._session
         if session.blocked_reason is not None:
             return Link.BLOCKED, session.blocked_reason
+        if session.is_connected and session.refuses_all:
+            return Link.BLOCKED, session.refuses_all
         if session.is_connected:
             return Link.CONNECTED, ""
         if self.is_connecting:

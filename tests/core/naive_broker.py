@@ -7,7 +7,7 @@ the session can be held against the truth. Nothing happens by itself: the test s
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -64,7 +64,9 @@ class NaiveBroker:
     """Its inbox and outbox are the two directions of the wire."""
 
     def __init__(self) -> None:
-        self.poison: set[int] = set()  # closes the channel
+        self.poison: set[int] = set()  # closes the channel, which names its exchange: 404
+        self.unfit: set[int] = set()  # closes the channel, which names nothing: 406
+        self.hard: set[int] = set()  # closes the channel by a hard error: 541
         self.fatal: set[int] = set()  # closes the connection, with words
         self.deadly: set[int] = set()  # ends the connection, without
         self.unroutable: set[int] = set()
@@ -73,6 +75,7 @@ class NaiveBroker:
         self.channels: dict[int, Channel] = {}
         self.is_connected = False
         self.is_blocked = False
+        self.refuses_all = False  # closes every channel: 406
         self.is_deaf_to_opening = False
         self.has_one_channel = False  # and closes the connection over a second one
         self.has_one_number = False  # the client library knows, and does not ask for a second one
@@ -112,6 +115,12 @@ class NaiveBroker:
     def _take(self, channel: Channel, epoch: int, tag: int, key: int) -> None:
         if key in self.poison:
             self.close_channel(epoch, 404, by_publish=True)
+            return
+        if key in self.unfit or self.refuses_all:
+            self.close_channel(epoch, 406, by_publish=True)
+            return
+        if key in self.hard:
+            self.close_channel(epoch, 541, by_publish=True)
             return
         if key in self.fatal:
             self.close_connection(IMMEDIATE)
@@ -215,6 +224,8 @@ class Rig:
         window_bytes_max: int = 1_000,
         window_min: int | None = None,
         is_named: Callable[[int, str], bool] = lambda _key, _words: False,
+        place_of: Callable[[int], Hashable] = lambda _key: None,
+        is_weighed: bool = True,
     ) -> None:
         self.window_max, self.window_bytes_max = window_max, window_bytes_max
         self.sizes: dict[int, int] = {}
@@ -225,6 +236,8 @@ class Rig:
             confirm_timeout_s=CONFIRM_TIMEOUT_S,
             window_min=window_min,
             is_named=is_named,
+            place_of=place_of,
+            is_weighed=is_weighed,
         )
         self.broker = NaiveBroker()
         self.now = 1_000.0
@@ -237,7 +250,7 @@ class Rig:
     # ---------------------------------------------------------------- what the relay would do
 
     def submit(self, size: int = 1, *, kind: str = "good", is_alone: bool = False) -> int:
-        """Hand over the next message: good, unroutable, poison, fatal or deadly; perhaps alone."""
+        """Hand over the next message: good, unroutable, poison, unfit, hard, fatal, deadly."""
         key = len(self.sizes)
         self.sizes[key] = size
         if kind != "good":
@@ -360,7 +373,8 @@ class Rig:
                 assert attempt in broker.returned
             case kind:
                 assert kind is OutcomeKind.REFUSED
-                assert key in broker.poison | broker.fatal, "only the guilty are refused"
+                is_guilty = key in broker.poison | broker.unfit
+                assert is_guilty or settlement.outcome.shown, "a message or its place"
         assert key not in self.settling, "I3: one final verdict"
         self.settling[key] = settlement.outcome
 

@@ -126,7 +126,7 @@ class Pair:
     def check(self) -> None:
         assert self.ledger.last_tag == self.model.last
         assert self.ledger.outstanding == len(self.model.open)
-        assert self.ledger.returned == len(self.model.returned)
+        assert self.ledger.outstanding - len(self.ledger.unreturned) == len(self.model.returned)
         assert self.ledger.lowest_tag == min(self.model.open, default=self.model.last + 1)
         assert self.ledger.violations.total() == self.model.violations
 

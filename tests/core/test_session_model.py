@@ -27,7 +27,8 @@ EXAMPLES: Final = 3 * settings().max_examples  # 300, or fewer where the profile
 WINDOW_BYTES_MAX: Final = 100
 FORCED: Final = ConnectionClose(320, "CONNECTION_FORCED - bye", (0, 0))
 INTERNAL: Final = ConnectionClose(541, "INTERNAL_ERROR", (60, 40))
-KINDS = st.sampled_from(["good"] * 6 + ["poison", "poison", "unroutable", "fatal", "deadly"])
+BAD = ["poison", "unfit", "unfit", "unroutable", "hard", "fatal", "deadly"]
+KINDS = st.sampled_from(["good"] * 7 + BAD)
 
 
 def has_channel(machine: SessionMachine) -> bool:
@@ -42,11 +43,16 @@ class SessionMachine(RuleBasedStateMachine):
         window_max=st.integers(1, 8),
         window_min=st.none() | st.integers(1, 2),
         limit=st.sampled_from(["", "", "has_one_channel", "has_one_number"]),
+        places=st.integers(1, 3),
     )
-    def start(self, window_max: int, window_min: int | None, limit: str) -> None:
+    def start(self, window_max: int, window_min: int | None, limit: str, places: int) -> None:
         self.rig = Rig(
-            window_max=window_max, window_min=window_min, window_bytes_max=WINDOW_BYTES_MAX
+            window_max=window_max,
+            window_min=window_min,
+            window_bytes_max=WINDOW_BYTES_MAX,
+            place_of=lambda key: key % places,
         )
+        self.alarms = 0
         if limit:
             setattr(self.rig.broker, limit, True)
         self.rig.broker.connect()
@@ -56,20 +62,20 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(kinds=st.lists(KINDS, min_size=1, max_size=8), size=st.integers(1, 120))
     def submit(self, kinds: list[str], size: int) -> None:
         for kind in kinds:
-            self.rig.submit(size, kind=kind)
+            self.rig.submit(size, kind=self._fit(kind))
 
     @rule(kind=KINDS, size=st.integers(1, 120))
     def submit_alone(self, kind: str, size: int) -> None:
-        self.rig.submit(size, kind=kind, is_alone=True)
+        self.rig.submit(size, kind=self._fit(kind), is_alone=True)
 
     @rule(
         count=st.integers(2, 8),
-        kind=st.sampled_from(["poison", "fatal", "deadly"]),
+        kind=st.sampled_from(["poison", "unfit", "hard", "fatal", "deadly"]),
         data=st.data(),
     )
     def run_into_poison(self, count: int, kind: str, data: st.DataObject) -> None:
         guilty = data.draw(st.integers(0, count - 1))
-        self.rig.submit_many(count, guilty=[guilty], kind=kind)
+        self.rig.submit_many(count, guilty=[guilty], kind=self._fit(kind))
         self.rig.write()
         self.work(20)
         self.hear(20, at_once=False)
@@ -189,6 +195,17 @@ class SessionMachine(RuleBasedStateMachine):
     def unblock(self) -> None:
         self.rig.broker.unblock()
 
+    @precondition(lambda self: not (self.alarms or self.rig.broker.unfit))
+    @rule()
+    def refuse_every_message(self) -> None:
+        """Once: two states of the world that come and go look like one message's fault."""
+        self.alarms += 1
+        self.rig.broker.refuses_all = True
+
+    @rule()
+    def refuse_no_more(self) -> None:
+        self.rig.broker.refuses_all = False
+
     # what must hold
 
     @invariant()
@@ -200,15 +217,21 @@ class SessionMachine(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         broker = self.rig.broker
-        broker.deadly.clear()  # what nobody may be refused for goes through some day
+        broker.refuses_all = False
+        for kind in (broker.deadly, broker.fatal, broker.hard, broker.unfit):
+            kind.clear()  # what is not refused goes through some day
         self.rig.run_until_idle()
         for key, verdict in self.rig.settling.items():
-            if key in broker.poison | broker.fatal:
+            if key in broker.poison or verdict.kind is OutcomeKind.REFUSED:
                 assert verdict.kind is OutcomeKind.REFUSED
             elif key in broker.unroutable:
                 assert verdict.kind is OutcomeKind.RETURNED
             else:
                 assert verdict.kind in {OutcomeKind.CONFIRMED, OutcomeKind.NACKED}
+
+    def _fit(self, kind: str) -> str:
+        """No message is unfit where all have been refused for a while: see the rule for that."""
+        return "good" if kind == "unfit" and self.alarms else kind
 
     def _any_channel(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.rig.broker.channels)))

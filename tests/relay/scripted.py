@@ -20,18 +20,19 @@ from reliablepub.relay.callbacks import calls_of
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.lone import LoneMessages
+from reliablepub.relay.pauses import exchange_of
 from reliablepub.relay.relay import Relay
 from reliablepub.transport.base import CannotEncode
 
 ONCE = Retries(stop_after_attempt(1), lambda _: 0.0)
-PARK_AT_ONCE = RetryPolicy(ONCE, ONCE, ONCE)
+PARK_AT_ONCE = RetryPolicy(ONCE, ONCE, ONCE, breaker=None)
 """Every budget is one refusal."""
 
 
 def patient(attempts_max: int, wait_s: float) -> RetryPolicy:
     """The same budget, and the same wait, for every kind of refusal."""
     retries = Retries(stop_after_attempt(attempts_max), lambda _: wait_s)
-    return RetryPolicy(retries, retries, retries)
+    return RetryPolicy(retries, retries, retries, breaker=None)
 
 
 @dataclass
@@ -210,6 +211,8 @@ class World:
             window_max=window_max,
             window_bytes_max=10_000_000,
             confirm_timeout_s=confirm_timeout_s,
+            place_of=exchange_of,
+            is_weighed=policy.breaker is not None,
         )
         self.relay = Relay(
             store=self.store,

@@ -4,7 +4,7 @@ import pytest
 
 from reliablepub._core.events import ChannelClosed, Connected, ConnectionClose, ConnectionLost
 from reliablepub.outbox.entry import Store
-from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.status import Link
 from reliablepub.relay.wire import Reconnect
 from tests.relay.scripted import World, patient
@@ -177,20 +177,6 @@ def test_the_relay_wakes_up_to_connect_again(store: Store) -> None:
     assert w.time.now < 51.0
 
 
-def test_a_connection_closed_because_of_a_message_is_made_anew_soon(store: Store) -> None:
-    w = World(store)
-    w.connect()
-    close = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
-    for round_ in range(2, 30):  # waits that grew would be seconds by now
-        w.hand_over(f"m{round_}")
-        w.turn()
-        w.relay.handle([ConnectionLost("540", close)])
-        w.turn(after_s=0.1)
-        assert w.log.count("connect") == round_
-        w.relay.handle([Connected()])
-        w.open_channel()
-
-
 def test_a_connection_closed_for_its_frames_while_nothing_is_in_flight_is_asked_less_and_less(
     store: Store,
 ) -> None:
@@ -208,15 +194,21 @@ def test_a_connection_closed_for_its_frames_while_nothing_is_in_flight_is_asked_
     assert w.time.now - begun > 10.0, "it connects as often as it can"
 
 
-def test_who_was_alone_on_a_connection_is_refused_with_the_words_of_its_close(store: Store) -> None:
+def test_a_connection_closed_at_each_publish_is_an_outage(store: Store) -> None:
     w = World(store)
     w.connect()
-    told = w.hand_over("a")
-    w.turn()
-    w.relay.handle([ConnectionLost("540", ConnectionClose(540, "NOT_IMPLEMENTED", (60, 40)))])
-    w.turn()
-    assert told.outcomes == {"a": Outcome(OutcomeKind.REFUSED, 540, "NOT_IMPLEMENTED")}
-    assert w.relay.status.counters.parked == 1
+    told, begun = w.hand_over("a", "b"), w.time.now
+    close = ConnectionClose(530, "NOT_ALLOWED", (60, 40))
+    for _ in range(12):
+        w.turn()
+        w.relay.handle([ConnectionLost("530", close)])
+        attempts = w.log.count("connect")
+        while w.log.count("connect") == attempts:
+            w.turn(after_s=0.1)
+        w.relay.handle([Connected()])
+        w.open_channel()
+    assert w.time.now - begun > 10.0, "it connects as often as it can"
+    assert (told.outcomes, w.relay.status.counters.parked) == ({}, 0)
 
 
 def test_a_message_set_aside_is_seen_in_the_status(store: Store) -> None:
