@@ -460,18 +460,17 @@ AND m.nacked + m.returned + m.refused > 0;
 
 -- name: release
 WITH chosen AS (
-    SELECT id, exchange, routing_key FROM reliablepub_messages
-    WHERE shard = :shard AND due_at = 'infinity'
+    SELECT id FROM reliablepub_messages
+    WHERE shard = :shard AND due_at = 'infinity' AND id > :after
     AND (:exchange::text IS NULL OR exchange = :exchange)
     AND (:routing_key::text IS NULL OR routing_key = :routing_key)
-    AND (exchange, routing_key, id) > (:after_exchange::text, :after_routing_key::text, :after_id::bigint)
-    ORDER BY exchange, routing_key, id LIMIT :limit
+    ORDER BY id LIMIT :limit
 ),
 released AS (
     UPDATE reliablepub_messages AS m SET due_at = 0 FROM chosen AS c WHERE m.id = c.id
-    RETURNING c.exchange, c.routing_key, c.id
+    RETURNING c.id
 )
-SELECT * FROM released ORDER BY exchange, routing_key, id;
+SELECT count(*), coalesce(max(id), 0) FROM released;
 
 -- name: count_held
 SELECT count(*) FROM reliablepub_messages
