@@ -458,13 +458,31 @@ FROM (SELECT id, max(at) AS at FROM reliablepub_attempts WHERE at > :now GROUP B
 WHERE m.id = a.id AND m.shard = :shard AND m.due_at > :now AND m.due_at < 'infinity'
 AND m.nacked + m.returned + m.refused > 0;
 
+-- Of one part only, by what is null. Each part is sorted by its index, of whose columns `=` names the
+-- shard alone: by `=`, other indexes are in this order, too, and old statistics let the planner take one.
 -- name: release
 WITH chosen AS (
-    SELECT id FROM reliablepub_messages
-    WHERE shard = :shard AND due_at = 'infinity' AND id > :after
-    AND (:exchange::text IS NULL OR exchange = :exchange)
-    AND (:routing_key::text IS NULL OR routing_key = :routing_key)
-    ORDER BY id LIMIT :limit
+    (
+        SELECT id FROM reliablepub_messages
+        WHERE :exchange::text IS NULL AND shard = :shard
+        AND due_at IS NOT NULL AND (due_at, id) > ('infinity', :after)
+        ORDER BY due_at, id LIMIT :limit
+    )
+    UNION ALL
+    (
+        SELECT id FROM reliablepub_messages
+        WHERE :routing_key::text IS NULL AND shard = :shard AND due_at = 'infinity'
+        AND (exchange, id) > (:exchange, :after) AND exchange <= :exchange
+        ORDER BY exchange, id LIMIT :limit
+    )
+    UNION ALL
+    (
+        SELECT id FROM reliablepub_messages
+        WHERE :routing_key IS NOT NULL AND shard = :shard AND due_at = 'infinity'
+        AND (exchange, routing_key, id) > (:exchange, :routing_key, :after)
+        AND (exchange, routing_key) <= (:exchange, :routing_key)
+        ORDER BY exchange, routing_key, id LIMIT :limit
+    )
 ),
 released AS (
     UPDATE reliablepub_messages AS m SET due_at = 0 FROM chosen AS c WHERE m.id = c.id
