@@ -331,26 +331,26 @@ class Intervened(Exception):
 
 @dataclass(slots=True)
 class Release:
-    """A request to make `HELD` entries due, because their destination is no longer paused.
+    """A request to make `HELD` entries due, oldest first, because their destination is not paused.
 
     Attributes:
         exchange: exchange of the destination; None for all exchanges.
         routing_key: routing key of the destination; None for all of the exchange.
-        limit: how many entries to release, lowest ids of a routing key first.
-        after: `last` of the preceding release, where this one goes on; None to begin.
+        limit: how many entries to release, lowest ids first.
+        after: release only entries with a higher id.
         is_counted: whether to count the entries that stay held.
         count: how many entries were released. Set by the commit.
-        last: exchange, routing key and id of the last released entry. Set by the commit.
+        last: id of the last released entry; 0 if there is none. Set by the commit.
         left: how many entries stay held, if ``is_counted``. Set by the commit.
     """
 
     exchange: str | None
     routing_key: str | None
     limit: int
-    after: tuple[bytes, bytes, int] | None = None
+    after: int = 0
     is_counted: bool = False
     count: int = 0
-    last: tuple[bytes, bytes, int] | None = None
+    last: int = 0
     left: int = 0
 
 

@@ -174,16 +174,14 @@ class MemoryStore:
             if release.routing_key in {None, routing_key}
             for id_ in ids
         ]
-        after = 0 if release.after is None else release.after[2]
-        chosen = heapq.nsmallest(release.limit, (id_ for id_ in held if id_ > after))
+        chosen = heapq.nsmallest(release.limit, (id_ for id_ in held if id_ > release.after))
         for id_ in chosen:
             entry = self._open[id_]
             self._forget_held(entry)
             entry.due_at = AT_ONCE
             self._waiting.add(AT_ONCE, id_)
         release.count = len(chosen)
-        if chosen:
-            release.last = b"", b"", chosen[-1]
+        release.last = chosen[-1] if chosen else 0
         if release.is_counted:
             release.left = len(held) - len(chosen)
 

@@ -77,7 +77,7 @@ class Pauses:
         self.tracked = self._breakers.tracked
         self.new: dict[Destination, None] = {}
         self._sweeping: dict[Destination, None] = {}
-        self._releasing: dict[Destination | None, tuple[bytes, bytes, int] | None] = {}
+        self._releasing: dict[Destination | None, int] = {}
         self._unheard: dict[str, tuple[int, float]] = {}
         self._rooms: list[Release] = []
         self._sweeps: Sequence[Release] = ()
@@ -109,7 +109,7 @@ class Pauses:
                 self._waiting[destination] = one.count
                 self._since[destination] = wall if one.since is None else one.since
             else:
-                self._releasing[None] = None
+                self._releasing[None] = 0
 
     def _pauses(self, outcome: Outcome) -> bool:
         with self._guard.calling("a strategy of RetryPolicy"):
@@ -309,7 +309,7 @@ class Pauses:
     def _is_well(self, exchange: Destination) -> None:
         """End the pause of an exchange: the broker has answered other than by refusing it."""
         if self._breakers.is_paused(exchange):
-            self._releasing[exchange] = None
+            self._releasing[exchange] = 0
             self._end(exchange)
 
     def _is_unheard(self, destination: Destination, now: float) -> bool:

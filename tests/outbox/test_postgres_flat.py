@@ -278,6 +278,34 @@ def test_held_messages_of_another_shard_are_not_read(
         assert max(one.pages for one in statements) < 50
 
 
+@pytest.mark.parametrize(
+    ("scope", "last"), [((None, None), 3), (("x", None), 50_000), (("y", "a"), 49_999)]
+)
+def test_a_release_reads_what_it_releases_alone_with_old_statistics(
+    postgres_outbox: str,
+    statements: list[Explained],
+    clock: Clock,
+    scope: tuple[str | None, str | None],
+    last: int,
+) -> None:
+    """The planner believes that one index is as good as another."""
+    with closing(PostgresStore(Server.of(postgres_outbox), clock=clock)) as store:
+        with psycopg.connect(postgres_outbox) as application:
+            application.execute(FILL, [50_000])
+            application.execute("ANALYZE reliablepub.messages")
+            application.commit()
+            application.execute(
+                "UPDATE reliablepub.messages SET due_at = 'infinity',"
+                " exchange = CASE WHEN id = 50000 THEN 'x' ELSE 'y' END,"
+                " routing_key = CASE WHEN id = 49999 THEN 'a' ELSE 'b' END"
+                " WHERE id % 3 = 0 OR id >= 49999"
+            )
+        del statements[:]
+        store.commit(Changes(released=[release := Release(*scope, 1)]))
+        assert release.last == last
+        assert max(one.pages for one in statements) < 50
+
+
 def test_messages_of_another_shard_are_passed_a_part_at_a_time(
     postgres_outbox: str, statements: list[Explained]
 ) -> None:

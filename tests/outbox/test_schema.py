@@ -144,7 +144,7 @@ def test_a_newer_outbox_is_refused(path: Path) -> None:
 def test_an_older_outbox_is_refused(path: Path, version: int) -> None:
     SqliteStore(path).close()
     sql(path, "UPDATE reliablepub_schema SET version = ?", values=(version,))
-    words = f"outbox .* has version {version}, made before the first release.*knows version 9; "
+    words = f"outbox .* has version {version}, made before the first release.*knows version 10; "
     check_refused(
         path, words + "drain it with the reliablepub that made it, or export its messages"
     )

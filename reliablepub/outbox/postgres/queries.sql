@@ -458,20 +458,37 @@ FROM (SELECT id, max(at) AS at FROM reliablepub_attempts WHERE at > :now GROUP B
 WHERE m.id = a.id AND m.shard = :shard AND m.due_at > :now AND m.due_at < 'infinity'
 AND m.nacked + m.returned + m.refused > 0;
 
+-- Of one part only, by what is null. Each part is sorted by its index, of whose columns `=` names the
+-- shard alone: by `=`, other indexes are in this order, too, and old statistics let the planner take one.
 -- name: release
 WITH chosen AS (
-    SELECT id, exchange, routing_key FROM reliablepub_messages
-    WHERE shard = :shard AND due_at = 'infinity'
-    AND (:exchange::text IS NULL OR exchange = :exchange)
-    AND (:routing_key::text IS NULL OR routing_key = :routing_key)
-    AND (exchange, routing_key, id) > (:after_exchange::text, :after_routing_key::text, :after_id::bigint)
-    ORDER BY exchange, routing_key, id LIMIT :limit
+    (
+        SELECT id FROM reliablepub_messages
+        WHERE :exchange::text IS NULL AND shard = :shard
+        AND due_at IS NOT NULL AND (due_at, id) > ('infinity', :after)
+        ORDER BY due_at, id LIMIT :limit
+    )
+    UNION ALL
+    (
+        SELECT id FROM reliablepub_messages
+        WHERE :routing_key::text IS NULL AND shard = :shard AND due_at = 'infinity'
+        AND (exchange, id) > (:exchange, :after) AND exchange <= :exchange
+        ORDER BY exchange, id LIMIT :limit
+    )
+    UNION ALL
+    (
+        SELECT id FROM reliablepub_messages
+        WHERE :routing_key IS NOT NULL AND shard = :shard AND due_at = 'infinity'
+        AND (exchange, routing_key, id) > (:exchange, :routing_key, :after)
+        AND (exchange, routing_key) <= (:exchange, :routing_key)
+        ORDER BY exchange, routing_key, id LIMIT :limit
+    )
 ),
 released AS (
     UPDATE reliablepub_messages AS m SET due_at = 0 FROM chosen AS c WHERE m.id = c.id
-    RETURNING c.exchange, c.routing_key, c.id
+    RETURNING c.id
 )
-SELECT * FROM released ORDER BY exchange, routing_key, id;
+SELECT count(*), coalesce(max(id), 0) FROM released;
 
 -- name: count_held
 SELECT count(*) FROM reliablepub_messages

@@ -93,6 +93,8 @@ WHERE expires_at IS NOT NULL;
 -- Messages of a paused destination have an infinite due time.
 CREATE INDEX messages_held ON reliablepub_messages (shard, exchange, routing_key, id)
 WHERE due_at = 'infinity';
+CREATE INDEX messages_held_of_exchange ON reliablepub_messages (shard, exchange, id)
+WHERE due_at = 'infinity';
 CREATE INDEX messages_of_key ON reliablepub_messages (ordering_key, id)
 WHERE ordering_key IS NOT NULL;
 

@@ -502,7 +502,7 @@ class PostgresStore:
         else:
             first = len(results) - len(released)
             for release, result in zip(released, results[first:], strict=True):
-                _released(release, result)
+                [(release.count, release.last)] = result
         for release in released:
             if release.is_counted:
                 try:
@@ -745,8 +745,7 @@ class PostgresStore:
         return Snapshot(seen.last_id, replace(counters, stored=stored, open_bytes=size))
 
     def _count_held(self, release: Release) -> int:
-        where = {"exchange": release.exchange, "routing_key": release.routing_key}
-        [(count,)] = self._link.read("count_held", where | {"shard": self._shard})
+        [(count,)] = self._link.read("count_held", _release_values(release, self._shard))
         return int(count)
 
     def relieve(self) -> str:
@@ -1076,20 +1075,11 @@ def _on_disk(snapshot: str, xmax: int) -> str:
 
 
 def _release_values(release: Release, shard: int) -> dict[str, object]:
-    """Return the values of ``release``."""
-    exchange, routing_key, id_ = release.after or (b"", b"", 0)
+    """Return the values of ``release`` and ``count_held``."""
     return {
         "shard": shard,
         "exchange": release.exchange,
         "routing_key": release.routing_key,
-        "after_exchange": exchange.decode(),
-        "after_routing_key": routing_key.decode(),
-        "after_id": id_,
+        "after": release.after,
         "limit": release.limit,
     }
-
-
-def _released(release: Release, result: Sequence[Row]) -> None:
-    release.count = len(result)
-    if result:
-        release.last = tuple(result[-1])

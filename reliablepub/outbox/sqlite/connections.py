@@ -59,7 +59,7 @@ from reliablepub.outbox.sqlite.space import PAGE_BYTES, Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.transactions import roll_back, transaction
 
-VERSION: Final = 9
+VERSION: Final = 10
 """Version of the tables in ``schema.sql``."""
 
 

@@ -153,24 +153,19 @@ SELECT
     size, checksum, body, expires_at, ordering_key
 FROM reliablepub_messages WHERE id = ?;
 
--- Messages whose destination is paused have an infinite due time, and are indexed by exchange,
--- routing key and id. A page of them begins after the last row of the preceding page.
+-- Messages whose destination is paused have an infinite due time. A page of them has ids above that of
+-- the preceding page.
 -- name: held
-SELECT id, CAST(exchange AS BLOB), CAST(routing_key AS BLOB) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
-WHERE due_at = 9e999
-AND (exchange, routing_key, id) > (CAST(:exchange AS TEXT), CAST(:routing_key AS TEXT), :id)
-ORDER BY exchange, routing_key, id LIMIT :limit;
+SELECT id FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
+WHERE due_at = 9e999 AND id > :id ORDER BY id LIMIT :limit;
 
 -- name: held_of_exchange
-SELECT id, CAST(exchange AS BLOB), CAST(routing_key AS BLOB) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
-WHERE due_at = 9e999 AND exchange = CAST(:exchange AS TEXT)
-AND (routing_key, id) > (CAST(:routing_key AS TEXT), :id)
-ORDER BY routing_key, id LIMIT :limit;
+SELECT id FROM reliablepub_messages INDEXED BY reliablepub_messages_held_of_exchange
+WHERE due_at = 9e999 AND exchange = :exchange AND id > :id ORDER BY id LIMIT :limit;
 
 -- name: held_of_address
-SELECT id, CAST(exchange AS BLOB), CAST(routing_key AS BLOB) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
-WHERE due_at = 9e999 AND exchange = CAST(:exchange AS TEXT)
-AND routing_key = CAST(:routing_key AS TEXT) AND id > :id
+SELECT id FROM reliablepub_messages INDEXED BY reliablepub_messages_held
+WHERE due_at = 9e999 AND exchange = :exchange AND routing_key = :routing_key AND id > :id
 ORDER BY id LIMIT :limit;
 
 -- name: release

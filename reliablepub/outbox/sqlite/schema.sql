@@ -1,4 +1,4 @@
--- The tables of an outbox, version 9 (see `VERSION` in connections.py).
+-- The tables of an outbox, version 10 (see `VERSION` in connections.py).
 --
 -- The database may belong to an application, so every name begins with `reliablepub_`. Indexes, triggers
 -- and rows name the database, `main`: otherwise they would become those of a temporary table of the
@@ -48,6 +48,9 @@ WHERE expires_at IS NOT NULL;
 
 -- Messages whose destination is paused have an infinite due time.
 CREATE INDEX main.reliablepub_messages_held ON reliablepub_messages (exchange, routing_key)
+WHERE due_at = 9e999;
+
+CREATE INDEX main.reliablepub_messages_held_of_exchange ON reliablepub_messages (exchange)
 WHERE due_at = 9e999;
 
 -- In the order of the ids, which is that of the commits: every index ends with the id.

@@ -343,16 +343,13 @@ def _park(connection: sqlite3.Connection, attempts: list[Attempt]) -> tuple[int,
 def _release(connection: sqlite3.Connection, release: Release) -> None:
     """Make held rows due, at most ``release.limit`` of them."""
     scope = _SCOPES[(release.exchange is not None) + (release.routing_key is not None)]
-    exchange, routing_key, id_ = release.after or (release.exchange, release.routing_key, 0)
-    after = {"exchange": exchange or "", "routing_key": routing_key or "", "id": id_}
-    rows = connection.execute(QUERIES[scope], after | {"limit": release.limit}).fetchall()
-    connection.executemany(QUERIES["release"], ((id_,) for id_, *_ in rows))
-    release.count = len(rows)
-    if rows:
-        id_, exchange, routing_key = rows[-1]
-        release.last = exchange, routing_key, id_
+    where = {"exchange": release.exchange, "routing_key": release.routing_key}
+    page = where | {"id": release.after, "limit": release.limit}
+    ids = connection.execute(QUERIES[scope], page).fetchall()
+    connection.executemany(QUERIES["release"], ids)
+    release.count = len(ids)
+    (release.last,) = ids[-1] if ids else (0,)
     if release.is_counted:
-        where = {"exchange": release.exchange, "routing_key": release.routing_key}
         (release.left,) = connection.execute(QUERIES["count_" + scope], where).fetchone()
 
 
