@@ -40,7 +40,7 @@ password.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from reliablepub.printable import printable
 
@@ -113,8 +113,9 @@ class PublishError(ReliablePubError):
         routing_key: routing key it was published with.
         reply_code: the broker's reply code; 0 if it sent none.
         reply_text: the broker's reply text.
-        attempts: number of refusals, at least 1; for an expired message, number of attempts. Always
-            1 for `Damaged` and `Withdrawn`.
+        attempts: number of attempts that ended without a confirm, those with an unknown outcome
+            included; 0 if there was none. Always 0 for `Damaged` and `Withdrawn`, whose attempts
+            are not counted.
         may_have_arrived: whether a queue may hold the message: an attempt may have succeeded
             although its confirm never arrived. Always True for `Damaged`, whose attempts are not
             known.
@@ -124,6 +125,7 @@ class PublishError(ReliablePubError):
 
     what: ClassVar[str] = "was not confirmed"
     remedy: ClassVar[str] = "see the outbox"
+    _if_arrived: ClassVar[str] = "{remedy}"
     _discarded: ClassVar[str] = "the retry policy discarded it"
 
     def __init__(
@@ -134,16 +136,19 @@ class PublishError(ReliablePubError):
         routing_key: str,
         reply_code: int = 0,
         reply_text: str = "",
-        attempts: int = 1,
+        attempts: int = 0,
         may_have_arrived: bool = False,
         is_kept: bool = True,
     ) -> None:
         words = f"{reply_code} {reply_text}" if reply_code else reply_text
         said = f" ({words})" if words else ""
         tried = f" after {attempts} attempts" if attempts > 1 else ""
+        advice = self.advice(may_have_arrived=may_have_arrived)
+        if not is_kept:
+            advice = self._discarded + "; it may have arrived" * may_have_arrived
         super().__init__(
             f"message {message_id} to exchange {exchange!r} with routing key {routing_key!r} "
-            f"{self.what}{said}{tried}; {self.remedy if is_kept else self._discarded}"
+            f"{self.what}{said}{tried}; {advice}"
         )
         self.message_id = message_id
         self.exchange = exchange
@@ -154,12 +159,21 @@ class PublishError(ReliablePubError):
         self.may_have_arrived = may_have_arrived
         self.is_kept = is_kept
 
+    @classmethod
+    def advice(cls, *, may_have_arrived: bool) -> str:
+        """What to do about a parked message with this error."""
+        return cls._if_arrived.format(remedy=cls.remedy) if may_have_arrived else cls.remedy
+
+
+_LOOK_FIRST: Final = "it may have arrived, so look for it first; if it has not, {remedy}"
+
 
 class Unroutable(PublishError):
     """The broker returned the message (``basic.return``): no queue is bound for its routing key."""
 
     what = "was returned: no queue is bound for it"
     remedy = "bind a queue or correct the routing key, then retry it"
+    _if_arrived = _LOOK_FIRST
 
 
 class Nacked(PublishError):
@@ -167,6 +181,7 @@ class Nacked(PublishError):
 
     what = "was nacked: a queue refused it or failed"
     remedy = "look at the queue's limits and the broker's log, then retry it"
+    _if_arrived = _LOOK_FIRST
 
 
 class Refused(PublishError):
@@ -174,6 +189,7 @@ class Refused(PublishError):
 
     what = "was refused by the broker"
     remedy = "correct what the broker names, then retry it"
+    _if_arrived = _LOOK_FIRST
 
 
 class Expired(PublishError):

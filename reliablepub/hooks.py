@@ -87,6 +87,8 @@ class AttemptEnded(MessageEvent):
         attempts: number of attempts that have ended without a confirm so far.
         latency_s: seconds since the attempt began; 0 if the message could not be written.
         stored_at: when the message was stored; wall clock, seconds since 1970.
+        may_have_arrived: whether a queue may hold the message because of this attempt or an earlier
+            one that ended without a confirm.
     """
 
     epoch: str
@@ -95,6 +97,7 @@ class AttemptEnded(MessageEvent):
     attempts: int
     latency_s: float
     stored_at: float
+    may_have_arrived: bool = False
 
 
 @dataclass(slots=True)
@@ -106,10 +109,13 @@ class MessageGivenUp(MessageEvent):
             row on disk is damaged, it is *uncertain* and its text names the damage; ``headers`` is
             then None and ``size`` is 0.
         attempts: number of attempts that have ended without a confirm.
+        may_have_arrived: whether a queue may hold the message because of one of them. Always True
+            if the row is damaged: its attempts are not known.
     """
 
     outcome: Outcome
     attempts: int
+    may_have_arrived: bool = False
 
 
 @dataclass(slots=True)
@@ -172,7 +178,11 @@ class OnSent(Protocol):
 
 
 class OnConfirmed(Protocol):
-    """The broker has taken responsibility for messages (ack, no return)."""
+    """The broker has taken responsibility for messages (ack, no return).
+
+    A message that `RetryPolicy.decide` settles as `GiveUp.ARRIVED` is among them. Its outcome has
+    the broker's answer to the duplicate.
+    """
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
         """Called when the confirms have arrived; the rows may still be on disk."""

@@ -36,12 +36,16 @@ WaitStrategy: TypeAlias = Callable[[RetryCallState], float]
 
 
 class GiveUp(StrEnum):
-    """What happens to a message whose retry budget is spent."""
+    """What happens to a message that is not retried."""
 
     PARK = "park"
     """Keep the message in the outbox, with the reason; an operator can retry it."""
     DISCARD = "discard"
     """Delete the message, and count it as discarded."""
+    ARRIVED = "arrived"
+    """Settle the message as confirmed: an earlier attempt has delivered it, and the broker dropped
+    this copy as a duplicate. Only `RetryPolicy.decide` can say so, of a refusal that
+    ``may_be_duplicate``."""
 
 
 _WAIT_S_MAX: Final = 1e9
@@ -115,10 +119,11 @@ class Retries:
             so ``stop_after_attempt(1)`` never retries. Its *delay* is the time since the message
             was first refused, in any way, or first had to wait for a paused destination.
         wait: tenacity wait strategy, such as ``wait_random_exponential()``; returns seconds.
-        then: what happens to the message when ``stop`` ends the retries.
+        then: what happens to the message when ``stop`` ends the retries: ``GiveUp.PARK`` or
+            ``GiveUp.DISCARD``.
 
     Raises:
-        ConfigurationError: a strategy cannot be called, or ``then`` is not a `GiveUp`.
+        ConfigurationError: a strategy cannot be called, or ``then`` is neither of the two.
     """
 
     stop: StopStrategy
@@ -133,9 +138,10 @@ class Retries:
         if not callable(self.wait):
             msg = f"wait is {self.wait!r}; it takes a strategy, such as wait_fixed(3)"
             raise ConfigurationError(msg)
-        if not isinstance(self.then, GiveUp):  # a text would never end the retries
-            takes = " or ".join(f"GiveUp.{one.name}" for one in GiveUp)
-            raise ConfigurationError(f"then is {self.then!r}; it takes {takes}")
+        # A text would never end the retries, and a spent budget is no evidence of an arrival.
+        if not isinstance(self.then, GiveUp) or self.then is GiveUp.ARRIVED:
+            msg = f"then is {self.then!r}; it takes GiveUp.PARK or GiveUp.DISCARD"
+            raise ConfigurationError(msg)
 
     def verdict(self, refusals: int, age_s: float) -> Verdict:
         """Decide what happens after a refusal.
@@ -228,6 +234,12 @@ class Refusal:
         age_s: seconds since the message was first refused, in any way, or first had to wait for a
             paused destination.
         verdict: what the policy will do if ``decide`` returns None.
+        may_have_arrived: whether a queue may hold the message because of an earlier attempt or this
+            one: an attempt was nacked, or its outcome is unknown.
+        may_be_duplicate: whether the broker may have dropped this copy as a duplicate: it returned
+            or nacked the copy, and the outcome of an earlier attempt is unknown. A broker that does
+            not deduplicate gives the same answers if no queue is bound, or a queue is full. Only
+            then is ``GiveUp.ARRIVED`` accepted.
     """
 
     message_id: str
@@ -237,6 +249,8 @@ class Refusal:
     refusals: int
     age_s: float
     verdict: Verdict
+    may_have_arrived: bool = False
+    may_be_duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +266,9 @@ class RetryPolicy:
             default (None) is a single attempt.
         decide: called with every refusal, and when the budget of a message that waits for a paused
             destination runs out. Its return value replaces the policy's verdict; None keeps the
-            policy's verdict. Called on the relay's thread, so it must be quick. If it raises, the
-            policy's verdict stands; the exception is logged and counted
-            (``Status.callback_errors``).
+            policy's verdict. Called on the relay's thread, so it must be quick. If it raises, or
+            returns ``GiveUp.ARRIVED`` of a refusal that cannot be a duplicate, the policy's verdict
+            stands; the mistake is logged and counted (``Status.callback_errors``).
         breaker: pauses destinations that keep refusing; None disables pauses. The default breaker
             pauses only for refusals whose budget is a time: a waiting message makes no attempts, so
             a pause would stretch a budget of attempts. A breaker that the caller gives pauses for

@@ -32,7 +32,7 @@ from reliablepub.errors import (
 )
 from reliablepub.front.waits import seconds_of
 from reliablepub.outbox.entry import Entry
-from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
+from reliablepub.outcome import Confirmed, Outcome, OutcomeKind
 from reliablepub.relay.handover import Latch
 from reliablepub.relay.status import Status, described, waits_for
 
@@ -77,15 +77,14 @@ class _Relay(Protocol):
 def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
     """The error for a final outcome other than confirmed."""
     message = entry.message
-    refusals = max(1, entry.nacked + entry.returned + entry.refused)
     return _ERRORS[outcome.kind](
         message_id=message.message_id or "",
         exchange=message.exchange,
         routing_key=message.routing_key,
         reply_code=outcome.reply_code,
         reply_text=outcome.reply_text,
-        attempts=entry.attempts if outcome.kind is OutcomeKind.EXPIRED else refusals,
-        may_have_arrived=entry.persistence is not Persistence.NOT_WRITTEN,
+        attempts=entry.attempts,
+        may_have_arrived=entry.may_have_arrived,
         is_kept=not entry.is_discarded,
     )
 

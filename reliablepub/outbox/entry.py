@@ -178,11 +178,15 @@ class Entry:
         return self.nacked + self.returned + self.refused + self.uncertain
 
     @property
+    def may_have_arrived(self) -> bool:
+        """Whether a queue may hold the message because of an attempt that has ended."""
+        return bool(self.nacked or self.uncertain)
+
+    @property
     def persistence(self) -> Persistence:
-        """Whether a queue may hold the message because of an earlier attempt."""
-        if self.nacked or self.uncertain:
-            return Persistence.POSSIBLY_PERSISTED
-        return Persistence.NOT_WRITTEN
+        """Whether a queue may hold the message, as a `Persistence`."""
+        is_possible = self.may_have_arrived
+        return Persistence.POSSIBLY_PERSISTED if is_possible else Persistence.NOT_WRITTEN
 
     def note_refusal(self, wall: float) -> None:
         """Note that it was refused, or waits for a paused destination. The first time counts.

@@ -116,20 +116,20 @@ SELECT
     expires_at, nacked, returned, refused, uncertain, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
     NULL AS reply_text, size, length(body) AS body_bytes,
     CASE WHEN due_at = INFINITY THEN 1 ELSE 0 END AS is_held,
-    CAST(NULL AS double precision) AS confirmed_at
+    CAST(NULL AS double precision) AS confirmed_at, nacked + uncertain > 0 AS may_have_arrived
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT
     id, message_id, exchange, routing_key, ordering_key, properties, state,
     stored_at, NULL, parked_at, expires_at,
     nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
-    size, length(body), 0, NULL
+    size, length(body), 0, NULL, nacked + uncertain > 0
 FROM reliablepub_parked WHERE id = :id
 UNION ALL
 SELECT
     id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
     stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
-    size, length(body), 0, confirmed_at
+    size, length(body), 0, confirmed_at, 1 > 0
 FROM reliablepub_confirmed WHERE id = :id;
 
 -- name: export
@@ -270,7 +270,8 @@ ORDER BY max(attempt) DESC LIMIT :limit;
 -- name: parked
 SELECT
     id, message_id, exchange, routing_key, state, outcome, reply_code, reply_text,
-    nacked + returned + refused + uncertain AS attempts, stored_at, parked_at, size
+    nacked + returned + refused + uncertain AS attempts, stored_at, parked_at, size,
+    nacked + uncertain > 0 AS may_have_arrived
 FROM reliablepub_parked ORDER BY parked_at, id LIMIT :limit;
 
 -- name: view_open
@@ -300,7 +301,7 @@ SELECT
     p.reply_text, p.parked_at, (
         SELECT count(*) FROM reliablepub_messages AS m
         WHERE m.ordering_key = p.ordering_key AND m.id > p.id
-    ) AS held_back
+    ) AS held_back, p.nacked + p.uncertain > 0 AS may_have_arrived
 FROM reliablepub_parked AS p
 WHERE p.ordering_key IS NOT NULL AND p.state = 'parked' AND p.is_skipped = 0
 ORDER BY p.ordering_key, p.id LIMIT :limit;

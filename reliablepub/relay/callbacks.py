@@ -205,7 +205,10 @@ class Notices:
         if events is not None:
             facts, attempts = _facts(entry), entry.attempts
             tag, stored_at = settlement.tag, entry.stored_at
-            events.append(AttemptEnded(*facts, epoch, tag, outcome, attempts, latency_s, stored_at))
+            event = AttemptEnded(*facts, epoch, tag, outcome, attempts, latency_s, stored_at)
+            is_confirmed = outcome.kind is OutcomeKind.CONFIRMED
+            event.may_have_arrived = is_confirmed or entry.may_have_arrived
+            events.append(event)
 
     def given_up(self, parked: Iterable[Attempt], discarded: Iterable[Attempt]) -> None:
         """Note that entries were given up, and committed as such."""
@@ -227,6 +230,7 @@ class Notices:
                     *(row.message_id, row.exchange, row.routing_key, None, 0),
                     Outcome(OutcomeKind.UNCERTAIN, 0, row.reason),
                     attempts=0,
+                    may_have_arrived=True,
                 )
                 for row in rows
             ]
@@ -235,7 +239,8 @@ class Notices:
         events = self._events.get(name)
         if events is not None:
             entry = attempt.entry
-            events.append(MessageGivenUp(*_facts(entry), attempt.outcome, entry.attempts))
+            facts, doubt = _facts(entry), entry.may_have_arrived
+            events.append(MessageGivenUp(*facts, attempt.outcome, entry.attempts, doubt))
 
     def destination(
         self, name: str, destination: tuple[str, str | None], refusals: int, outcome: Outcome

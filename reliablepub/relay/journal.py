@@ -269,7 +269,7 @@ MESSAGES: Final = logging.getLogger("reliablepub.messages")
 RELAY: Final = logging.getLogger("reliablepub.relay")
 
 _ADDRESS: Final = ("message_id", "exchange", "routing_key")
-_SAID: Final = ("reply_code", "reply_text", "attempts")
+_SAID: Final = ("reply_code", "reply_text", "attempts", "may_have_arrived")
 _ATTEMPT: Final = (*_ADDRESS, *_SAID, "epoch", "tag", "trace_id")
 _GIVEN_UP: Final = (*_ADDRESS, "outcome", *_SAID, "trace_id")
 _PAUSE: Final = ("exchange", "routing_key", "refusals", "reply_code", "reply_text")
@@ -485,14 +485,16 @@ def _are_open(count: int) -> str:
     return f"{count} message{' is' if count == 1 else 's are'} open"
 
 
-def _said(event: AttemptEnded | MessageGivenUp) -> tuple[int, str, int]:
-    return event.outcome.reply_code, one_line(event.outcome.reply_text), event.attempts
+def _said(event: AttemptEnded | MessageGivenUp) -> tuple[int, str, int, bool]:
+    words = one_line(event.outcome.reply_text)
+    return event.outcome.reply_code, words, event.attempts, event.may_have_arrived
 
 
-def _quoted(said: tuple[int, str, int]) -> str:
-    code, text, attempts = said
+def _quoted(said: tuple[int, str, int, bool]) -> str:
+    code, text, attempts, may_have_arrived = said
     words = f"{code or ''} {text}".strip()
-    return f"{': ' if words else ''}{words} (attempt {attempts})"
+    doubt = "; may have arrived" if may_have_arrived else ""
+    return f"{': ' if words else ''}{words} (attempt {attempts}{doubt})"
 
 
 def _about(event: AttemptEnded | MessageGivenUp) -> str:

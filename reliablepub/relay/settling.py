@@ -30,13 +30,15 @@ from reliablepub.outbox.entry import (
     id_of,
     is_plain,
 )
-from reliablepub.outcome import Outcome, OutcomeKind, Persistence
+from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Refusal, RetryIn, RetryPolicy, Verdict
 from reliablepub.relay.callbacks import Guard, Notices
 from reliablepub.relay.pauses import UNKNOWN, Pauses
 from reliablepub.relay.status import Latencies
 
 _DEFAULT: Final = RetryPolicy()
+_OF_DUPLICATES: Final = (OutcomeKind.RETURNED, OutcomeKind.NACKED)
+"""How a broker answers a copy that it drops as a duplicate. It closes no channel because of one."""
 
 
 class GuardedPolicy:
@@ -56,7 +58,9 @@ class GuardedPolicy:
 
     def verdict(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
         """What to do with an entry after a refusal, which its counts include already."""
-        return self._decided(entry, outcome, wall, self._by_budget(entry, outcome, wall))
+        verdict = self._by_budget(entry, outcome, wall)
+        may_be_duplicate = bool(entry.uncertain) and outcome.kind in _OF_DUPLICATES
+        return self._decided(entry, outcome, wall, verdict, may_be_duplicate=may_be_duplicate)
 
     def end_of_wait(self, entry: Entry, outcome: Outcome, wall: float) -> GiveUp | None:
         """How to give up an entry that waits for a paused destination; None if it may wait on.
@@ -68,7 +72,8 @@ class GuardedPolicy:
         """
         verdict = self._by_budget(entry, outcome, wall)
         if isinstance(verdict, GiveUp):
-            verdict = self._decided(entry, outcome, wall, verdict)
+            # Another message may have met the refusal, so it says nothing about a copy of this one.
+            verdict = self._decided(entry, outcome, wall, verdict, may_be_duplicate=False)
         return verdict if isinstance(verdict, GiveUp) else None
 
     def _by_budget(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
@@ -78,7 +83,15 @@ class GuardedPolicy:
         # Reached if a strategy has raised.
         return _DEFAULT.retries(outcome).verdict(refusals, age_s)
 
-    def _decided(self, entry: Entry, outcome: Outcome, wall: float, verdict: Verdict) -> Verdict:
+    def _decided(
+        self,
+        entry: Entry,
+        outcome: Outcome,
+        wall: float,
+        verdict: Verdict,
+        *,
+        may_be_duplicate: bool,
+    ) -> Verdict:
         """The verdict of the application's ``decide``; without one, the given verdict."""
         if self._policy.decide is None:
             return verdict
@@ -94,8 +107,12 @@ class GuardedPolicy:
                     refusals=refusals,
                     age_s=age_s,
                     verdict=verdict,
+                    may_have_arrived=entry.may_have_arrived,
+                    may_be_duplicate=may_be_duplicate,
                 )
             )
+            if said is GiveUp.ARRIVED and not may_be_duplicate:
+                raise ValueError(f"RetryPolicy.decide returned {said!r}: it may be no duplicate")
             if isinstance(said, RetryIn | GiveUp):
                 return said
             if said is not None:
@@ -280,27 +297,32 @@ class Settling:
                 self.changes.unnoted.append(one.key)
             if isinstance(self.decide(one, now, wall), Expire):
                 late.add(one.key)
-            self._tell_ended(one, now)
         return late
 
     def unwritable(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
         """Settle an attempt whose message could not be written."""
         self.decide(settlement, now, wall)
-        self._tell_ended(settlement, now)
 
-    def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision:
-        """Decide what to do with an entry whose attempt ended without a confirm."""
+    def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision | None:
+        """Decide what to do with an entry whose attempt ended without a confirm.
+
+        Returns:
+            the decision; None if the entry is settled as confirmed, because it has arrived.
+        """
         entry, outcome = settlement.key, settlement.outcome
-        attempt = self._keep(settlement, wall)
         setattr(entry, outcome.kind.value, getattr(entry, outcome.kind.value) + 1)
         entry.is_plain = False
         verdict: Verdict = RetryIn(0.0)
         if outcome.kind in REFUSALS:
             entry.note_refusal(wall)
             verdict = self.policy.verdict(entry, outcome, wall)
+            if verdict is GiveUp.ARRIVED:
+                self._arrived(settlement, now, wall)
+                return None
             is_given_up = isinstance(verdict, GiveUp)
             if settlement.batch is not None:  # otherwise it is no answer of the broker's
                 self.pauses.refused(entry, outcome, now, wall, is_given_up=is_given_up)
+        attempt = self._keep(settlement, wall)
         decision = decide(
             outcome.kind,
             is_spent=isinstance(verdict, GiveUp),
@@ -321,7 +343,24 @@ class Settling:
                 self._postpone(entry, at)
             case _:  # the session sends it again; the store gets its new counts
                 self.changes.rescheduled.append(entry)
+        self._tell_ended(settlement, now)
         return decision
+
+    def _arrived(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
+        """Settle an entry as confirmed: an earlier attempt delivered it, says the policy."""
+        entry, said = settlement.key, settlement.outcome
+        # Its counts are of attempts without a confirm, and this one counts as the confirm.
+        setattr(entry, said.kind.value, getattr(entry, said.kind.value) - 1)
+        text = f"{said.reply_text} ({said.kind} as a duplicate, says RetryPolicy.decide)"
+        outcome = Outcome(OutcomeKind.CONFIRMED, said.reply_code, text)
+        confirmed = settlement._replace(outcome=outcome)
+        if self.pauses.tracked:
+            self.pauses.confirmed((entry,), now)
+        self.changes.confirmed.append(entry)
+        self.frees_a_key |= entry.message.ordering_key is not None
+        self._keep(confirmed, wall)
+        _tell_confirmed((entry,))
+        self._tell_ended(confirmed, now)
 
     def take_back(self, ids: Container[int]) -> list[Entry]:
         """Undo that entries were postponed, or given up unsent, since the last commit.
@@ -382,8 +421,7 @@ class Settling:
         """Give up an entry whose deadline has passed and that is not in flight."""
         text = "not sent"
         if entry.attempts:
-            is_possible = entry.persistence is Persistence.POSSIBLY_PERSISTED
-            text = "may have arrived" if is_possible else "did not arrive"
+            text = "may have arrived" if entry.may_have_arrived else "did not arrive"
         outcome = Outcome(OutcomeKind.EXPIRED, 0, text, entry.persistence)
         self.changes.parked.append(self._keep(Settlement(entry, 0, 0, outcome, None), wall))
 

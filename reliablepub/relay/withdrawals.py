@@ -16,7 +16,6 @@ from typing import Final
 from reliablepub._core.session import Session
 from reliablepub.errors import Damaged, Withdrawn
 from reliablepub.outbox.entry import Entry, Intervened, Store, Touched, Waiter
-from reliablepub.outcome import Persistence
 from reliablepub.relay.callbacks import Notices
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.settling import Settling
@@ -116,7 +115,7 @@ def tell_withdrawn(withdrawn: Iterable[tuple[Waiter, Withdrawn]]) -> None:
 
 def _error(change: Touched, entry: Entry | None) -> Withdrawn:
     # The attempts of this turn are known to the entry in memory only.
-    has_arrived = entry is not None and entry.persistence is not Persistence.NOT_WRITTEN
+    may_have_arrived = entry is not None and entry.may_have_arrived
     # Of several interventions, the newest (reported here) is not always the one that closed the
     # message, so any other action is described as "taken".
     said = f"{_DONE.get(change.action, 'taken')} by {change.person}"
@@ -125,6 +124,6 @@ def _error(change: Touched, entry: Entry | None) -> Withdrawn:
         exchange=change.exchange,
         routing_key=change.routing_key,
         reply_text=f"{said}: {change.note}" if change.note else said,
-        may_have_arrived=change.may_have_arrived or has_arrived,
+        may_have_arrived=change.may_have_arrived or may_have_arrived,
         is_kept=change.is_kept,
     )

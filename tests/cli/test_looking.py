@@ -14,13 +14,14 @@ import pytest
 from click.testing import Result
 
 from reliablepub import Message, Outbox
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.status_file import write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.cli.conftest import Run, parsed
 from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
+from tests.outcomes import RETURNED
 from tests.sqlite import sql
 
 
@@ -76,7 +77,7 @@ def test_a_list_shows_what_was_said_last_and_no_body(run: Run, relay: SqliteStor
     ]
     (waiting,) = (line for line in lines if line.startswith("5 "))
     assert "waiting" in waiting
-    assert waiting.endswith("m-5         nacked: basic.nack")
+    assert waiting.endswith("m-5         nacked: basic.nack; may have arrived")
     assert "body" not in "".join(lines)
     assert run("list", "--exchange", "nix").stdout == "no message matches\n"
     assert "the first 2; there may be more" in run("list", "--limit", 2).stderr
@@ -199,6 +200,26 @@ def test_a_story_is_told(run: Run, relay: SqliteStore, id_: int, words: str) -> 
     result = run("explain", id_)
     assert result.exit_code == 0
     assert words in result.stdout
+
+
+def test_what_may_have_arrived_is_to_be_looked_for_before_it_is_retried(
+    run: Run, path: Path
+) -> None:
+    with closing(SqliteStore(path)) as store:
+        message = Message(b"x", routing_key="q", ordering_key="k", message_id="m")
+        entry = Entry.accepted(message, time.time())
+        store.commit(Changes(new=[entry]))
+        entry.uncertain, entry.returned = 1, 3
+        gone = Attempt(entry, "1-2", 3, RETURNED, time.time())
+        store.commit(Changes(parked=[gone], attempts=[gone]))
+    first = "it may have arrived, so look for it first; if it has not, bind a queue"
+    assert f"What to do: {first}" in run("explain", 1).stdout
+    for command in ("list", "keys"):
+        assert "returned: 312 NO_ROUTE; may have arrived" in run(command).stdout
+        assert parsed(run(command, "--json"))[0]["may_have_arrived"] is True
+    assert "may have arrived  yes\n" in run("show", 1).stdout
+    preview = run("retry", "--state", "parked", "--dry-run").stdout
+    assert "may have arrived" in preview
 
 
 def test_what_no_broker_has_refused_has_another_remedy(run: Run, path: Path) -> None:

@@ -19,6 +19,7 @@ from reliablepub.outbox.admin.inspection import (
     read_position,
     read_status,
 )
+from reliablepub.outbox.admin.selection import Selection, find
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -58,6 +59,19 @@ def test_a_parked_message_is_told_without_its_body(
     )
     assert second.id == 2
     assert read_parked(outbox_at(path), limit=1) == [first]
+
+
+def test_what_may_have_arrived_is_told_of_parked_messages_and_held_keys(
+    store: SqliteStore, path: Path, entry: Make
+) -> None:
+    store.commit(Changes(new=(new := [entry(ordering_key=key) for key in "abc"])))
+    new[1].uncertain = new[2].nacked = 1
+    park(store, *new)
+    doubts = [False, True, True]
+    database = outbox_at(path)
+    assert [one.may_have_arrived for one in read_parked(database, limit=5)] == doubts
+    assert [one.may_have_arrived for one in read_held_keys(database, limit=5)] == doubts
+    assert [row["may_have_arrived"] for row in find(database, Selection(), limit=5)] == doubts
 
 
 def test_a_held_key_is_told_with_what_waits(store: SqliteStore, path: Path, entry: Make) -> None:

@@ -19,6 +19,7 @@ from reliablepub import (
     AsyncPublisher,
     ConfigurationError,
     Exchange,
+    GiveUp,
     InvalidMessage,
     Message,
     Outbox,
@@ -357,6 +358,10 @@ ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
         (
             lambda: Retries(ONCE, SOON, then=wrong("park")),
             "then is 'park'; it takes GiveUp.P",
+        ),
+        (
+            lambda: Retries(ONCE, SOON, then=GiveUp.ARRIVED),
+            "it takes GiveUp.PARK or GiveUp.DISCARD",
         ),
         (lambda: RetryPolicy(nacked=wrong(3)), r"nacked is 3; it takes Retries\(stop, wait"),
         (lambda: RetryPolicy(returned=wrong(None)), "returned is None; it takes Retries"),

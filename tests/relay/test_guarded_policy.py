@@ -91,7 +91,8 @@ def test_what_the_callback_says_is_done(
     counters = w.relay.status.counters
     assert (counters.open == 1, counters.parked == 1) == (is_open, is_parked)
     nack = Outcome(OutcomeKind.NACKED, 0, "basic.nack")
-    assert heard == [Refusal("a", "", "q", nack, 1, 0.0, RetryIn(10))]
+    refusal = Refusal("a", "", "q", nack, 1, 0.0, RetryIn(10), may_have_arrived=True)
+    assert heard == [refusal], "no earlier copy is known, of which it could be a duplicate"
     if is_open:
         w.turn(after_s=9)
         assert w.sent == ["a"]
@@ -123,7 +124,11 @@ def talks(_refusal: Refusal) -> str:
     return "park it"
 
 
-@pytest.mark.parametrize("decide", [raises, talks])
+def hopes(_refusal: Refusal) -> GiveUp:
+    return GiveUp.ARRIVED
+
+
+@pytest.mark.parametrize("decide", [raises, talks, hopes])
 def test_a_callback_that_errs_changes_nothing_and_is_logged_once(
     store: Store, decide: Callable[[Refusal], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -106,10 +106,12 @@ def test_the_words_say_what_happened_to_which_message(
 ) -> None:
     written.on_returned([attempt("returned")])
     written.on_parked([GIVEN_UP])
+    written.on_discarded([replace(GIVEN_UP, may_have_arrived=True)])
     written.on_disconnected([LinkChanged("no route\nto host", 1, 5)])
     assert [record.getMessage() for record in log.records] == [
         f"{ABOUT}: returned: 312 NO_ ROUTE (attempt 1)",
         f"{ABOUT}: given up (parked): returned: 312 NO_ ROUTE (attempt 3)",
+        f"{ABOUT}: given up (discarded): returned: 312 NO_ ROUTE (attempt 3; may have arrived)",
         "not connected to the broker: no route to host; 5 messages are open",
     ]
 

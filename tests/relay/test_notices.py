@@ -79,9 +79,10 @@ def test_each_refusal_and_what_is_given_up_is_told_with_the_reason(store: Store)
     w.turn()
     nack = Outcome(OutcomeKind.NACKED, 0, "basic.nack")
     [ended] = listener.told("nacked")
-    assert (ended.outcome, ended.attempts) == (nack, 1)
+    assert (ended.outcome, ended.attempts, ended.may_have_arrived) == (nack, 1, True)
     [parked] = listener.told("parked")
-    assert parked == hooks.MessageGivenUp("a", "", "q", None, parked.size, nack, 1)
+    doubt = True
+    assert parked == hooks.MessageGivenUp("a", "", "q", None, parked.size, nack, 1, doubt)
 
 
 def test_what_the_policy_discards_is_told(store: Store) -> None:

@@ -26,6 +26,7 @@ from reliablepub.errors import (
     Withdrawn,
 )
 
+BIND = "bind a queue or correct the routing key, then retry it"
 ALL = [
     kind
     for kind in vars(vocabulary).values()
@@ -80,6 +81,29 @@ def test_the_error_of_a_message_names_it_and_what_to_do(kind: type[PublishError]
         f"message m1 to exchange 'orders' with routing key 'created' {kind.what} "
         f"(312 NO_ROUTE) after 3 attempts; {kind.remedy}"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_kept", "said"),
+    [
+        (Unroutable, True, f"it may have arrived, so look for it first; if it has not, {BIND}"),
+        (Nacked, True, "it may have arrived, so look for it first; if it has not, look at the"),
+        (Refused, True, "it may have arrived, so look for it first; if it has not, correct what"),
+        (Unroutable, False, "the retry policy discarded it; it may have arrived"),
+        (Expired, True, "retry it if it is still wanted"),
+        (Damaged, True, "see `reliablepub outbox salvage`, and check the disk"),
+        (Withdrawn, True, "`reliablepub outbox explain` names the operator"),
+    ],
+)
+def test_the_error_of_what_may_have_arrived_sends_people_to_look_first(
+    kind: type[PublishError],
+    is_kept: bool,  # noqa: FBT001
+    said: str,
+) -> None:
+    error = kind(
+        message_id="m1", exchange="", routing_key="q", may_have_arrived=True, is_kept=is_kept
+    )
+    assert f"; {said}" in str(error)
 
 
 @pytest.mark.parametrize(

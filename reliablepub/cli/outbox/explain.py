@@ -47,11 +47,11 @@ _DELIVERED: Final = {
     "possibly persisted": "a queue may or may not have it",
     "persisted": "the broker has taken responsibility for it",
 }
-_REMEDY: Final = {
-    "returned": Unroutable.remedy,
-    "nacked": Nacked.remedy,
-    "refused": Refused.remedy,
-    "expired": Expired.remedy,
+_ERRORS: Final = {
+    "returned": Unroutable,
+    "nacked": Nacked,
+    "refused": Refused,
+    "expired": Expired,
 }
 _UNFIT: Final = (
     "retried as it is, it is parked again; see docs/on-call.md, Messages are parked, for the reason"
@@ -155,9 +155,12 @@ def _why(story: Story) -> list[str]:
     code = f"{last['reply_code']} " if last["reply_code"] else ""
     lines = [one_line(f"Why: {last['outcome']}: {code}{last['reply_text']}")]
     # The relay itself refuses what it cannot send, such as a damaged row; it has no code.
-    remedy = _UNFIT if last["outcome"] == "refused" and not code else _REMEDY.get(last["outcome"])
-    if remedy:
-        lines.append(f"What to do: {remedy}.")
+    error = _ERRORS.get(last["outcome"])
+    if last["outcome"] == "refused" and not code:
+        lines.append(f"What to do: {_UNFIT}.")
+    elif error is not None:
+        advice = error.advice(may_have_arrived=story.message["may_have_arrived"])
+        lines.append(f"What to do: {advice}.")
     return lines
 
 

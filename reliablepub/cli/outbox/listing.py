@@ -35,10 +35,11 @@ from reliablepub.outbox.outbox import Outbox
 
 
 def _said(row: Mapping[str, Any]) -> str:
-    """The outcome of a message's last attempt, with the broker's code and text."""
+    """The outcome of a message's last attempt, and whether any attempt may have delivered it."""
     if row["outcome"] is None:
         return ""
-    return f"{row['outcome']}: {row['reply_code'] or ''} {row['reply_text']}"
+    doubt = "; may have arrived" if row["may_have_arrived"] else ""
+    return f"{row['outcome']}: {row['reply_code'] or ''} {row['reply_text']}{doubt}"
 
 
 _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {

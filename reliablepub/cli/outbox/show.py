@@ -139,6 +139,7 @@ def _values(found: Contents) -> dict[str, Any]:
 
 def _head(found: Contents) -> dict[str, object]:
     columns = found.columns
+    has_doubt = columns["may_have_arrived"] and columns["state"] != "confirmed"
     return {
         "id": columns["id"],
         "message id": columns["message_id"],
@@ -151,6 +152,7 @@ def _head(found: Contents) -> dict[str, object]:
         "parked": ago(columns["parked_at"]),
         "confirmed": ago(columns["confirmed_at"]),
         "expires": ago(columns["expires_at"]),
+        "may have arrived": "yes" if has_doubt else None,
         **{name.replace("_", " "): one_line(str(v)) for name, v in found.properties.items()},
         **{f"header {name}": one_line(json.dumps(v)) for name, v in found.headers.items()},
         "size": size_of(columns["size"]),

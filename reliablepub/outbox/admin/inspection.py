@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxSealed
+from reliablepub.outbox.admin.selection import with_doubt
 from reliablepub.outbox.database import Database, Relaying, lost_ledger
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.entry import Counters
@@ -83,6 +84,7 @@ class ParkedMessage:
         stored_at: when it was accepted (seconds since 1970).
         parked_at: when it was given up (seconds since 1970).
         size: bytes that count against limits (`Message.size`).
+        may_have_arrived: whether a queue may hold it because of an attempt.
     """
 
     id: int
@@ -97,6 +99,7 @@ class ParkedMessage:
     stored_at: float
     parked_at: float
     size: int
+    may_have_arrived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class HeldKey:
         reply_text: the broker's reply text, or this library's.
         parked_at: when it was parked (seconds since 1970).
         held_back: number of messages that wait behind it.
+        may_have_arrived: whether a queue may hold it because of an attempt.
     """
 
     ordering_key: str
@@ -126,6 +130,7 @@ class HeldKey:
     reply_text: str
     parked_at: float
     held_back: int
+    may_have_arrived: bool = False
 
 
 def read_status(database: Database) -> OutboxStatus:
@@ -223,7 +228,8 @@ def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        return [ParkedMessage(**row) for row in session.rows("parked", {"limit": limit})]
+        rows = session.rows("parked", {"limit": limit})
+        return [ParkedMessage(**with_doubt(row)) for row in rows]
 
 
 def read_held_keys(database: Database, *, limit: int) -> list[HeldKey]:
@@ -233,7 +239,7 @@ def read_held_keys(database: Database, *, limit: int) -> list[HeldKey]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        return [HeldKey(**row) for row in session.rows("held_keys", {"limit": limit})]
+        return [HeldKey(**with_doubt(row)) for row in session.rows("held_keys", {"limit": limit})]
 
 
 def read_in_flight(database: Database, *, limit: int) -> list[dict[str, Any]]:
@@ -365,6 +371,7 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
         columns = next(session.rows("one_message", {"id": id_}), None)
         if columns is None:
             return None
+        with_doubt(columns)
         kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
         raw = MessageRow._make(session.run(kept, {"id": id_}).fetchone())
     problem = None

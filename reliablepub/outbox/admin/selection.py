@@ -33,7 +33,7 @@ SORTS: Final = {
 NAMES: Final = (
     *("id", "message_id", "exchange", "routing_key", "ordering_key", "state", "attempts"),
     *("stored_at", "expires_at", "size", "due_at", "parked_at"),
-    *("outcome", "reply_code", "reply_text"),
+    *("outcome", "reply_code", "reply_text", "may_have_arrived"),
 )
 """Keys of each dictionary that `find` returns, in their order."""
 
@@ -44,17 +44,19 @@ _COMMON: Final = (
     "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
     "nacked + returned + refused + uncertain AS attempts, stored_at, expires_at, size"
 )
+_DOUBT: Final = ", nacked + uncertain > 0 AS may_have_arrived"
 _TABLES: Final = {
     "reliablepub_messages": (
         OPEN_STATES,
         _COMMON.format(state=f"CASE WHEN due_at > {_ZERO} THEN 'waiting' ELSE 'ready' END")
         + f", CASE WHEN due_at <> {_ZERO} AND due_at < {_FINITE} THEN due_at END AS due_at"
-        ", NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
+        ", NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text" + _DOUBT,
     ),
     "reliablepub_parked": (
         GIVEN_UP_STATES,
         _COMMON.format(state="state")
-        + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text",
+        + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text"
+        + _DOUBT,
     ),
 }
 _OF_STATE: Final = {
@@ -193,8 +195,14 @@ def found_by_due_time(
         return _with_last_attempt(session, list(session.select(query, values | {"limit": limit})))
 
 
+def with_doubt(row: dict[str, Any]) -> dict[str, Any]:
+    """Make ``may_have_arrived`` of a row a bool, which SQLite lacks."""
+    row["may_have_arrived"] = bool(row["may_have_arrived"])
+    return row
+
+
 def _with_last_attempt(session: Session, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for row in found:
+    for row in map(with_doubt, found):
         if row["parked_at"] is None and row["attempts"]:
             row.update(next(session.rows("last_attempt", {"id": row["id"]}), {}))
     return found

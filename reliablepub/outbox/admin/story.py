@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from reliablepub.outbox.admin.selection import OPEN_STATES
+from reliablepub.outbox.admin.selection import OPEN_STATES, with_doubt
 from reliablepub.outbox.database import Database, Relaying, Session
 from reliablepub.outcome import Persistence
 
@@ -127,7 +127,8 @@ def tell(database: Database, id_: int) -> Story:
     with database.reading() as session:
         relays, shard = session.relays(), session.shard(id_)
         relay = relays[shard]
-        message = _one(session, "one_message", {"id": id_}) or {}
+        found = _one(session, "one_message", {"id": id_})
+        message = {} if found is None else with_doubt(found)
         attempts = _all(session, "attempts_of", {"id": id_})
         interventions = _all(session, "interventions_of", {"id": id_})
         in_flight = None
@@ -208,7 +209,7 @@ def _persistence(
     """Return the highest `Persistence` that any attempt may have reached; None if not known."""
     levels = [level for one in attempts if (level := one["persistence"]) in _LEVELS]
     # The history of an imported message stayed in its former file, but its row has the counts.
-    if in_flight is not None or message.get("nacked") or message.get("uncertain"):
+    if in_flight is not None or message.get("may_have_arrived"):
         levels.append(Persistence.POSSIBLY_PERSISTED.value)
     if state in ("gone", "confirmed"):
         return None if state == "gone" else Persistence.PERSISTED.value
