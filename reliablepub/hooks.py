@@ -155,12 +155,15 @@ class DestinationChanged:
         routing_key: routing key of the destination; None if it is a whole exchange.
         refusals: refusals in a row so far.
         outcome: the last refusal, with the broker's reply code and text.
+        user_id: the ``user_id`` whose messages wait, to whatever exchange; None if it is an
+            exchange.
     """
 
     exchange: str
     routing_key: str | None
     refusals: int
     outcome: Outcome
+    user_id: str | None = None
 
 
 class OnStored(Protocol):

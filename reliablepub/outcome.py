@@ -51,6 +51,8 @@ class Concern(StrEnum):
     """Every message to this exchange with this routing key (nacked, returned)."""
     EXCHANGE = "exchange"
     """Every message to this exchange (404: it does not exist; 403: no permission)."""
+    USER = "user"
+    """Every message with this ``user_id``, which is not the user of the connection (406)."""
 
 
 _OF_THE_EXCHANGE: Final = frozenset({403, 404})
@@ -87,12 +89,15 @@ class Outcome:
         """Which messages the broker would refuse for the same reason (nacked, returned, refused).
 
         With topic permissions, RabbitMQ's 403 concerns a single routing key: "access to topic 'x'
-        in exchange 'y' in vhost '/' refused".
+        in exchange 'y' in vhost '/' refused". Its 406 for a ``user_id`` is "user_id property set to
+        'x' but authenticated user was 'y'" (``rabbit_channel:check_user_id_header``).
         """
         if self.shown is not None:
             return self.shown
         if self.kind is not OutcomeKind.REFUSED:
             return Concern.ADDRESS
+        if "user_id property set to '" in self.reply_text:
+            return Concern.USER
         if self.reply_code not in _OF_THE_EXCHANGE:
             return Concern.MESSAGE
         return Concern.ADDRESS if "access to topic '" in self.reply_text else Concern.EXCHANGE

@@ -197,7 +197,7 @@ class Breaker:
     """
 
     refusals_max: int = 5
-    pause: WaitStrategy = wait_exponential(multiplier=1, max=60)  # noqa: RUF009 (it has no state)
+    pause: WaitStrategy = wait_exponential(multiplier=1, max=900)  # noqa: RUF009 (it has no state)
     destinations_max: int = 10_000
 
     def __post_init__(self) -> None:

@@ -10,16 +10,19 @@ know: what a destination is, or which messages wait for it.
                 in a row: open
     open        no change: the message was   recovering                probing
                 sent before the pause
-    probing     open, for a longer pause     recovering                one more message may go: the
-                                                                       last probe has no outcome
+    probing     open, for a longer pause     recovering                more may go: the last probes
+                                                                       have no outcome
     recovering  counted; ``refusals_max``    two more messages may go  one more message may go
                 in a row: open, for the
                 first pause
     ==========  ===========================  ========================  ===========================
 
-*Probing* admits one message. *Recovering* admits two more for each confirm, like TCP slow start: a
-probe that takes the only free place of a full queue must not be followed by thousands of refusals.
-A recovering destination is closed when fewer messages wait than may go.
+A refused message may have reached another queue of its exchange, where each repetition is one more
+copy. So *probing* admits *fresh* messages, which were never sent: twice as many after each pause,
+and at least once a minute. If there are none, it admits one message that was sent before, after the
+whole pause, which grows to minutes. *Recovering* admits two more for each confirm, like TCP slow
+start: a probe that takes the only free place of a full queue must not be followed by thousands of
+refusals. A recovering destination is closed when fewer messages wait than may go.
 
 Only refusing destinations are tracked, up to ``destinations_max``. A new one replaces the closed
 one whose last refusal is oldest. If all of them are paused, a new one is not tracked, and its
@@ -41,7 +44,9 @@ W = TypeVar("W")
 """Reason of a refusal."""
 
 AT_ONCE_MAX: Final = 2_000
-"""Maximum number of messages admitted to a recovering destination at a time."""
+"""Maximum number of messages admitted at a time."""
+FRESH_S: Final = 60.0
+"""Longest time between probes by messages that were never sent, in seconds."""
 
 
 class _State(Enum):
@@ -60,7 +65,8 @@ class _Circuit(Generic[W]):
         state: state, as in the module's table.
         refusals: refusals in a row.
         openings: pauses in a row, without a confirm in between.
-        until: when the pause is over.
+        until: when the next fresh message may go.
+        again_at: when the pause is over, so that a message may go that was sent before.
         room: number of messages that may go while the breaker is not closed.
         asked: part of ``room`` that `Breakers.poll_room` has not returned yet.
         alarm: when `Breakers.poll_room` checks this breaker; never after ``until``.
@@ -71,6 +77,7 @@ class _Circuit(Generic[W]):
     refusals: int = 0
     openings: int = 0
     until: float = 0.0
+    again_at: float = 0.0
     room: int = 0
     asked: int = 0
     alarm: float = float("inf")
@@ -91,6 +98,23 @@ class Pause(Generic[D, W]):
     refusals: int
     until: float
     why: W
+
+
+@dataclass(slots=True)
+class Room(Generic[D]):
+    """More messages may go to a destination.
+
+    Attributes:
+        destination: name of the destination.
+        count: how many.
+        are_probes: whether they are probes, which are to be fresh messages.
+        may_repeat: whether, in place of fresh messages, one may go that was sent before.
+    """
+
+    destination: D
+    count: int
+    are_probes: bool
+    may_repeat: bool
 
 
 class Breakers(Generic[D, W]):
@@ -165,10 +189,12 @@ class Breakers(Generic[D, W]):
         self._circuits[destination] = circuit  # last: ordered by time of the last refusal
         circuit.refusals += 1
         circuit.why = why
-        if circuit.state is _State.OPEN or circuit.refusals < refusals_max:
+        is_first = circuit.state is not _State.PROBING and circuit.refusals < refusals_max
+        if circuit.state is _State.OPEN or is_first:
             return False
         circuit.openings += 1
-        self._pause(destination, circuit, now + self._pause_s(circuit.openings))
+        circuit.again_at = now + self._pause_s(circuit.openings)
+        self._pause(destination, circuit, min(circuit.again_at, now + FRESH_S))
         circuit.state, circuit.room, circuit.asked = _State.OPEN, 0, 0
         self._letting_go.pop(destination, None)
         return True
@@ -204,8 +230,8 @@ class Breakers(Generic[D, W]):
             circuit.asked += more
             self._letting_go[destination] = None
 
-    def poll_room(self, now: float) -> list[tuple[D, int]]:
-        """Take the destinations to which more messages may go since the last call, and how many."""
+    def poll_room(self, now: float) -> list[Room[D]]:
+        """Take the destinations to which more messages may go since the last call."""
         over = []
         while self._next_alarm() <= now:
             _, _, destination, circuit = heapq.heappop(self._alarms)
@@ -214,14 +240,26 @@ class Breakers(Generic[D, W]):
         for destination, circuit in over:
             if circuit.state is _State.OPEN:
                 circuit.state = _State.PROBING
-            self._pause(destination, circuit, now + self._pause_s(max(1, circuit.openings)))
-            circuit.room, circuit.asked = max(1, circuit.room), max(1, circuit.asked)
+            count = min(2 ** max(0, circuit.openings - 1), AT_ONCE_MAX)
+            if circuit.state is _State.RECOVERING:
+                count = 1
+            circuit.room, circuit.asked = max(count, circuit.room), max(count, circuit.asked)
             self._letting_go[destination] = None
-        due = [(destination, self._paused[destination].asked) for destination in self._letting_go]
-        for destination in self._letting_go:
-            self._paused[destination].asked = 0
+            self._pause(destination, circuit, now + self._next_s(circuit, now))
+        due = [self._room_of(destination, now) for destination in self._letting_go]
         self._letting_go.clear()
         return due
+
+    def _room_of(self, destination: D, now: float) -> Room[D]:
+        circuit = self._paused[destination]
+        count, circuit.asked = circuit.asked, 0
+        are_probes = circuit.state is _State.PROBING
+        return Room(destination, count, are_probes, may_repeat=circuit.again_at <= now)
+
+    def _next_s(self, circuit: _Circuit[W], now: float) -> float:
+        """How long the next probes wait if these have no outcome."""
+        rest_s = circuit.again_at - now
+        return min(FRESH_S, rest_s if rest_s > 0 else self._pause_s(max(1, circuit.openings)))
 
     def poll_timeout(self) -> float | None:
         """When `poll_room` will return something; None if it will not."""

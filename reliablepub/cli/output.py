@@ -315,6 +315,8 @@ def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
     """
     key = row["routing_key"]
     where = f"{row['exchange'] or '(default)'} / {'every routing key' if key is None else key}"
+    if row.get("user_id") is not None:
+        where = f"user_id {row['user_id']}"
     paused_s = max(0.0, now - row["since"])
     wait = f"{count_of(row['waiting'], 'message')} wait{'s' if row['waiting'] == 1 else ''}"
     probe_in_s = at + row["probe_in_s"] - now

@@ -243,19 +243,25 @@ class Notices:
             events.append(MessageGivenUp(*facts, attempt.outcome, entry.attempts, doubt))
 
     def destination(
-        self, name: str, destination: tuple[str, str | None], refusals: int, outcome: Outcome
+        self,
+        name: str,
+        destination: tuple[str, str | None, str | None],
+        refusals: int,
+        outcome: Outcome,
     ) -> None:
         """Note that a destination was paused or resumed.
 
         Args:
             name: the event: ``paused`` or ``resumed``.
-            destination: exchange and routing key; None for every routing key.
+            destination: exchange, routing key (None for every one), and ``user_id`` if it is one.
             refusals: number of refusals in a row.
             outcome: the last refusal.
         """
         events = self._events.get(name)
         if events is not None:
-            events.append(DestinationChanged(*destination, refusals, outcome))
+            exchange, routing_key, user_id = destination
+            changed = DestinationChanged(exchange, routing_key, refusals, outcome, user_id)
+            events.append(changed)
 
     def deliver(self, status: Status) -> None:
         """Deliver the events of the turn, among them changes of the connection."""

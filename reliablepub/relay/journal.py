@@ -421,6 +421,8 @@ class Journal:
                 after = f" after {event.refusals} in a row" if event.refusals > 1 else ""
                 code = f"{outcome.reply_code} " if outcome.reply_code else ""
                 where = _where(event.exchange, event.routing_key)
+                if event.user_id is not None:
+                    where = f"user_id {one_line(repr(event.user_id))}"
                 words = f"{where}: {name}{after}: {outcome.kind}: {code}{said[1]}"
                 self._write(name, words, values)
 

@@ -2,13 +2,28 @@
 
 Knows: entries by their destination, and when one may be sent. Must never know: SQL, the transport.
 
-A destination is an exchange and a routing key; or a whole exchange with every routing key, if the
-exchange does not exist (404) or the user may not write to it (403). An entry that waits for its
-destination has the due time `HELD`, so that it takes no memory and delays no other entry.
+What pauses which messages, by the evidence:
 
-When a pause is over, the store releases one entry as a probe. When a probe is confirmed, the others
-follow: to a routing key two for each confirm; to an exchange a page at a time, because only its
-queues, not the exchange itself, limit the rate.
+    ==================================================  =======================================
+    refusals                                            paused
+    ==================================================  =======================================
+    nacks or returns of one routing key in a row        the exchange with this routing key
+    (``refusals_max``), without a confirm
+    nacks of `SEVERAL` routing keys of an exchange,     the exchange, with every routing key
+    without a confirm in between
+    a 404 or 403; or what the core found to be about    the exchange, with every routing key
+    the exchange (`reliablepub._core.evidence`)
+    a 406 for a ``user_id`` that is not the login's     every message with this ``user_id``
+    ==================================================  =======================================
+
+The default exchange is never paused for its routing keys, each of which is a queue by itself.
+
+An entry that waits for its destination has the due time `HELD`, so that it takes no memory and
+delays no other entry. When a pause is over, the store releases entries as probes
+(`reliablepub._core.breaker`), in the order of their ids: those above the highest id that was sent
+are fresh; the others go by turns. When a probe is confirmed, the others follow: two for each
+confirm; or, where the exchange or the user had been refused, a page at a time, because only its
+queues limit the rate.
 
 Entries that an earlier run has left waiting are found by exchange; each such exchange is probed at
 once.
@@ -16,12 +31,15 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
-from reliablepub._core.breaker import Breakers, Pause
+from reliablepub._core.breaker import Breakers, Pause, Room
+from reliablepub._core.evidence import SEVERAL
 from reliablepub._core.session import Session
 from reliablepub.outbox.entry import Changes, Entry, HeldExchange, Release
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
@@ -29,8 +47,15 @@ from reliablepub.policy import Breaker, GiveUp, RetryIn, RetryPolicy, wait_s
 from reliablepub.relay.callbacks import Guard, Notices
 from reliablepub.relay.status import Paused
 
-Destination: TypeAlias = tuple[str, str | None]
-"""Exchange and routing key; None as routing key stands for every one."""
+
+class Destination(NamedTuple):
+    """What can be paused: an exchange with one routing key or every one, or a ``user_id``."""
+
+    exchange: str
+    routing_key: str | None = None
+    user_id: str | None = None
+
+
 PAGE: Final = 2_000
 SHOWN_MAX: Final = 100
 UNHEARD_MAX: Final = 3
@@ -38,18 +63,63 @@ UNHEARD_MAX: Final = 3
 UNHEARD_S: Final = 2.0
 """Probes within so many seconds count as one: after a refusal, the next probe first has to wait for
 another channel to open, which takes time if the broker is far away."""
+USERS_KEPT: Final = 100
+"""Messages with a paused ``user_id`` that are remembered as its next probes."""
+IMPERSONATOR: Final = "; log in as this user, or give the relay's user the tag impersonator"
 MISSING: Final = Outcome(OutcomeKind.REFUSED, 404, "")
 UNKNOWN: Final = Outcome(OutcomeKind.REFUSED, 0, "refused in an earlier run; not probed yet")
 
 
 def address_of(entry: Entry) -> Destination:
     """The exchange and routing key of an entry."""
-    return entry.message.exchange, entry.message.routing_key
+    return Destination(entry.message.exchange, entry.message.routing_key)
 
 
 def exchange_of(entry: Entry) -> Destination:
     """The exchange of an entry, as a destination with every routing key."""
-    return entry.message.exchange, None
+    return Destination(entry.message.exchange)
+
+
+def user_of(entry: Entry) -> Destination | None:
+    """The ``user_id`` of an entry, as a destination; None if it has none."""
+    user_id = entry.message.user_id
+    return None if user_id is None else Destination("", None, user_id)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits for a paused destination, and which of it was probed.
+
+    Attributes:
+        since: when it was paused; wall clock.
+        count: number of waiting entries.
+        sent: highest id that was refused; entries above it are fresh.
+        turn: id of the last probe that was sent before.
+        unheard: probes without an answer, and when the last of them was released (monotonic).
+        users: with a ``user_id``: exchange, routing key and id of the next probes.
+    """
+
+    since: float
+    count: int = 0
+    sent: int = 0
+    turn: int = 0
+    unheard: tuple[int, float] = (0, -inf)
+    users: deque[tuple[str, str, int]] = field(default_factory=lambda: deque(maxlen=USERS_KEPT))
+
+    def released(self, release: Release) -> None:
+        """Count the entries that wait no longer."""
+        left = max(0, self.count - release.count)
+        self.count = release.left if release.is_counted else left
+
+    def probed(self, now: float) -> None:
+        """Count a probe that has no answer yet; several within `UNHEARD_S` count as one.
+
+        An exchange refuses at once. So a probe without an answer has passed the exchange, and waits
+        for its queue, which is no reason to pause the exchange.
+        """
+        probes, since = self.unheard
+        if now - since >= UNHEARD_S:
+            self.unheard = probes + 1, now
 
 
 class Pauses:
@@ -76,19 +146,21 @@ class Pauses:
         )
         self.tracked = self._breakers.tracked
         self.new: dict[Destination, None] = {}
-        self._sweeping: dict[Destination, None] = {}
+        self._waiting: dict[Destination, _Waiting] = {}
+        self._nacked: dict[str, set[str]] = {}  # routing keys of an exchange, since a confirm
+        self._sweeping: dict[Destination, int] = {}
+        self._repeating: dict[Destination, None] = {}
         self._releasing: dict[Destination | None, int] = {}
-        self._unheard: dict[str, tuple[int, float]] = {}
-        self._rooms: list[Release] = []
-        self._sweeps: Sequence[Release] = ()
+        self._rooms: list[tuple[Room[Destination], Release]] = []
+        self._repeats: list[tuple[Destination, Release]] = []
+        self._sweeps: list[Release] = []
         self._pages: Mapping[Destination | None, Release] = {}
-        self._waiting: dict[Destination, int] = {}
-        self._since: dict[Destination, float] = {}
+        self._now = -inf
 
     @property
     def is_idle(self) -> bool:
         """Whether no destination has refused messages lately, and no entry is to be released."""
-        return not (self._releasing or self._sweeping or self.tracked)
+        return not (self._releasing or self._sweeping or self._repeating or self.tracked)
 
     @property
     def exchanges_max(self) -> int:
@@ -103,11 +175,11 @@ class Pauses:
         entries are released instead.
         """
         for one in held:
-            destination = (one.exchange or "", None)
+            destination = Destination(one.exchange or "")
             is_known = self._pauses(MISSING) and one.exchange is not None
             if is_known and self._breakers.suspect(destination, now, why=UNKNOWN):
-                self._waiting[destination] = one.count
-                self._since[destination] = wall if one.since is None else one.since
+                since = wall if one.since is None else one.since
+                self._waiting[destination] = _Waiting(since, one.count)
             else:
                 self._releasing[None] = 0
 
@@ -118,35 +190,40 @@ class Pauses:
 
     # ------------------------------------------------------------------ may an entry be sent?
 
-    def holds(self, entry: Entry) -> Pause[Destination, Outcome] | None:
-        """The pause of the entry's destination; None if neither exchange nor key is paused."""
+    def _paused(self, entry: Entry) -> Destination | None:
+        """What is paused, and holds this entry; None if nothing is."""
         if not self.tracked:
             return None
-        exchange = self._breakers.pause(exchange_of(entry))
-        return exchange or self._breakers.pause(address_of(entry))
+        is_paused = self._breakers.is_paused
+        for destination in (user_of(entry), exchange_of(entry), address_of(entry)):
+            if destination is not None and is_paused(destination):
+                return destination
+        return None
+
+    def holds(self, entry: Entry) -> Pause[Destination, Outcome] | None:
+        """The pause of the entry's destination; None if it is not paused."""
+        destination = self._paused(entry)
+        return None if destination is None else self._breakers.pause(destination)
 
     def admits(self, entry: Entry) -> bool:
         """Whether the entry may be sent; while its destination is paused, as a probe."""
-        if not self.tracked:
-            return True
-        destination = exchange_of(entry)
-        if not self._breakers.is_paused(destination):
-            destination = address_of(entry)
-        return self._breakers.admits(destination)
+        destination = self._paused(entry)
+        return destination is None or self._breakers.admits(destination)
 
     def is_probe(self, entry: Entry) -> bool:
-        """Whether an entry that may be sent probes an exchange.
-
-        If the broker refuses the probe, it closes the channel on which the probe was sent.
-        """
-        return bool(self.tracked) and self._breakers.is_paused(exchange_of(entry))
+        """Whether an entry that may be sent is a probe which may cost its channel."""
+        pause = self.holds(entry)
+        return pause is not None and pause.why.kind is OutcomeKind.REFUSED
 
     def waits(self, entry: Entry) -> None:
         """Count an entry that waits from now on, because it is not admitted."""
-        destination = exchange_of(entry)
-        if not self._breakers.is_paused(destination):
-            destination = address_of(entry)
-        self._waiting[destination] = self._waiting.get(destination, 0) + 1
+        destination = self._paused(entry)
+        assert destination is not None
+        waiting = self._waiting[destination]
+        waiting.count += 1
+        if destination.user_id is not None:
+            message = entry.message
+            waiting.users.append((message.exchange, message.routing_key, entry.id))
 
     # ------------------------------------------------------------------ outcomes
 
@@ -164,29 +241,60 @@ class Pauses:
         """
         if not self._pauses(outcome):
             return
-        is_of_exchange = outcome.concern is Concern.EXCHANGE
-        if self.tracked and not is_of_exchange:
-            self._is_well(exchange_of(entry))
-        if outcome.concern is Concern.MESSAGE:
+        concern, exchange = outcome.concern, exchange_of(entry)
+        if concern is not Concern.EXCHANGE and self._is_refusing(exchange):
+            self._is_well(exchange)
+        destination, is_at_once = self._refusing(entry, outcome)
+        if destination is None:
             return
-        destination = exchange_of(entry) if is_of_exchange else address_of(entry)
         was_paused = self._breakers.is_paused(destination)
         if is_given_up and not (
-            was_paused or (is_of_exchange and self._is_time_over(entry, outcome, wall))
+            was_paused or (is_at_once and self._is_time_over(entry, outcome, wall))
         ):
             # Given up at once, as others will be, which a pause would only delay. But where a
             # budget of time is spent, each of the others would cost a channel.
             return
-        refusals_max = 1 if is_of_exchange else self._breaker.refusals_max
-        self._unheard.pop(entry.message.exchange, None)
-        if self._breakers.refused(destination, now, why=outcome, refusals_max=refusals_max):
+        refusals_max = 1 if is_at_once else self._breaker.refusals_max
+        is_new = self._breakers.refused(destination, now, why=outcome, refusals_max=refusals_max)
+        if is_new and not was_paused:  # probes that follow a refused one go on
             self.new[destination] = None
             self._releasing.pop(destination, None)
-            if not was_paused:
-                self._since[destination] = wall
-                self._tell("paused", destination)
-        if is_given_up and self._breakers.is_paused(destination):
-            self._sweeping[destination] = None
+            self._waiting[destination] = _Waiting(wall)
+            self._tell("paused", destination)
+        waiting = self._waiting.get(destination)
+        if waiting is not None:
+            waiting.unheard = 0, -inf
+            waiting.sent = max(waiting.sent, entry.id)
+        if self._breakers.is_paused(destination):
+            self._sweep(destination, PAGE if is_given_up else int(is_new and was_paused))
+
+    def _refusing(self, entry: Entry, outcome: Outcome) -> tuple[Destination | None, bool]:
+        """What has refused an entry, and whether one such refusal pauses it; see the table."""
+        exchange = exchange_of(entry)
+        match outcome.concern:
+            case Concern.USER:
+                return user_of(entry), True
+            case Concern.EXCHANGE:
+                return exchange, True
+            case Concern.MESSAGE:
+                return None, False
+        is_shared = outcome.kind is OutcomeKind.NACKED and exchange.exchange != ""
+        if is_shared and self._breakers.is_paused(exchange):
+            return exchange, False
+        if is_shared and self._are_several(entry):
+            return exchange, True
+        return address_of(entry), False
+
+    def _are_several(self, entry: Entry) -> bool:
+        """Whether several routing keys of the exchange were nacked since a confirm there."""
+        nacked = self._nacked.setdefault(entry.message.exchange, set())
+        nacked.add(entry.message.routing_key)
+        return len(nacked) >= SEVERAL
+
+    def _is_refusing(self, destination: Destination) -> bool:
+        """Whether a destination is paused because the broker has refused it, not its queues."""
+        pause = self._breakers.pause(destination) if self.tracked else None
+        return pause is not None and pause.why.kind is OutcomeKind.REFUSED
 
     def _is_time_over(self, entry: Entry, outcome: Outcome, wall: float) -> bool:
         """Whether an entry that had only waited for as long would be given up, and a new one not.
@@ -204,7 +312,14 @@ class Pauses:
     def confirmed(self, entries: Iterable[Entry], now: float) -> None:
         """Note confirmed entries: their destinations accept messages."""
         for entry in entries:
-            self._is_well(exchange_of(entry))
+            exchange, user = exchange_of(entry), user_of(entry)
+            self._nacked.pop(exchange.exchange, None)
+            if user is not None:
+                self._is_well(user)
+            if self._is_refusing(exchange):
+                self._is_well(exchange)
+            elif self._breakers.is_paused(exchange):
+                self._breakers.confirmed(exchange, now)
             self._breakers.confirmed(address_of(entry), now)
 
     def given_up(self, entry: Entry) -> None:
@@ -215,16 +330,22 @@ class Pauses:
         """
         pause = self.holds(entry)
         if pause is not None:
-            self._sweeping[pause.destination] = None
+            self._sweep(pause.destination, PAGE)
+
+    def _sweep(self, destination: Destination, count: int) -> None:
+        """Have so many of the first entries made due, to be checked and to wait again.
+
+        After each refused probe it is one: its time may be over, while others are the probes.
+        """
+        if count and destination.user_id is None:
+            self._sweeping[destination] = max(count, self._sweeping.get(destination, 0))
+        elif count == PAGE:
+            self._releasing[None] = 0
 
     def withdrawn_from(self, session: Session[Entry]) -> list[Entry]:
         """Withdraw from the session the entries for destinations paused since the last call."""
         new, self.new = self.new, {}
-        paused = {
-            entry
-            for entry in session.buffered_keys()
-            if exchange_of(entry) in new or address_of(entry) in new
-        }
+        paused = {entry for entry in session.buffered_keys() if self._paused(entry) in new}
         return session.withdraw(paused)
 
     # ------------------------------------------------------------------ releasing
@@ -238,21 +359,51 @@ class Pauses:
         """
         if changes.released:  # by an earlier turn, and not committed yet
             return
-        self._rooms = []
-        for destination, count in self._breakers.poll_room(now):
-            if self._is_unheard(destination, now):
+        self._now = now
+        self._rooms, self._repeats = [], []
+        for room in self._breakers.poll_room(now):
+            destination = room.destination
+            waiting = self._waiting[destination]
+            if waiting.unheard[0] > UNHEARD_MAX and self._is_refusing(destination):
                 self._is_well(destination)
-                continue
-            is_counted = count == 1  # probes are few
-            self._rooms.append(Release(*destination, count, is_counted=is_counted))
-        self._sweeps = [Release(*destination, PAGE) for destination in self._sweeping]
+            elif destination.user_id is not None:
+                self._release_by_user(room, waiting)
+            else:
+                self._rooms.append((room, self._release_of(room, waiting)))
+        for destination in self._repeating:
+            after = self._waiting[destination].turn
+            self._repeats.append((destination, Release(*destination[:2], 1, after=after)))
+        self._sweeps = [Release(*which[:2], count) for which, count in self._sweeping.items()]
         self._sweeping.clear()
+        self._repeating.clear()
         self._pages = {
-            going: Release(exchange, routing_key, PAGE, after=after)
+            going: Release(
+                None if going is None or going.user_id is not None else going.exchange,
+                None if going is None else going.routing_key,
+                PAGE,
+                after=after,
+            )
             for going, after in self._releasing.items()
-            for exchange, routing_key in [going or (None, None)]
         }
-        changes.released += [*self._rooms, *self._sweeps, *self._pages.values()]
+        changes.released += [release for _, release in (*self._rooms, *self._repeats)]
+        changes.released += [*self._sweeps, *self._pages.values()]
+
+    def _release_of(self, room: Room[Destination], waiting: _Waiting) -> Release:
+        if not room.are_probes:
+            return Release(*room.destination[:2], room.count)
+        # Only a nack can leave copies behind, so that fresh messages are worth many probes.
+        pause = self._breakers.pause(room.destination)
+        is_nacked = pause is not None and pause.why.kind is OutcomeKind.NACKED
+        count = room.count if is_nacked else 1
+        return Release(*room.destination[:2], count, after=waiting.sent, is_counted=True)
+
+    def _release_by_user(self, room: Room[Destination], waiting: _Waiting) -> None:
+        """Release the next probe with a ``user_id``, by which the store finds no rows."""
+        if not waiting.users:
+            self._is_well(room.destination)
+        elif room.may_repeat:
+            exchange, routing_key, id_ = waiting.users.popleft()
+            self._rooms.append((room, Release(exchange, routing_key, 1, after=id_ - 1)))
 
     def released(self, changes: Changes) -> bool:
         """Note that the releases were committed.
@@ -260,14 +411,18 @@ class Pauses:
         Returns:
             whether any entry is due now.
         """
-        for release in (*self._rooms, *self._sweeps):
-            destination = (release.exchange or "", release.routing_key)
-            if self._breakers.is_paused(destination):
-                waiting = self._waiting.get(destination, 0) - release.count
-                self._waiting[destination] = release.left if release.is_counted else max(0, waiting)
-        for release in self._rooms:
-            if release.count < release.limit:
-                self._no_more_wait((release.exchange or "", release.routing_key))
+        for room, release in self._rooms:
+            waiting = self._waiting.get(room.destination)
+            if waiting is not None:  # otherwise the pause has ended in the meantime
+                self._has_released(room, release, waiting)
+        for destination, release in self._repeats:
+            waiting = self._waiting.get(destination)
+            if waiting is not None:
+                self._has_repeated(destination, release, waiting)
+        for release in self._sweeps:
+            waiting = self._waiting.get(Destination(release.exchange or "", release.routing_key))
+            if waiting is not None:
+                waiting.released(release)
         for going, release in self._pages.items():
             # Otherwise it was ended, or begun anew, while this page waited for its commit.
             if going in self._releasing and self._releasing[going] == release.after:
@@ -276,9 +431,30 @@ class Pauses:
                     del self._releasing[going]
         return any(release.count for release in changes.released)
 
+    def _has_released(self, room: Room[Destination], release: Release, waiting: _Waiting) -> None:
+        waiting.released(release)
+        if not room.are_probes:
+            if release.count < release.limit:
+                self._no_more_wait(room.destination)
+        elif release.count:
+            waiting.probed(self._now)
+        elif room.may_repeat:
+            self._repeating[room.destination] = None
+
+    def _has_repeated(self, destination: Destination, release: Release, waiting: _Waiting) -> None:
+        waiting.released(release)
+        if release.count:
+            waiting.probed(self._now)
+            waiting.turn = release.last
+        elif waiting.turn:  # all have had their turn: begin again with the first one
+            waiting.turn = 0
+            self._repeating[destination] = None
+        else:
+            self._no_more_wait(destination)
+
     def poll_timeout(self) -> float | None:
         """When to call `release` next (monotonic), or None."""
-        if self._releasing or self._sweeping:
+        if self._releasing or self._sweeping or self._repeating:
             return float("-inf")
         return self._breakers.poll_timeout()
 
@@ -296,36 +472,23 @@ class Pauses:
     def _shown(self, now: float) -> Iterator[Paused]:
         for pause in self._breakers.pauses:
             yield Paused(
-                *pause.destination,
+                pause.destination.exchange,
+                pause.destination.routing_key,
                 refusals=pause.refusals,
                 probe_in_s=max(0.0, pause.until - now),
-                since=self._since[pause.destination],
+                since=self._waiting[pause.destination].since,
                 reason=reason_of(pause.why),
-                waiting=self._waiting.get(pause.destination, 0),
+                waiting=self._waiting[pause.destination].count,
+                user_id=pause.destination.user_id,
             )
 
     # ------------------------------------------------------------------ inside
 
-    def _is_well(self, exchange: Destination) -> None:
-        """End the pause of an exchange: the broker has answered other than by refusing it."""
-        if self._breakers.is_paused(exchange):
-            self._releasing[exchange] = 0
-            self._end(exchange)
-
-    def _is_unheard(self, destination: Destination, now: float) -> bool:
-        """Whether probes of an exchange stay unanswered.
-
-        An exchange refuses at once. So a probe without an answer has passed the exchange, and waits
-        for its queue, which is no reason to pause the exchange.
-        """
-        exchange, routing_key = destination
-        if routing_key is not None:
-            return False
-        probes, since = self._unheard.get(exchange, (0, -inf))
-        if now - since >= UNHEARD_S:
-            probes += 1
-            self._unheard[exchange] = probes, now
-        return probes > UNHEARD_MAX
+    def _is_well(self, destination: Destination) -> None:
+        """End a pause: the broker has answered other than by refusing the exchange or user."""
+        if self._breakers.is_paused(destination):
+            self._releasing[destination] = 0
+            self._end(destination)
 
     def _no_more_wait(self, destination: Destination) -> None:
         pause = self._breakers.pause(destination)
@@ -341,10 +504,9 @@ class Pauses:
 
     def _forget(self, destination: Destination) -> None:
         self._waiting.pop(destination, None)
-        self._since.pop(destination, None)
         self._sweeping.pop(destination, None)
+        self._repeating.pop(destination, None)
         self.new.pop(destination, None)
-        self._unheard.pop(destination[0], None)
 
     def _tell(
         self, name: str, destination: Destination, pause: Pause[Destination, Outcome] | None = None
@@ -362,4 +524,5 @@ class Pauses:
 def reason_of(outcome: Outcome) -> str:
     """The reason of a pause, in one line: kind, reply code and text of the last refusal."""
     code = f"{outcome.reply_code} " if outcome.reply_code else ""
-    return f"{outcome.kind}: {code}{outcome.reply_text}"
+    remedy = IMPERSONATOR if outcome.concern is Concern.USER else ""
+    return f"{outcome.kind}: {code}{outcome.reply_text}{remedy}"

@@ -146,6 +146,8 @@ class Paused:
         reason: the last refusal, with the broker's reply text.
         waiting: messages that wait for the destination. Those that expire, that an operator parks
             or discards, or that could not be stored, are counted until the next probe.
+        user_id: the ``user_id`` whose messages wait, to whatever exchange; None if it is an
+            exchange.
     """
 
     exchange: str
@@ -155,6 +157,7 @@ class Paused:
     since: float
     reason: str
     waiting: int
+    user_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,8 @@ def waits_for(status: Status) -> list[str]:
         where = f"exchange {one.exchange!r}"
         if one.routing_key is not None:
             where += f", routing key {one.routing_key!r}"
+        if one.user_id is not None:
+            where = f"user_id {one.user_id!r}"
         wait = "1 message waits" if one.waiting == 1 else f"{one.waiting} messages wait"
         told.append(f"{where} is paused, {wait}: {one.reason}")
     if status.paused_destinations > _PAUSES_TOLD:

@@ -17,6 +17,11 @@ def refuse(b: Breakers[str, str], name: str, now: float, *, refusals_max: int = 
     return b.refused(name, now, why="full", refusals_max=refusals_max)
 
 
+def rooms(b: Breakers[str, str], now: float) -> list[tuple[str, int]]:
+    """Where more messages may go, and how many."""
+    return [(room.destination, room.count) for room in b.poll_room(now)]
+
+
 def opened(now: float = 0.0) -> Breakers[str, str]:
     b = breakers()
     assert [refuse(b, "a", now) for _ in range(3)] == [False, False, True]
@@ -26,7 +31,7 @@ def opened(now: float = 0.0) -> Breakers[str, str]:
 def recovering() -> Breakers[str, str]:
     """It was probed at 1.0, and the probe was confirmed at once."""
     b = opened()
-    assert b.poll_room(1.0) == [("a", 1)]
+    assert rooms(b, 1.0) == [("a", 1)]
     assert b.admits("a")
     b.confirmed("a", 1.0)
     return b
@@ -80,9 +85,9 @@ def test_what_was_sent_before_does_not_prolong_the_pause() -> None:
 
 def test_after_the_pause_one_message_goes_and_no_second_one() -> None:
     b = opened()
-    assert b.poll_room(0.9) == []
-    assert b.poll_room(1.0) == [("a", 1)]
-    assert b.poll_room(1.0) == []
+    assert rooms(b, 0.9) == []
+    assert rooms(b, 1.0) == [("a", 1)]
+    assert rooms(b, 1.0) == []
     assert b.is_paused("a")
     assert [b.admits("a") for _ in range(3)] == [True, False, False]
 
@@ -90,22 +95,41 @@ def test_after_the_pause_one_message_goes_and_no_second_one() -> None:
 def test_a_probe_that_is_refused_pauses_it_for_longer() -> None:
     b = opened()
     for n, at in [(2, 1.0), (3, 3.0), (4, 6.0)]:
-        assert b.poll_room(at) == [("a", 1)]
+        assert rooms(b, at) == [("a", 2 ** (n - 2))], "twice as many"
         assert b.admits("a")
         assert refuse(b, "a", at)
         assert not b.admits("a")
         assert b.poll_timeout() == at + n
 
 
+def test_fresh_messages_are_probes_at_least_once_a_minute_and_others_after_the_pause() -> None:
+    b: Breakers[str, str] = Breakers(destinations_max=9, pause_s=lambda n: 100.0 * n)
+    refuse(b, "a", 0.0, refusals_max=1)
+    found = []
+    now = b.poll_timeout()
+    while now is not None and len(found) < 6:
+        found += [(now, room.are_probes, room.may_repeat) for room in b.poll_room(now)]
+        now = b.poll_timeout()
+    assert found == [
+        (60.0, True, False),
+        (100.0, True, True),
+        *((at, True, True) for at in (160.0, 220.0, 280.0, 340.0)),
+    ]
+    assert refuse(b, "a", 350.0, refusals_max=5), "one refused probe is enough"
+    assert b.poll_timeout() == 410.0
+    [room] = b.poll_room(410.0)
+    assert (room.count, room.may_repeat) == (2, False)
+
+
 def test_of_each_that_is_confirmed_two_more_may_go() -> None:
     b = recovering()
     assert b.is_paused("a")
     assert b.poll_timeout() == float("-inf")
-    assert b.poll_room(1.0) == [("a", 2)]
+    assert rooms(b, 1.0) == [("a", 2)]
     assert [b.admits("a") for _ in range(3)] == [True, True, False]
     b.confirmed("a", 1.1)
     b.confirmed("a", 1.1)
-    assert b.poll_room(1.1) == [("a", 4)]
+    assert rooms(b, 1.1) == [("a", 4)]
 
 
 def test_it_is_well_when_fewer_wait_than_may_go() -> None:
@@ -131,7 +155,7 @@ def test_a_refusal_while_it_recovers_pauses_it_again_and_not_for_long() -> None:
 def test_a_confirm_of_what_was_sent_before_lets_it_recover() -> None:
     b = opened()
     b.confirmed("a", 0.5)
-    assert b.poll_room(0.5) == [("a", 2)]
+    assert rooms(b, 0.5) == [("a", 2)]
     assert b.poll_timeout() == 1.5
 
 
@@ -139,21 +163,21 @@ def test_what_is_not_heard_of_is_followed_by_one_more() -> None:
     b = opened()
     b.poll_room(1.0)
     assert b.admits("a")
-    assert b.poll_room(1.9) == []
-    assert b.poll_room(2.0) == [("a", 1)]
+    assert rooms(b, 1.9) == []
+    assert rooms(b, 2.0) == [("a", 1)]
     assert b.admits("a")
     b = recovering()
     b.poll_room(1.0)
-    assert b.poll_room(2.0) == [("a", 1)], "the two may be gone: a person has taken them"
+    assert rooms(b, 2.0) == [("a", 1)], "the two may be gone: a person has taken them"
 
 
 def test_so_many_may_go_between_two_confirms_and_no_more() -> None:
     b = recovering()
     for _ in range(AT_ONCE_MAX):
         b.confirmed("a", 1.0)
-    assert b.poll_room(1.0) == [("a", AT_ONCE_MAX)]
+    assert rooms(b, 1.0) == [("a", AT_ONCE_MAX)]
     b.confirmed("a", 1.0)
-    assert b.poll_room(1.0) == []
+    assert rooms(b, 1.0) == []
 
 
 def test_a_probe_that_nobody_took_is_no_longer_there_after_a_refusal() -> None:
@@ -186,7 +210,7 @@ def test_where_messages_wait_from_an_earlier_time_one_goes_at_once() -> None:
     assert b.suspect("a", 5.0, why="unknown")
     assert not b.suspect("b", 5.0, why="unknown")
     assert not b.admits("a")
-    assert b.poll_room(5.0) == [("a", 1)]
+    assert rooms(b, 5.0) == [("a", 1)]
     assert b.admits("a")
     assert refuse(b, "a", 5.0, refusals_max=1)
     assert b.poll_timeout() == 6.0
@@ -195,7 +219,7 @@ def test_where_messages_wait_from_an_earlier_time_one_goes_at_once() -> None:
 def test_pauses_without_length_are_still_one_probe_each_look() -> None:
     b: Breakers[str, str] = Breakers(destinations_max=9, pause_s=lambda _: 0.0)
     refuse(b, "a", 0.0, refusals_max=1)
-    assert [b.poll_room(0.0) for _ in range(2)] == [[("a", 1)]] * 2
+    assert [rooms(b, 0.0) for _ in range(2)] == [[("a", 1)]] * 2
 
 
 def test_the_closed_one_that_refused_longest_ago_gives_way() -> None:
@@ -239,7 +263,8 @@ class BreakersMachine(RuleBasedStateMachine):
     def refuse(self, name: str, is_proof: bool) -> None:  # noqa: FBT001
         self.in_a_row[name] = self.in_a_row.get(name, 0) + 1
         limit = 1 if is_proof else 3
-        opens = self.state.get(name) != "open" and self.in_a_row[name] >= limit
+        state = self.state.get(name)
+        opens = state == "probing" or (state != "open" and self.in_a_row[name] >= limit)
         if opens:
             self.openings[name] = self.openings.get(name, 0) + 1
             self.until[name] = self.now + self.openings[name]
@@ -283,10 +308,12 @@ class BreakersMachine(RuleBasedStateMachine):
             if until <= self.now:
                 self.until[name] = self.now + max(1, self.openings.get(name, 0))
                 self.state[name] = {"open": "probing"}.get(self.state[name], self.state[name])
-                self.room[name] = max(1, self.room[name])
-                self.asked[name] = max(1, self.asked[name])
+                count = min(2 ** max(0, self.openings.get(name, 0) - 1), AT_ONCE_MAX)
+                count = 1 if self.state[name] == "recovering" else count
+                self.room[name] = max(count, self.room[name])
+                self.asked[name] = max(count, self.asked[name])
         asked = {name: count for name, count in self.asked.items() if count and name in self.state}
-        assert dict(self.real.poll_room(self.now)) == asked
+        assert dict(rooms(self.real, self.now)) == asked
         self.asked = dict.fromkeys(self.asked, 0)
 
     @precondition(lambda self: self.state)

@@ -137,7 +137,10 @@ def pause_of(story: Story) -> dict[str, Any] | None:
     """The pause of the message's destination, if the relay's status file lists it."""
     address = (story.message["exchange"], story.message["routing_key"])
     for row in story.relay.get("paused") or ():
-        if row["exchange"] == address[0] and row["routing_key"] in (None, address[1]):
+        if row.get("user_id") is not None:
+            if row["user_id"] == story.message.get("user_id"):
+                return dict(row)
+        elif row["exchange"] == address[0] and row["routing_key"] in (None, address[1]):
             return dict(row)
     return None
 
