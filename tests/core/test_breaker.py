@@ -105,7 +105,7 @@ def test_a_probe_that_is_refused_pauses_it_for_longer() -> None:
 def test_fresh_messages_are_probes_at_least_once_a_minute_and_others_after_the_pause() -> None:
     b: Breakers[str, str] = Breakers(destinations_max=9, pause_s=lambda n: 100.0 * n)
     refuse(b, "a", 0.0, refusals_max=1)
-    found = []
+    found: list[tuple[float, bool, bool]] = []
     now = b.poll_timeout()
     while now is not None and len(found) < 6:
         found += [(now, room.are_probes, room.may_repeat) for room in b.poll_room(now)]
