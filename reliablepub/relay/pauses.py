@@ -63,8 +63,8 @@ UNHEARD_MAX: Final = 3
 UNHEARD_S: Final = 2.0
 """Probes within so many seconds count as one: after a refusal, the next probe first has to wait for
 another channel to open, which takes time if the broker is far away."""
-USERS_KEPT: Final = 100
-"""Messages with a paused ``user_id`` that are remembered as its next probes."""
+NAMED_MAX: Final = 100
+"""Entries of a destination that are remembered by name as its next probes."""
 IMPERSONATOR: Final = "; log in as this user, or give the relay's user the tag impersonator"
 MISSING: Final = Outcome(OutcomeKind.REFUSED, 404, "")
 UNKNOWN: Final = Outcome(OutcomeKind.REFUSED, 0, "refused in an earlier run; not probed yet")
@@ -96,7 +96,9 @@ class _Waiting:
         sent: highest id that was refused; entries above it are fresh.
         turn: id of the last probe that was sent before.
         unheard: probes without an answer, and when the last of them was released (monotonic).
-        users: with a ``user_id``: exchange, routing key and id of the next probes.
+        named: exchange, routing key and id of entries that go before others: all with a paused
+            ``user_id``, by which the store finds no rows; and those below ``sent`` that were never
+            nacked, or not since an operator put them back.
     """
 
     since: float
@@ -104,7 +106,7 @@ class _Waiting:
     sent: int = 0
     turn: int = 0
     unheard: tuple[int, float] = (0, -inf)
-    users: deque[tuple[str, str, int]] = field(default_factory=lambda: deque(maxlen=USERS_KEPT))
+    named: deque[tuple[str, str, int]] = field(default_factory=lambda: deque(maxlen=NAMED_MAX))
 
     def released(self, release: Release) -> None:
         """Count the entries that wait no longer."""
@@ -221,9 +223,10 @@ class Pauses:
         assert destination is not None
         waiting = self._waiting[destination]
         waiting.count += 1
-        if destination.user_id is not None:
+        is_early = self._is_nacked(destination) and entry.id <= waiting.sent and not entry.nacked
+        if entry.id and (destination.user_id is not None or is_early):
             message = entry.message
-            waiting.users.append((message.exchange, message.routing_key, entry.id))
+            waiting.named.append((message.exchange, message.routing_key, entry.id))
 
     # ------------------------------------------------------------------ outcomes
 
@@ -366,10 +369,8 @@ class Pauses:
             waiting = self._waiting[destination]
             if waiting.unheard[0] > UNHEARD_MAX and self._is_refusing(destination):
                 self._is_well(destination)
-            elif destination.user_id is not None:
-                self._release_by_user(room, waiting)
             else:
-                self._rooms.append((room, self._release_of(room, waiting)))
+                self._rooms += [(room, release) for release in self._releases_of(room, waiting)]
         for destination in self._repeating:
             after = self._waiting[destination].turn
             self._repeats.append((destination, Release(*destination[:2], 1, after=after)))
@@ -388,22 +389,24 @@ class Pauses:
         changes.released += [release for _, release in (*self._rooms, *self._repeats)]
         changes.released += [*self._sweeps, *self._pages.values()]
 
-    def _release_of(self, room: Room[Destination], waiting: _Waiting) -> Release:
-        if not room.are_probes:
-            return Release(*room.destination[:2], room.count)
-        # Only a nack can leave copies behind, so that fresh messages are worth many probes.
-        pause = self._breakers.pause(room.destination)
-        is_nacked = pause is not None and pause.why.kind is OutcomeKind.NACKED
-        count = room.count if is_nacked else 1
-        return Release(*room.destination[:2], count, after=waiting.sent, is_counted=True)
+    def _releases_of(self, room: Room[Destination], waiting: _Waiting) -> Iterator[Release]:
+        destination = room.destination
+        if destination.user_id is not None and not waiting.named:
+            self._is_well(destination)
+        elif not room.are_probes and destination.user_id is None:
+            yield Release(*destination[:2], room.count)
+        else:
+            # Only a nack can leave copies behind, so that fresh messages are worth many probes.
+            count = room.count if self._is_nacked(destination) else 1
+            names = [waiting.named.popleft() for _ in range(min(count, len(waiting.named)))]
+            for exchange, routing_key, id_ in names:
+                yield Release(exchange, routing_key, 1, after=id_ - 1)
+            if not names:
+                yield Release(*destination[:2], count, after=waiting.sent, is_counted=True)
 
-    def _release_by_user(self, room: Room[Destination], waiting: _Waiting) -> None:
-        """Release the next probe with a ``user_id``, by which the store finds no rows."""
-        if not waiting.users:
-            self._is_well(room.destination)
-        elif room.may_repeat:
-            exchange, routing_key, id_ = waiting.users.popleft()
-            self._rooms.append((room, Release(exchange, routing_key, 1, after=id_ - 1)))
+    def _is_nacked(self, destination: Destination) -> bool:
+        pause = self._breakers.pause(destination)
+        return pause is not None and pause.why.kind is OutcomeKind.NACKED
 
     def released(self, changes: Changes) -> bool:
         """Note that the releases were committed.
@@ -438,7 +441,7 @@ class Pauses:
                 self._no_more_wait(room.destination)
         elif release.count:
             waiting.probed(self._now)
-        elif room.may_repeat:
+        elif room.may_repeat or not self._is_nacked(room.destination):
             self._repeating[room.destination] = None
 
     def _has_repeated(self, destination: Destination, release: Release, waiting: _Waiting) -> None:

@@ -6,6 +6,7 @@ all. It never lies about a message: what it acks, it keeps. It must never know t
 """
 
 import random
+import zlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -28,7 +29,9 @@ GUILTY = {
     "forbidden": (403, "ACCESS_REFUSED - write access to exchange 'forbidden' refused"),
     "oversized": (406, "PRECONDITION_FAILED - message size is larger than configured"),
 }
-"""Exchanges at which a publish closes its channel; the test may declare the first one."""
+"""Exchanges at which a publish closes its channel; the test may declare the first one. At the last
+one only every second message does."""
+REFUSES_ALL = (406, "PRECONDITION_FAILED - Server low on disk space")
 FATAL = {
     "fatal": (540, "NOT_IMPLEMENTED - immediate=true"),
     "garbled": (501, "FRAME_ERROR - cannot decode"),
@@ -85,7 +88,8 @@ class SimBroker:
         is_alarmed: whether it blocks whoever publishes.
         is_declared: whether the exchange ``missing`` exists after all.
         is_bound: whether the routing key ``unbound`` leads to a queue.
-        is_fragile: whether a publish to ``crushing`` costs the connection, without a word.
+        is_fragile: whether a publish may cost the connection, or its channel for being too large.
+        refuses_all: whether each publish costs its channel, whatever it is.
         is_full: whether the queue ``limited`` refuses more.
         opens_slowly: whether ``channel.open`` is answered after a long time.
         has_one_channel: whether the user may have one channel only; a second costs the connection.
@@ -105,6 +109,7 @@ class SimBroker:
         self.is_bound = False
         self.is_full = False
         self.is_fragile = True
+        self.refuses_all = False
         self.opens_slowly = False
         self.has_one_channel = False
         self.keeps: list[Kept] = []
@@ -133,15 +138,19 @@ class SimBroker:
             return
         assert tag == len(channel.fates) + 1, f"the counts of tags differ: {tag}"
         exchange = message.exchange
-        if exchange in GUILTY and not (exchange == "missing" and self.is_declared):
+        if self.refuses_all:
+            self._note("every message is refused")
+            wire.guilty[epoch] = message
+            self.close_channel(wire, epoch, *REFUSES_ALL, by_publish=True)
+            return
+        if exchange in GUILTY and not self._is_taken(message):
             self._note(f"channel closed: {GUILTY[exchange][0]}")
             wire.guilty[epoch] = message
             self.close_channel(wire, epoch, *GUILTY[exchange], by_publish=True)
             return
-        if exchange in FATAL:
+        if exchange in FATAL and self.is_fragile:
             code, text = FATAL[exchange]
             self._note(f"connection closed: {code}")
-            wire.guilty_at_end = message
             wire.cut(text, ConnectionClose(code, text, (60, 40)), by_broker=True)
             return
         if exchange == "crushing" and self.is_fragile:
@@ -150,6 +159,13 @@ class SimBroker:
             return
         channel.fates.append(self._route(wire, epoch, tag, message))
         self._confirm_later(wire, channel)
+
+    def _is_taken(self, message: Message) -> bool:
+        """Whether an exchange that closes channels takes this message all the same."""
+        if message.exchange == "oversized":
+            is_small = zlib.crc32((message.message_id or "").encode()) % 2 == 0
+            return is_small or not self.is_fragile
+        return message.exchange == "missing" and self.is_declared
 
     def _route(self, wire: Wire, epoch: int, tag: int, message: Message) -> Fate:
         if message.routing_key == "unbound" and not self.is_bound:

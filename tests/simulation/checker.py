@@ -30,6 +30,11 @@ from tests.simulation.disk import Disk, Words
 
 WITHDRAWN = "withdrawn"
 NOT_ALLOWED = 530
+PRECONDITION = 406
+HARD = 500
+"""Codes from here on are about no single message."""
+SEVERAL = 3
+"""Different messages in a row, after which a refusal is the exchange's."""
 HAS_WAITED = " (last refusal by its destination, for which it has waited)"
 DEPARTURES_S = 0.1
 """A publish that was still leaving at one look may have left right after it."""
@@ -65,6 +70,7 @@ class Story:
         acked_in: the last run that heard the broker confirm it, 0 for none.
         live: epoch and tag while it is in flight in the present run.
         refusals: what the broker said against it, since a person last retried it.
+        suspected: by reply code, how many messages had passed when a channel was closed with it.
         words: the same, in the broker's words.
         told: what its caller was told, and by which run.
     """
@@ -84,6 +90,7 @@ class Story:
     sends: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     words: set[Words] = field(default_factory=set)
+    suspected: dict[int, int] = field(default_factory=dict)
     told: tuple[str, int] | None = None
     versions: list[Message] = field(init=False)
 
@@ -145,6 +152,9 @@ class Checker:
         self._wall = wall
         self._now = now
         self._said: dict[str, dict[Words, float]] = {}
+        self._passes = 0
+        self._passed: dict[str, int] = {}
+        self._in_a_row: dict[str, tuple[int, set[str | None]]] = {}
         self._has_one_channel = False
         self._disk: Disk | None = None
         self._run = 0
@@ -532,8 +542,9 @@ class Checker:
         match event:
             case Connected():
                 self._is_blocked = False
+                self._passed.clear()
             case ConnectionLost(_, close):
-                self._lost(close, guilty)
+                self._lost(close)
             case Blocked():
                 self._note("blocked")
                 self._is_blocked = True
@@ -548,14 +559,11 @@ class Checker:
                 else:
                     self._heard_on(epoch, event, guilty)
 
-    def _lost(self, close: ConnectionClose | None, guilty: Message | None) -> None:
+    def _lost(self, close: ConnectionClose | None) -> None:
         self._is_blocked = False
         if close is not None and close.reply_code == NOT_ALLOWED:
             live = [epoch for epoch in self._epochs.values() if not epoch.is_over]
             self._has_one_channel |= len(live) > 1
-        if guilty is not None and close is not None:
-            words = (OutcomeKind.REFUSED, close.reply_code, close.reply_text)
-            self._refused(self._story(guilty), words)
         if self.live:
             self._note("connection lost with messages in flight")
         for epoch in self._epochs.values():
@@ -585,6 +593,10 @@ class Checker:
 
     def _settle(self, epoch: Epoch, tag: int, *, is_ack: bool) -> None:
         story = self._landed(epoch, tag)
+        exchange = story.message.exchange
+        self._passes += 1
+        self._passed[exchange] = self._passes
+        self._in_a_row.pop(exchange, None)
         if tag in epoch.returned:
             self._refused(story, epoch.returned[tag])
         elif is_ack:
@@ -603,15 +615,31 @@ class Checker:
     ) -> None:
         """Who was alone in flight when it happened, and was not returned, is the guilty one."""
         suspects = [tag for tag in epoch.outstanding if tag not in epoch.returned]
+        for tag in suspects if by_publish else ():
+            epoch.outstanding[tag].suspected.setdefault(words[1], self._passes)
         if by_publish and len(suspects) == 1:
             story = epoch.outstanding[suspects[0]]
             is_guilty = guilty is not None and guilty.message_id == story.message.message_id
             require(is_guilty, f"{story.message!r} is innocent, and alone suspected")
-            self._refused(story, words)
-            self._note("found guilty")
+            if words[1] < HARD and self._is_proven(story, words[1]):
+                self._refused(story, words)
+                self._note("found guilty")
         elif by_publish:
             self._note("several suspects")
         self._end(epoch)
+
+    def _is_proven(self, story: Story, code: int) -> bool:
+        """Whether a message that closed its channel alone, or its exchange, is at fault.
+
+        404 and 403 name the exchange. Otherwise another message must have passed to the exchange
+        since, on this connection; or several to the exchange were refused in a row.
+        """
+        exchange = story.message.exchange
+        if code != PRECONDITION or self._passed.get(exchange, 0) > story.suspected[code]:
+            return True
+        since, ids = self._in_a_row.setdefault(exchange, (self._passes, set()))
+        ids.add(story.message.message_id)
+        return len(ids) >= SEVERAL and self._passes > since
 
     def _end(self, epoch: Epoch) -> None:
         """Nothing more will be known of what is outstanding here."""

@@ -15,6 +15,7 @@ import pytest
 from reliablepub._core import quarantine
 from reliablepub._core.confirms import ConfirmLedger
 from reliablepub._core.events import ConfirmedEach, Ended, Settlement
+from reliablepub._core.evidence import Evidence, Verdict
 from reliablepub._core.lane import Lane
 from reliablepub._core.ordering import KeyOrder
 from reliablepub._core.session import Session
@@ -236,7 +237,23 @@ def confirmed_messages_stay(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def all_suspects_are_guilty(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lane, "suspects", property(lambda self: 1))
+    real: Any = Lane.suspects
+    patch.setattr(Lane, "suspects", property(lambda self: real.fget(self)[:1]))
+
+
+@mutant
+def a_refusal_needs_no_evidence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evidence, "verdict", lambda *_: Verdict.REFUSED)
+
+
+@mutant
+def what_passed_anywhere_is_evidence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Evidence, "is_against", lambda self, _key, since: self.count > since.passed)
+
+
+@mutant
+def hard_errors_are_soft(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("reliablepub._core.session.is_soft", lambda _: True)
 
 
 @mutant

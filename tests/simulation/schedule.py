@@ -163,6 +163,7 @@ def _plan(world: World) -> None:
     world.starts_badly = rng.choice([0.0, 0.0, 0.5])
     agenda.at(end, world.heal)
     _plan_glitches(world, start, end)
+    _plan_refusals(world, start, end)
 
 
 def _plan_glitches(world: World, start: float, end: float) -> None:
@@ -173,6 +174,16 @@ def _plan_glitches(world: World, start: float, end: float) -> None:
         share = rng.choice([0.05, 0.2, 1.0])
         world.agenda.at(at, partial(setattr, world.glitches, "share", share))
         world.agenda.at(min(at + lasts_s, end), partial(setattr, world.glitches, "share", 0.0))
+
+
+def _plan_refusals(world: World, start: float, end: float) -> None:
+    """In some schedules, the broker refuses every message for a while, once."""
+    rng = random.Random(f"{world.seed}: refusals of every message")
+    if rng.random() < 0.3:
+        at, lasts_s = rng.uniform(start, end), rng.choice([0.1, 1.0, 5.0])
+        world.agenda.at(at, partial(setattr, world.broker, "refuses_all", True))  # noqa: FBT003
+        over = partial(setattr, world.broker, "refuses_all", False)  # noqa: FBT003
+        world.agenda.at(min(at + lasts_s, end), over)
 
 
 def _faults(world: World) -> list[Action]:

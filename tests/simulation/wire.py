@@ -76,7 +76,6 @@ class Wire:
         self.faults = faults
         self.channels: dict[int, Channel] = {}
         self.guilty: dict[int, Message] = {}
-        self.guilty_at_end: Message | None = None
         self._broker = broker
         self._agenda = agenda
         self._rng = rng
@@ -352,7 +351,7 @@ class SimTransport:
             if isinstance(event, ChannelClosed) and self._wire is not None:
                 guilty = self._wire.guilty.get(event.epoch)
             if isinstance(event, ConnectionLost) and self._wire is not None:
-                guilty, self._wire = self._wire.guilty_at_end, None
+                self._wire = None
             self._checker.heard(event, guilty)
         return list(in_runs(events))
 

@@ -21,6 +21,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import GiveUp, Retries, RetryPolicy
 from reliablepub.relay.handover import Limits, Stream
+from reliablepub.relay.pauses import exchange_of
 from tests.simulation.agenda import Agenda
 from tests.simulation.broker import SimBroker
 from tests.simulation.checker import Checker, require
@@ -144,6 +145,7 @@ class World:
             window_max=self.window_max,
             window_bytes_max=self.window_bytes_max,
             confirm_timeout_s=self.confirm_timeout_s,
+            place_of=exchange_of,
         )
         self.process = process = Process(
             path=self.path,
@@ -382,7 +384,7 @@ class World:
         self.glitches.share = 0.0
         well = LinkFaults(bytes_per_s=self.faults.bytes_per_s)
         self.faults.__dict__.update(well.__dict__)
-        self.broker.opens_slowly = self.broker.is_fragile = False
+        self.broker.opens_slowly = self.broker.is_fragile = self.broker.refuses_all = False
         if self.broker.is_alarmed:
             self.broker.calm()
         self.broker.restart()
