@@ -151,7 +151,7 @@ class Pauses:
         self._waiting: dict[Destination, _Waiting] = {}
         self._nacked: dict[str, set[str]] = {}  # routing keys of an exchange, since a confirm
         self._sweeping: dict[Destination, int] = {}
-        self._repeating: dict[Destination, None] = {}
+        self._repeating: dict[Destination, int] = {}  # how many go by turns
         self._releasing: dict[Destination | None, int] = {}
         self._rooms: list[tuple[Room[Destination], Release]] = []
         self._repeats: list[tuple[Destination, Release]] = []
@@ -282,16 +282,17 @@ class Pauses:
             case Concern.MESSAGE:
                 return None, False
         is_shared = outcome.kind is OutcomeKind.NACKED and exchange.exchange != ""
-        if is_shared and self._breakers.is_paused(exchange):
-            return exchange, False
-        if is_shared and self._are_several(entry):
+        if is_shared and (self._breakers.is_paused(exchange) or self._are_several(entry)):
             return exchange, True
         return address_of(entry), False
 
     def _are_several(self, entry: Entry) -> bool:
         """Whether several routing keys of the exchange were nacked since a confirm there."""
+        if len(self._nacked) > self._breaker.destinations_max:
+            self._nacked.clear()
         nacked = self._nacked.setdefault(entry.message.exchange, set())
-        nacked.add(entry.message.routing_key)
+        if len(nacked) < SEVERAL:
+            nacked.add(entry.message.routing_key)
         return len(nacked) >= SEVERAL
 
     def _is_refusing(self, destination: Destination) -> bool:
@@ -371,9 +372,9 @@ class Pauses:
                 self._is_well(destination)
             else:
                 self._rooms += [(room, release) for release in self._releases_of(room, waiting)]
-        for destination in self._repeating:
+        for destination, count in self._repeating.items():
             after = self._waiting[destination].turn
-            self._repeats.append((destination, Release(*destination[:2], 1, after=after)))
+            self._repeats.append((destination, Release(*destination[:2], count, after=after)))
         self._sweeps = [Release(*which[:2], count) for which, count in self._sweeping.items()]
         self._sweeping.clear()
         self._repeating.clear()
@@ -394,7 +395,8 @@ class Pauses:
         if destination.user_id is not None and not waiting.named:
             self._is_well(destination)
         elif not room.are_probes and destination.user_id is None:
-            yield Release(*destination[:2], room.count)
+            after = waiting.turn if self._is_nacked(destination) else 0
+            yield Release(*destination[:2], room.count, after=after)
         else:
             # Only a nack can leave copies behind, so that fresh messages are worth many probes.
             count = room.count if self._is_nacked(destination) else 1
@@ -437,22 +439,27 @@ class Pauses:
     def _has_released(self, room: Room[Destination], release: Release, waiting: _Waiting) -> None:
         waiting.released(release)
         if not room.are_probes:
-            if release.count < release.limit:
-                self._no_more_wait(room.destination)
+            self._took_turns(room.destination, release, waiting)
         elif release.count:
             waiting.probed(self._now)
-        elif room.may_repeat or not self._is_nacked(room.destination):
-            self._repeating[room.destination] = None
+        elif room.destination.user_id is None and (
+            room.may_repeat or not self._is_nacked(room.destination)
+        ):
+            self._repeating[room.destination] = 1
 
     def _has_repeated(self, destination: Destination, release: Release, waiting: _Waiting) -> None:
         waiting.released(release)
         if release.count:
             waiting.probed(self._now)
-            waiting.turn = release.last
-        elif waiting.turn:  # all have had their turn: begin again with the first one
-            waiting.turn = 0
-            self._repeating[destination] = None
-        else:
+        self._took_turns(destination, release, waiting)
+
+    def _took_turns(self, destination: Destination, release: Release, waiting: _Waiting) -> None:
+        """Go on with the turns after a release; after the last entry comes the first one again."""
+        left = release.limit - release.count
+        waiting.turn = 0 if left else release.last
+        if left and release.after:
+            self._repeating[destination] = left
+        elif left:
             self._no_more_wait(destination)
 
     def poll_timeout(self) -> float | None:

@@ -10,6 +10,7 @@ from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
+from tests.policies import AT_ONCE
 from tests.stores import Where
 from tests.waiting import until
 
@@ -35,7 +36,8 @@ def test_a_message_that_is_refused_among_good_ones(
     rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
-    with front_door(rig.url_of_other_user(channel_max=1), outbox=outbox) as publisher:
+    url = rig.url_of_other_user(channel_max=1)
+    with front_door(url, outbox=outbox, retry=AT_ONCE) as publisher:
         receipt = publisher.publish_many(bad_among(queue, 200)).wait(60)
         assert (receipt.confirmed, receipt.failed) == (200, 2)
         assert {error.reply_code for error in receipt.failures} == {406}
@@ -79,7 +81,7 @@ def test_a_connection_that_has_a_number_for_one_channel(
     """channel_max 1, as the broker proposes it; nothing is lost for finding that out."""
     with FakeBroker(options=NodeOptions(channel_max=1)) as broker:
         broker.declare_queue("q")
-        with front_door(broker.url, outbox=outbox) as publisher:
+        with front_door(broker.url, outbox=outbox, retry=AT_ONCE) as publisher:
             receipt = publisher.publish_many(bad_among("q", 100)).wait(60)
             assert (receipt.confirmed, receipt.failed) == (100, 2)
             assert publisher.status.connects == 1

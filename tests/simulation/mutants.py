@@ -252,11 +252,6 @@ def what_passed_anywhere_is_evidence(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant
-def hard_errors_are_soft(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("reliablepub._core.session.is_soft", lambda _: True)
-
-
-@mutant
 def half_of_the_suspects_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     real: Any = quarantine._halves
     patch.setattr(quarantine, "_halves", lambda items: real(items)[:1])

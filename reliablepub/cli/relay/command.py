@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.core import ParameterSource
@@ -69,6 +70,10 @@ class _Relay(ConfigurableCommand):
             loglines.use(loglines.wanted(args, os.environ))
         ctx.meta["reliablepub.arguments"] = list(args)
         return super().parse_args(ctx, args)
+
+
+_DRAINING: Final = replace(RetryPolicy.prompt(), breaker=RetryPolicy().breaker)
+"""The caller waits for the end; but what every message gets is still no fault of theirs."""
 
 
 @click.command(
@@ -220,7 +225,7 @@ def _settings(ctx: click.Context) -> Settings:
         values["window_min"],
         values["window_max"],
         tls_context(ctx),
-        RetryPolicy.prompt() if values["drain"] else None,  # the caller waits for the end
+        _DRAINING if values["drain"] else None,
         credentials_of(ctx),
         outbox_as_given(ctx) or "",
     )
