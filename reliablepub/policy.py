@@ -173,13 +173,15 @@ _ONCE: Final = Retries(stop_after_attempt(1), wait_random_exponential(multiplier
 class Breaker:
     """A circuit breaker: pauses a destination that keeps refusing messages.
 
-    Messages for a paused destination wait; all others are sent. After the pause, one message is
-    sent as a probe. If the probe is refused, another pause begins. If it is confirmed, the waiting
-    messages follow: two for each confirm, or as fast as the window allows if the exchange was
-    paused.
+    Messages for a paused destination wait; all others are sent. After the pause, a message is sent
+    as a probe, each time another one. If the probe is refused, another pause begins. If it is
+    confirmed, the waiting messages follow: two for each confirm, or as fast as the window allows if
+    the broker had refused the exchange or the ``user_id``.
 
     A destination is an exchange and a routing key. It is a whole exchange if the exchange does not
-    exist (404) or the user may not write to it (403); the first such refusal pauses the exchange.
+    exist (404), the user may not write to it (403), or three of its routing keys were nacked
+    without a confirm in between. It is a ``user_id`` if that is not the user of the connection
+    (406).
     Only a refusal that is to be retried pauses a destination. Where the policy gives messages up
     at once, every message is tried. There is one exception: if an exchange refuses a message whose
     time is over, it is paused, too, and others whose time is over are given up without being sent,
@@ -188,7 +190,8 @@ class Breaker:
     Attributes:
         refusals_max: number of refusals in a row (nacked, returned) that pause a destination.
         pause: tenacity wait strategy for the length of a pause. Its *attempt number* is the number
-            of pauses since the destination last confirmed a message.
+            of pauses since the destination last confirmed a message. Messages that were never sent
+            are probes at least once a minute.
         destinations_max: maximum number of refusing destinations that are tracked.
 
     Raises:
@@ -261,15 +264,16 @@ class RetryPolicy:
         nacked: budget for nacked messages (a queue is full or has failed). Default: 24 hours.
         returned: budget for returned messages (no queue is bound: the binding is missing during a
             deployment, or the routing key is wrong). Default: 15 minutes.
-        refused: budget for messages because of which the broker closed the channel or the
-            connection (406, for example). Repeating such a message has the same result, so the
-            default (None) is a single attempt.
+        refused: budget for messages because of which the broker closed the channel (406, for
+            example), while it accepted others around them. Repeating such a message has the same
+            result, so the default (None) is a single attempt.
         decide: called with every refusal, and when the budget of a message that waits for a paused
             destination runs out. Its return value replaces the policy's verdict; None keeps the
             policy's verdict. Called on the relay's thread, so it must be quick. If it raises, or
             returns ``GiveUp.ARRIVED`` of a refusal that cannot be a duplicate, the policy's verdict
             stands; the mistake is logged and counted (``Status.callback_errors``).
-        breaker: pauses destinations that keep refusing; None disables pauses. The default breaker
+        breaker: pauses destinations that keep refusing. None disables pauses, and takes each
+            message that was alone on a channel for the cause of its close. The default breaker
             pauses only for refusals whose budget is a time: a waiting message makes no attempts, so
             a pause would stretch a budget of attempts. A breaker that the caller gives pauses for
             both.

@@ -34,12 +34,10 @@ class ConnectionClose:
     Attributes:
         reply_code: reply code, such as 320 or 540.
         reply_text: reply text.
-        method: class and method that failed: (60, 40) is ``basic.publish``, (0, 0) is none.
     """
 
     reply_code: int
     reply_text: str
-    method: tuple[int, int]
 
 
 @dataclass(slots=True)

@@ -57,7 +57,6 @@ _RESTORE_S: Final = 1.0
 """How long the application's channels come first on a new connection. Then ours are opened anyway:
 a reconnect callback, which aio-pika waits for, may wait for one of our confirms."""
 _NOT_ALLOWED: Final = 530
-_CHANNEL_OPEN: Final = (20, 10)
 
 
 class Guest:
@@ -245,11 +244,7 @@ def _where(connection: AbstractConnection) -> str:
 
 
 def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | None]:
-    """Why aiormq's connection was closed, without secrets.
-
-    aiormq does not report the failed method. But if the broker refused another channel, that
-    method was ``channel.open``, and no publish is blamed.
-    """
+    """Why aiormq's connection was closed, without secrets; what the broker said of a channel."""
     where = _where(connection)
     why = f"{where}{': ' if where else ''}the application's connection is lost"
     if not connection.is_closed or connection.closing.cancelled():
@@ -257,7 +252,7 @@ def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | 
     error = connection.closing.exception()
     text = str(error) or type(error).__name__
     is_channel = "number of channels opened" in text
-    close = ConnectionClose(_NOT_ALLOWED, text, _CHANNEL_OPEN) if is_channel else None
+    close = ConnectionClose(_NOT_ALLOWED, text) if is_channel else None
     return f"{why}: {text}", close
 
 

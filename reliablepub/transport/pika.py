@@ -509,7 +509,7 @@ class PikaTransport:
         if connection is not self._connection:
             return
         closing = partial(self._on_connection_close, connection)
-        # Undocumented in pika. Without it no publish is blamed when the broker closes a connection.
+        # Undocumented in pika. Without it the reason may be lost if the socket ends at once.
         callbacks = getattr(connection, "callbacks", None)
         if callbacks is not None:
             callbacks.add(0, spec.Connection.Close, closing)
@@ -591,18 +591,17 @@ class PikaTransport:
         reason = ended or explain(error)
         if isinstance(unwrapped(error), exceptions.ProbableAccessDeniedError):
             reason += f" {connection.params.virtual_host!r}"
-        if self._close is not None:  # the cause, even if pika noticed the end of the socket first
+        if self._close is not None:
             reason = f"{self._close.reply_code} {self._close.reply_text}"
         self._events.append(
             ConnectionLost(self._there(reason), self._close, is_refusal=is_refusal(error))
         )
 
     def _on_connection_close(self, connection: Connection, frame: MethodFrame) -> None:
-        """Record ``connection.close`` with its failed method, which pika's own error leaves out."""
+        """Record ``connection.close``: pika may notice the end of the socket first."""
         if connection is self._connection:
             method = frame.method
-            ids = (method.class_id, method.method_id)
-            self._close = ConnectionClose(method.reply_code, text(method.reply_text), ids)
+            self._close = ConnectionClose(method.reply_code, text(method.reply_text))
             if method.reply_code == _NOT_ALLOWED:  # for a channel beyond the limit of the user
                 self._reopen_after_s = COUNTED_OUT_S
 

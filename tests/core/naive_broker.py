@@ -36,8 +36,8 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from tests.acks import in_runs, singly
 
 CONFIRM_TIMEOUT_S: Final = 30.0
-IMMEDIATE: Final = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
-ONE_CHANNEL: Final = ConnectionClose(530, "NOT_ALLOWED - number of channels opened", (0, 0))
+IMMEDIATE: Final = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true")
+ONE_CHANNEL: Final = ConnectionClose(530, "NOT_ALLOWED - number of channels opened")
 OF_A_CHANNEL = (Acked, Nacked, Returned, ChannelClosed, ChannelOpened, NoChannel)
 
 

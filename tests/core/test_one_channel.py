@@ -121,7 +121,7 @@ def test_an_overdue_confirm_costs_the_connection() -> None:
     ]
 
 
-@pytest.mark.parametrize("close", [ONE_CHANNEL, ConnectionClose(530, "access refused", (10, 40))])
+@pytest.mark.parametrize("close", [ONE_CHANNEL, ConnectionClose(530, "access refused")])
 def test_one_that_was_refused_its_only_channel_shares_nothing(close: ConnectionClose) -> None:
     """Others may have all that the user may have; that is an outage."""
     session: Session[str] = Session(

@@ -26,7 +26,7 @@ from tests.acks import singly
 from tests.core.naive_broker import CONFIRM_TIMEOUT_S, Rig
 
 CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
-FORCED = ConnectionClose(320, "CONNECTION_FORCED - bye", (0, 0))
+FORCED = ConnectionClose(320, "CONNECTION_FORCED - bye")
 
 
 def rig_of(count: int, *guilty: int, kind: str = "fatal", window_max: int = 1_000) -> Rig:
@@ -109,7 +109,7 @@ def test_losses_of_a_suspect_that_waits_are_not_those_of_whom_it_waits_for() -> 
 
 def test_a_suspect_that_waits_stays_alone_when_another_message_is_found_guilty() -> None:
     session = suspect_behind_a_fresh_message()
-    close = ConnectionClose(540, "NOT_IMPLEMENTED", (60, 40))
+    close = ConnectionClose(540, "NOT_IMPLEMENTED")
     session.handle(ConnectionLost("closed", close), ASIDE_S)  # because of "b"
     session.handle(Connected(), ASIDE_S)
     for command in list(session.poll_commands()):

@@ -520,7 +520,7 @@ def test_a_return_of_what_is_settled_is_counted_and_nothing_else() -> None:
 
 # ------------------------------------------------------------------------------------ quarantine
 
-POISON = ConnectionClose(540, "NOT_IMPLEMENTED", (60, 40))
+POISON = ConnectionClose(540, "NOT_IMPLEMENTED")
 
 
 def test_fresh_messages_flow_beside_the_halves_of_a_half() -> None:

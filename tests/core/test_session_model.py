@@ -25,8 +25,8 @@ from tests.core.naive_broker import CONFIRM_TIMEOUT_S, Rig
 
 EXAMPLES: Final = 3 * settings().max_examples  # 300, or fewer where the profile says so
 WINDOW_BYTES_MAX: Final = 100
-FORCED: Final = ConnectionClose(320, "CONNECTION_FORCED - bye", (0, 0))
-INTERNAL: Final = ConnectionClose(541, "INTERNAL_ERROR", (60, 40))
+FORCED: Final = ConnectionClose(320, "CONNECTION_FORCED - bye")
+INTERNAL: Final = ConnectionClose(541, "INTERNAL_ERROR")
 BAD = ["poison", "unfit", "unfit", "unroutable", "hard", "fatal", "deadly"]
 KINDS = st.sampled_from(["good"] * 7 + BAD)
 

@@ -183,7 +183,7 @@ def test_a_connection_closed_for_its_frames_while_nothing_is_in_flight_is_asked_
     """No message is the cause: a proxy, or another broker, does not take what the client says."""
     w = World(store)
     w.connect()
-    close, begun = ConnectionClose(501, "FRAME_ERROR", (0, 0)), w.time.now
+    close, begun = ConnectionClose(501, "FRAME_ERROR"), w.time.now
     for _ in range(12):
         w.relay.handle([ConnectionLost("501", close)])
         attempts = w.log.count("connect")
@@ -198,7 +198,7 @@ def test_a_connection_closed_at_each_publish_is_an_outage(store: Store) -> None:
     w = World(store)
     w.connect()
     told, begun = w.hand_over("a", "b"), w.time.now
-    close = ConnectionClose(530, "NOT_ALLOWED", (60, 40))
+    close = ConnectionClose(530, "NOT_ALLOWED")
     for _ in range(12):
         w.turn()
         w.relay.handle([ConnectionLost("530", close)])

@@ -124,7 +124,7 @@ class SimBroker:
         """``channel.open`` and ``confirm.select``."""
         if self.has_one_channel and len(wire.channels) + wire.counted_out:
             self._note("connection closed: 530")
-            wire.cut(ONE_CHANNEL, ConnectionClose(530, ONE_CHANNEL, (20, 10)), by_broker=True)
+            wire.cut(ONE_CHANNEL, ConnectionClose(530, ONE_CHANNEL), by_broker=True)
             return
         delay_s = self._rng.uniform(0.2, 8.0) if self.opens_slowly else 0.0
         wire.channels[epoch] = Channel(epoch)
@@ -151,7 +151,7 @@ class SimBroker:
         if exchange in FATAL and self.is_fragile:
             code, text = FATAL[exchange]
             self._note(f"connection closed: {code}")
-            wire.cut(text, ConnectionClose(code, text, (60, 40)), by_broker=True)
+            wire.cut(text, ConnectionClose(code, text), by_broker=True)
             return
         if exchange == "crushing" and self.is_fragile:
             self._note("connection lost over a message")

@@ -15,7 +15,10 @@ from tests.amqp_probe import AmqpProbe
 
 
 def drained(url: str, queue: str, *, quiet_s: float = 0.3) -> list[tuple[str, bytes]]:
-    """The `(message_id, body)` of every message, in order; ends when none came for a while."""
+    """The `(message_id, body)` of every message, in order; ends when the queue is empty and quiet.
+
+    A busy broker may be quiet for a while with messages left.
+    """
     found: list[tuple[str, bytes]] = []
     connection = pika.BlockingConnection(pika.URLParameters(url))
     channel = connection.channel()
@@ -25,7 +28,10 @@ def drained(url: str, queue: str, *, quiet_s: float = 0.3) -> list[tuple[str, by
             found.append((str(properties.message_id), body))
             last = time.monotonic()
         elif time.monotonic() - last > quiet_s:
-            break
+            last = time.monotonic()
+            is_empty = not channel.queue_declare(queue, passive=True).method.message_count
+            if is_empty and not channel.get_waiting_message_count():
+                break
     channel.cancel()
     connection.close()
     return found
