@@ -735,3 +735,77 @@ def test_what_waits_again_while_a_page_awaits_its_commit_goes_too(
         w.turn(after_s=1.0)
         w.ack_all()
     assert w.relay.status.counters.open == 0
+
+
+# -------------------------------------------------------------------- a user_id
+
+FOREIGN = "PRECONDITION_FAILED - user_id property set to 'u1' but authenticated user was 'guest'"
+
+
+def of_user(w: World, *ids: str, user_id: str | None = "u1") -> Told:
+    """Messages with a ``user_id``."""
+    told = Told(w.log)
+    w.inbox.put(
+        told.chunk_of(
+            [Message(b"x", routing_key="q", user_id=user_id, message_id=id_) for id_ in ids]
+        )
+    )
+    return told
+
+
+def foreign(store: Store) -> tuple[World, Told]:
+    """The broker has refused the ``user_id`` of "a"; "b" and "c" have it too."""
+    w = World(store, policy=PATIENT)
+    w.connect()
+    told = of_user(w, "a")
+    w.turn()
+    w.relay.handle([ChannelClosed(w.epoch, 406, FOREIGN, by_publish=True)])
+    w.open_channel()
+    w.turn()
+    of_user(w, "b", "c")
+    w.turn()
+    return w, told
+
+
+def test_a_foreign_user_id_is_paused_and_all_others_flow(store: Store) -> None:
+    w, told = foreign(store)
+    of_user(w, "d", user_id=None)
+    of_user(w, "e", user_id="guest")
+    w.turn()
+    assert w.sent == ["a", "d", "e"]
+    [found] = w.relay.status.paused
+    assert (found.user_id, found.exchange, found.routing_key, found.waiting) == ("u1", "", None, 3)
+    assert found.reason.startswith(f"refused: 406 {FOREIGN}; log in as this user, or give")
+    assert found.reason.endswith("the relay's user the tag impersonator")
+    assert told.outcomes == {}
+
+
+def test_when_the_user_id_is_accepted_all_with_it_go(store: Store) -> None:
+    w, told = foreign(store)
+    w.turn(after_s=10)
+    epoch = open_quarantine(w)
+    assert w.sent == ["a", "a"], "the probe goes alone"
+    w.relay.handle([Acked(epoch, 1, multiple=False)])
+    for _ in range(4):
+        w.turn(is_flushing=True)
+    assert w.sent == ["a", "a", "b", "c"]
+    assert w.relay.status.paused == ()
+    assert told.kinds == {"a": OutcomeKind.CONFIRMED}
+
+
+def test_a_foreign_user_id_of_an_earlier_run_pauses_no_exchange_for_long(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        w, _ = foreign(store)
+    with closing(SqliteStore(path)) as store:
+        again = World(store, policy=PATIENT, time=w.time)
+        again.connect()
+        epoch = open_quarantine(again)
+        again.relay.handle([ChannelClosed(epoch, 406, FOREIGN, by_publish=True)])
+        for _ in range(6):
+            again.turn()
+        of_user(again, "d", user_id=None)
+        again.turn()
+        assert again.sent[-1] == "d"
+        [found] = again.relay.status.paused
+        assert found.user_id == "u1"
+        assert again.relay.status.counters.open == 4
