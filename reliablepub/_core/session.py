@@ -427,7 +427,7 @@ class Session(Generic[K]):
         is_empty = not (self._main.buffer or self._main.late)
         if is_empty and self._quarantine.is_unused and self.window.round is None:
             return []  # as in most turns
-        if self._is_sharing:
+        if self._is_sharing or self._evidence.doubt is not None:
             self._open_lanes(now)
         lanes = self._lanes_to_write()
         now = self._clock.reading(now)

@@ -225,8 +225,9 @@ class Pauses:
         waiting.count += 1
         is_early = self._is_nacked(destination) and entry.id <= waiting.sent and not entry.nacked
         if entry.id and (destination.user_id is not None or is_early):
-            message = entry.message
-            waiting.named.append((message.exchange, message.routing_key, entry.id))
+            named = entry.message.exchange, entry.message.routing_key, entry.id
+            if named not in waiting.named:
+                waiting.named.append(named)
 
     # ------------------------------------------------------------------ outcomes
 

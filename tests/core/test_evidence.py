@@ -210,6 +210,23 @@ def test_fresh_messages_are_probes_too() -> None:
     assert rig.settling[fresh].kind is CONFIRMED
 
 
+def test_a_message_that_comes_when_no_other_is_left_is_the_next_probe() -> None:
+    rig = rig_of(0)
+    rig.broker.refuses_all = True
+    rig.submit_many(SEVERAL)
+    while not rig.session.refuses_all:
+        assert rig.step()
+    rig.withdraw(set(rig.session.buffered_keys()))
+    while rig.step():  # connected again, with nothing to send
+        pass
+    assert rig.session.refuses_all
+    rig.broker.refuses_all = False
+    fresh = rig.submit()
+    rig.run_until_idle()
+    assert rig.settling[fresh].kind is CONFIRMED
+    assert rig.session.refuses_all == ""
+
+
 def test_a_place_that_refuses_every_message_is_told_as_such_and_the_others_flow() -> None:
     """One place alone: each message to it is unfit."""
     rig = rig_of(100, *range(0, 100, 10), places=10)
