@@ -193,13 +193,19 @@ def test_a_broker_that_refuses_every_message_refuses_none_for_good(places: int) 
     assert rig.session.refuses_all == ""
 
 
-def test_fresh_messages_are_probes_too() -> None:
+def in_doubt() -> Rig:
+    """The broker has refused every message, and none of them is left."""
     rig = rig_of(0)
     rig.broker.refuses_all = True
     rig.submit_many(SEVERAL)
     while not rig.session.refuses_all:
         assert rig.step()
     rig.withdraw(set(rig.session.buffered_keys()))
+    return rig
+
+
+def test_fresh_messages_are_probes_too() -> None:
+    rig = in_doubt()
     fresh = rig.submit()
     sent = rig.broker.connects
     while rig.broker.connects < sent + 3:
@@ -211,12 +217,7 @@ def test_fresh_messages_are_probes_too() -> None:
 
 
 def test_a_message_that_comes_when_no_other_is_left_is_the_next_probe() -> None:
-    rig = rig_of(0)
-    rig.broker.refuses_all = True
-    rig.submit_many(SEVERAL)
-    while not rig.session.refuses_all:
-        assert rig.step()
-    rig.withdraw(set(rig.session.buffered_keys()))
+    rig = in_doubt()
     while rig.step():  # connected again, with nothing to send
         pass
     assert rig.session.refuses_all
