@@ -83,13 +83,7 @@ class Aftermath(Generic[K]):
     # ------------------------------------------------------------------ endings
 
     def lost(self, lanes: Sequence[Lane[K]], reason: str, now: float) -> None:
-        """End the epochs of lanes: the connection is lost, or a hard error has closed a channel.
-
-        Args:
-            lanes: the lanes, suspects first.
-            reason: reply text of the uncertain outcomes.
-            now: on the session's active clock.
-        """
+        """End the epochs of lanes: the connection is lost, or a hard error has closed a channel."""
         has_lost = any(lane.in_flight for lane in lanes)
         is_trying = self._quarantine.is_alone and self._quarantine.in_flight > 0
         if not self._evidence.is_struck_again(has_lost=has_lost, is_trying=is_trying):
@@ -108,11 +102,6 @@ class Aftermath(Generic[K]):
 
     def refused(self, lane: Lane[K], event: ChannelClosed, now: float) -> Verdict:
         """End a lane's epoch: by a soft error, one of its publishes made the broker close it.
-
-        Args:
-            lane: the lane.
-            event: the close.
-            now: on the session's active clock.
 
         Returns:
             The verdict. `Verdict.UNCLEAR` if several messages were in flight, or none.

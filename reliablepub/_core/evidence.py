@@ -170,13 +170,7 @@ class Evidence(Generic[K]):
         return self._place_of(key) in self._runs
 
     def verdict(self, key: K, outcome: Outcome, since: Suspicion) -> Verdict:
-        """Judge a message that was alone on a channel which the broker closed by a soft error.
-
-        Args:
-            key: the message.
-            outcome: refused, with the broker's reply.
-            since: when the message was first suspected, by the same reply code.
-        """
+        """Judge a message that was alone on a channel which the broker closed by a soft error."""
         is_told = outcome.concern is not Concern.MESSAGE or not self._is_weighed
         if is_told or self.is_against(key, since):
             return Verdict.REFUSED
@@ -191,14 +185,9 @@ class Evidence(Generic[K]):
         return Verdict.UNCLEAR
 
     def is_struck_again(self, *, has_lost: bool, is_trying: bool) -> bool:
-        """Whether a hard error, or a lost connection, makes the messages in flight suspects.
-
-        Args:
-            has_lost: whether there are messages in flight.
-            is_trying: whether suspects are in flight, without any other message; then one loss is
-                enough.
-        """
+        """Whether a hard error, or a lost connection, makes the messages in flight suspects."""
         if self._has_heard or not has_lost:
             return False
         self._strikes += 1
+        # While suspects are in flight without any other message, one loss is enough.
         return self._strikes >= STRIKES_MAX or is_trying

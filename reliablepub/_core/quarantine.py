@@ -134,28 +134,14 @@ class Quarantine(Lane[K]):
         )
 
     def expect(self, key: K, *, since: Suspicion, is_next: bool = False) -> None:
-        """Queue a message that is likely to make the broker close its channel; it is sent alone.
-
-        Args:
-            key: key of the message.
-            since: when it was first suspected, and of what.
-            is_next: whether it goes before the other groups, not behind them.
-        """
+        """Queue a message that is likely to make the broker close its channel; it is sent alone."""
         group = _Group(deque([key]), since)
         (self._groups.appendleft if is_next else self._groups.append)(group)
 
     def set_aside(
         self, key: K, now: float, *, since: Suspicion, losses: int, is_alone: bool = True
     ) -> None:
-        """Set a message aside: it was alone when its channel or connection ended, and not refused.
-
-        Args:
-            key: key of the message.
-            now: on the session's active clock.
-            since: when it was first suspected, and of what.
-            losses: how often that has happened before.
-            is_alone: whether the connection was lost, not only a channel.
-        """
+        """Set aside a message that was alone when its channel or connection ended."""
         wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** min(losses, 10))  # 2.0 ** 1024 overflows
         self.aside.append((now + wait_s, _Group(deque([key]), since, is_alone, losses + 1)))
 
@@ -163,10 +149,6 @@ class Quarantine(Lane[K]):
         """Queue the messages whose time aside is over, or that can be judged now.
 
         They go behind the other groups.
-
-        Args:
-            now: on the session's active clock.
-            is_against: whether there is evidence against a message since it was suspected.
         """
         waiting, self.aside = self.aside, []
         for at, group in waiting:
@@ -179,16 +161,13 @@ class Quarantine(Lane[K]):
     def advance(self, *, is_single: bool = False) -> bool:
         """Go on to the next group once the current group is settled.
 
-        Args:
-            is_single: whether to try one message of the group, and the others later.
-
         Returns:
             Whether there is a suspect to try now.
         """
         if self.buffer or self.in_flight:
             return True
         group = self._groups.popleft() if self._groups else _Group(deque())
-        if is_single and len(group.keys) > 1:
+        if is_single and len(group.keys) > 1:  # a probe; the others are tried later
             self._groups.appendleft(group)
             group = replace(group, keys=deque([group.keys.popleft()]))
         self._trial = group
