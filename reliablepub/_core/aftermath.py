@@ -97,6 +97,7 @@ class Aftermath(Generic[K]):
         suspects = [key for lane in lanes for key in self.close(lane, outcome)]
         if len(suspects) == 1:
             self._quarantine.set_aside(suspects[0], now, since=since, losses=losses)
+            self._quarantine.why = reason
         else:
             self._quarantine.suspect((), suspects, since=since, is_alone=True)
 
@@ -137,6 +138,7 @@ class Aftermath(Generic[K]):
                 self._quarantine.expect(key, since=since)
             else:
                 self._quarantine.set_aside(key, now, since=since, losses=losses, is_alone=False)
+                self._quarantine.why = f"{event.reply_code} {text}"
         return verdict
 
     def overdue(self, lane: Lane[K], reason: str, *, late_before: float) -> None:

@@ -68,15 +68,17 @@ class Quarantine(Lane[K]):
 
     Attributes:
         aside: messages that are set aside: the time when each is due, and a group of it alone.
+        why: why the last message was set aside, in the broker's words if there are any.
     """
 
-    __slots__ = ("_groups", "_trial", "aside")
+    __slots__ = ("_groups", "_trial", "aside", "why")
 
     def __init__(self, violations: Counter[Violation], size_of: Callable[[K], int]) -> None:
         super().__init__(violations, size_of)
         self._trial: _Group[K] = _Group(self.buffer)
         self._groups: deque[_Group[K]] = deque()
         self.aside: list[tuple[float, _Group[K]]] = []
+        self.why = ""
 
     @property
     def is_unused(self) -> bool:

@@ -215,6 +215,11 @@ class Session(Generic[K]):
         return len(self._quarantine.aside)
 
     @property
+    def why_aside(self) -> str:
+        """Why the last message was set aside; empty if none is."""
+        return self._quarantine.why if self._quarantine.aside else ""
+
+    @property
     def refuses_all(self) -> str:
         """The reply by which the broker refuses every message; empty if it does not."""
         doubt = self._evidence.doubt

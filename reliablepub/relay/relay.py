@@ -638,6 +638,7 @@ class Relay:
             violations=session.violations.total(),
             stale=session.stale,
             aside=session.aside,
+            aside_reason=session.why_aside,
             hooks_off=self._transport.hooks_off,
             callback_errors=self._guard.errors,
             turns=self.turns,

@@ -182,6 +182,7 @@ class Status:
             connection ended, and no other message has shown that it alone is at fault. Each is
             retried alone, after waits of up to a minute, or once another message to its exchange
             was accepted.
+        aside_reason: why the last of them was set aside, in the broker's words if there are any.
         is_flushed: in the status that ``flush`` returns: whether all messages that it waits for
             are settled.
         paused: destinations to which nothing is sent for now (`Breaker`), the oldest pause first;
@@ -220,6 +221,7 @@ class Status:
     violations: int = 0
     stale: int = 0
     aside: int = 0
+    aside_reason: str = ""
     is_flushed: bool = False
     paused: tuple[Paused, ...] = ()
     paused_destinations: int = 0
@@ -269,6 +271,9 @@ def waits_for(status: Status) -> list[str]:
         told.append(f"the publisher is {status.link}{to}{why}")
     elif said := status.trouble or status.reason:
         told.append(said)
+    if status.aside:
+        count = "1 message is" if status.aside == 1 else f"{status.aside} messages are"
+        told.append(f"{count} set aside, to be tried alone: {status.aside_reason}")
     for one in status.paused[:_PAUSES_TOLD]:
         where = f"exchange {one.exchange!r}"
         if one.routing_key is not None:

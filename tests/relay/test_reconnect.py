@@ -5,7 +5,7 @@ import pytest
 from reliablepub._core.events import ChannelClosed, Connected, ConnectionClose, ConnectionLost
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.status import Link
+from reliablepub.relay.status import Link, waits_for
 from reliablepub.relay.wire import Reconnect
 from tests.relay.scripted import World, patient
 
@@ -224,6 +224,9 @@ def test_a_message_set_aside_is_seen_in_the_status(store: Store) -> None:
     w.turn()
     assert w.sent == ["a"] * 3
     assert (w.relay.status.aside, w.relay.status.open) == (1, 1)
+    assert w.relay.status.aside_reason == "connection lost: gone"
+    [_, told] = waits_for(w.relay.status)
+    assert told == "1 message is set aside, to be tried alone: connection lost: gone"
     w.reconnect()
     w.open_channel()
     w.turn()
@@ -231,3 +234,4 @@ def test_a_message_set_aside_is_seen_in_the_status(store: Store) -> None:
     w.ack_all()
     w.turn(is_flushing=True)
     assert (w.relay.status.aside, w.relay.status.open) == (0, 0)
+    assert w.relay.status.aside_reason == ""
