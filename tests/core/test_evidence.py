@@ -156,6 +156,7 @@ def test_a_message_that_is_alone_is_not_refused_until_another_one_has_passed() -
         assert rig.step()
     assert rig.settling[fresh].kind is CONFIRMED
     assert (refused(rig), rig.now) == ([0], began)
+    assert rig.session.why_aside == ""
 
 
 def test_what_is_not_judged_yet_is_uncertain_and_did_not_arrive() -> None:
@@ -168,6 +169,7 @@ def test_what_is_not_judged_yet_is_uncertain_and_did_not_arrive() -> None:
     assert outcome.persistence is Persistence.NOT_WRITTEN
     words = "closed the channel, and no other message has passed since: no"
     assert (outcome.reply_code, outcome.reply_text) == (406, words)
+    assert rig.session.why_aside == f"406 {words}"
 
 
 @pytest.mark.parametrize("places", [1, 10])
