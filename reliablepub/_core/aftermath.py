@@ -96,8 +96,7 @@ class Aftermath(Generic[K]):
         outcome = Outcome(OutcomeKind.UNCERTAIN, 0, reason)
         suspects = [key for lane in lanes for key in self.close(lane, outcome)]
         if len(suspects) == 1:
-            self._quarantine.set_aside(suspects[0], now, since=since, losses=losses)
-            self._quarantine.why = reason
+            self._quarantine.set_aside(suspects[0], now, reason, since=since, losses=losses)
         else:
             self._quarantine.suspect((), suspects, since=since, is_alone=True)
 
@@ -137,8 +136,10 @@ class Aftermath(Generic[K]):
             if verdict is Verdict.BROKER:
                 self._quarantine.expect(key, since=since)
             else:
-                self._quarantine.set_aside(key, now, since=since, losses=losses, is_alone=False)
-                self._quarantine.why = f"{event.reply_code} {text}"
+                why = f"{event.reply_code} {text}"
+                self._quarantine.set_aside(
+                    key, now, why, since=since, losses=losses, is_alone=False
+                )
         return verdict
 
     def overdue(self, lane: Lane[K], reason: str, *, late_before: float) -> None:

@@ -141,9 +141,17 @@ class Quarantine(Lane[K]):
         (self._groups.appendleft if is_next else self._groups.append)(group)
 
     def set_aside(
-        self, key: K, now: float, *, since: Suspicion, losses: int, is_alone: bool = True
+        self,
+        key: K,
+        now: float,
+        why: str,
+        *,
+        since: Suspicion,
+        losses: int,
+        is_alone: bool = True,
     ) -> None:
         """Set aside a message that was alone when its channel or connection ended."""
+        self.why = why
         wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** min(losses, 10))  # 2.0 ** 1024 overflows
         self.aside.append((now + wait_s, _Group(deque([key]), since, is_alone, losses + 1)))
 

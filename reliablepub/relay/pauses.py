@@ -223,7 +223,8 @@ class Pauses:
         assert destination is not None
         waiting = self._waiting[destination]
         waiting.count += 1
-        is_early = self._is_nacked(destination) and entry.id <= waiting.sent and not entry.nacked
+        is_nacked = self._kind_of(destination) is OutcomeKind.NACKED
+        is_early = is_nacked and entry.id <= waiting.sent and not entry.nacked
         if entry.id and (destination.user_id is not None or is_early):
             named = entry.message.exchange, entry.message.routing_key, entry.id
             if named not in waiting.named:
@@ -246,7 +247,7 @@ class Pauses:
         if not self._pauses(outcome):
             return
         concern, exchange = outcome.concern, exchange_of(entry)
-        if concern is not Concern.EXCHANGE and self._is_refusing(exchange):
+        if concern is not Concern.EXCHANGE and self._kind_of(exchange) is OutcomeKind.REFUSED:
             self._is_well(exchange)
         destination, is_at_once = self._refusing(entry, outcome)
         if destination is None:
@@ -296,10 +297,10 @@ class Pauses:
             nacked.add(entry.message.routing_key)
         return len(nacked) >= SEVERAL
 
-    def _is_refusing(self, destination: Destination) -> bool:
-        """Whether a destination is paused because the broker has refused it, not its queues."""
+    def _kind_of(self, destination: Destination) -> OutcomeKind | None:
+        """Why a destination is paused: *refused* by the broker, else by its queues; or None."""
         pause = self._breakers.pause(destination) if self.tracked else None
-        return pause is not None and pause.why.kind is OutcomeKind.REFUSED
+        return None if pause is None else pause.why.kind
 
     def _is_time_over(self, entry: Entry, outcome: Outcome, wall: float) -> bool:
         """Whether an entry that had only waited for as long would be given up, and a new one not.
@@ -321,7 +322,7 @@ class Pauses:
             self._nacked.pop(exchange.exchange, None)
             if user is not None:
                 self._is_well(user)
-            if self._is_refusing(exchange):
+            if self._kind_of(exchange) is OutcomeKind.REFUSED:
                 self._is_well(exchange)
             elif self._breakers.is_paused(exchange):
                 self._breakers.confirmed(exchange, now)
@@ -369,7 +370,10 @@ class Pauses:
         for room in self._breakers.poll_room(now):
             destination = room.destination
             waiting = self._waiting[destination]
-            if waiting.unheard[0] > UNHEARD_MAX and self._is_refusing(destination):
+            if (
+                waiting.unheard[0] > UNHEARD_MAX
+                and self._kind_of(destination) is OutcomeKind.REFUSED
+            ):
                 self._is_well(destination)
             else:
                 self._rooms += [(room, release) for release in self._releases_of(room, waiting)]
@@ -396,20 +400,16 @@ class Pauses:
         if destination.user_id is not None and not waiting.named:
             self._is_well(destination)
         elif not room.are_probes and destination.user_id is None:
-            after = waiting.turn if self._is_nacked(destination) else 0
+            after = waiting.turn if self._kind_of(destination) is OutcomeKind.NACKED else 0
             yield Release(*destination[:2], room.count, after=after)
         else:
             # Only a nack can leave copies behind, so that fresh messages are worth many probes.
-            count = room.count if self._is_nacked(destination) else 1
+            count = room.count if self._kind_of(destination) is OutcomeKind.NACKED else 1
             names = [waiting.named.popleft() for _ in range(min(count, len(waiting.named)))]
             for exchange, routing_key, id_ in names:
                 yield Release(exchange, routing_key, 1, after=id_ - 1)
             if not names:
                 yield Release(*destination[:2], count, after=waiting.sent, is_counted=True)
-
-    def _is_nacked(self, destination: Destination) -> bool:
-        pause = self._breakers.pause(destination)
-        return pause is not None and pause.why.kind is OutcomeKind.NACKED
 
     def released(self, changes: Changes) -> bool:
         """Note that the releases were committed.
@@ -444,7 +444,7 @@ class Pauses:
         elif release.count:
             waiting.probed(self._now)
         elif room.destination.user_id is None and (
-            room.may_repeat or not self._is_nacked(room.destination)
+            room.may_repeat or self._kind_of(room.destination) is not OutcomeKind.NACKED
         ):
             self._repeating[room.destination] = 1
 

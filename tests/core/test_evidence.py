@@ -81,8 +81,7 @@ def test_a_doubt_about_the_broker_ends_with_the_first_message_that_passes() -> N
 def test_a_reply_that_names_a_place_or_a_user_needs_no_evidence(text: str) -> None:
     outcome = Outcome(REFUSED, 404 if "exchange" in text else 406, text)
     evidence = Evidence(place_of, is_weighed=True)
-    if outcome.concern is not Concern.MESSAGE:
-        assert evidence.verdict("x1", outcome, Suspicion(0, 404)) is Verdict.REFUSED
+    assert evidence.verdict("x1", outcome, Suspicion(0, 404)) is Verdict.REFUSED
 
 
 def test_without_a_breaker_each_soft_error_is_about_its_message() -> None:

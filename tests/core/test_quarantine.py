@@ -263,6 +263,6 @@ def test_the_suspects_are_told_why_they_are_uncertain() -> None:
 
 def test_the_wait_aside_stays_bounded_however_many_connections_are_lost() -> None:
     quarantine = Quarantine[int](Counter(), lambda _: 1)
-    quarantine.set_aside(7, 0.0, since=NEVER, losses=5_000)
+    quarantine.set_aside(7, 0.0, "gone", since=NEVER, losses=5_000)
     [(at, _)] = quarantine.aside
     assert at == ASIDE_MAX_S
