@@ -4,6 +4,7 @@ The replica is one that never comes: each commit waits for it until the test end
 administrator does, or until the server needs none any more.
 """
 
+import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -46,6 +47,15 @@ class Replica:
         """Have each commit wait for it from now on."""
         self._server.execute("ALTER SYSTEM SET synchronous_standby_names = 'replica'")
         self._reload("replica")
+        until(self._is_required, what="a commit that waits for the replica")
+
+    def _is_required(self) -> bool:
+        """Whether a commit waits: the checkpointer decides, and reads the setting when it likes."""
+        with closing(psycopg.connect(self._server.url_of(), autocommit=True)) as connection:
+            connection.pgconn.send_query(b"SELECT pg_logical_emit_message(true, '', '')")
+            ended, _, _ = select.select([connection.fileno()], [], [], 0.2)
+            connection.cancel()
+            return not ended
 
     @contextmanager
     def forgotten(self) -> Iterator[None]:
