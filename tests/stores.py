@@ -11,9 +11,10 @@ from typing import Final
 
 import pytest
 
-from reliablepub.outbox.entry import Store
+from reliablepub.outbox.entry import TRANSIENT, RunEnded, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.waiting import until
 
 POSTGRES: Final = pytest.param("postgres", marks=pytest.mark.postgres)
 DURABLE: Final = ("sqlite", POSTGRES)
@@ -45,3 +46,20 @@ def open_store(where: Where | None, clock: Callable[[], float] = time.time) -> S
     from reliablepub.outbox.postgres.store import PostgresStore  # noqa: PLC0415
 
     return PostgresStore(Server.of(where), clock=clock)
+
+
+def begin_anew(store: Store) -> RunEnded:
+    """Look, as the relay does, until the store has begun another run; return what it tells."""
+    ended: list[RunEnded] = []
+
+    def look() -> bool:
+        try:
+            store.changed_elsewhere()
+        except RunEnded as error:
+            ended.append(error)
+        except TRANSIENT:
+            pass
+        return bool(ended)
+
+    until(look)
+    return ended[0]

@@ -333,6 +333,20 @@ class Intervened(Exception):
     """An operator changed messages that the relay may hold in memory; see `Store.touched`."""
 
 
+class RunEnded(Exception):
+    """The store has begun another run: what the relay has read, it must read again.
+
+    Args:
+        why: why the run before has ended.
+        has_lost: whether the store has lost messages that it had accepted, so that their ids may
+            be those of others.
+    """
+
+    def __init__(self, why: str, *, has_lost: bool) -> None:
+        super().__init__(why)
+        self.has_lost = has_lost
+
+
 @dataclass(slots=True)
 class Release:
     """A request to make `HELD` entries due, oldest first, because their destination is not paused.
@@ -744,7 +758,11 @@ class Store(Protocol):
         """Return at most ``limit`` exchanges that have `HELD` entries."""
 
     def changed_elsewhere(self) -> bool:
-        """Whether another process has written to the store since the last call."""
+        """Whether another process has written to the store since the last call.
+
+        Raises:
+            RunEnded: the store has begun another run. Make a new relay for it.
+        """
 
     def may_have_changed(self) -> bool:
         """Whether another process may have written since `changed_elsewhere` was last asked.

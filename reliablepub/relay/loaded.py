@@ -143,6 +143,12 @@ class Waiters:
         """The number of ranges and single ids."""
         return len(self._ranges) + len(self._single)
 
+    @property
+    def are_wanted(self) -> bool:
+        """Whether an application still holds a receipt."""
+        single = (waiter() for waiter in self._single.values())
+        return any((*single, *(found.waiter() for found in self._ranges)))
+
     def stored(self, first: int, last: int, waiter: Waiter, *, apart: set[int]) -> None:
         """Remember the waiter of new ids, higher than all before.
 
@@ -281,9 +287,11 @@ class Loaded:
         bytes_max: most bytes in memory.
         wall: now, seconds since 1970; postponed entries may be due already.
         lone: knows the waiters of entries that callers have just stored.
+        waiters: those of an earlier run, if it has left some.
 
     Attributes:
         is_connecting: whether a connection to the broker is being made; set before `read`.
+        waiters: waiters of entries that are not in memory.
     """
 
     def __init__(
@@ -295,6 +303,7 @@ class Loaded:
         bytes_max: int,
         wall: float,
         lone: LoneMessages,
+        waiters: Waiters | None = None,
     ) -> None:
         self._store = store
         self._messages_max = messages_max
@@ -309,7 +318,7 @@ class Loaded:
         self._deadlines = Deadlines(wall)
         self._late_page: Sequence[int] = ()
         self._order = KeyOrder()
-        self._waiters = Waiters()
+        self.waiters = waiters or Waiters()
         self._lone = lone
 
     @property
@@ -405,14 +414,14 @@ class Loaded:
         """Remove an entry until it is due, as its row says. It remains the next of its key."""
         self._leave((entry,), is_settled=False)
         if entry.waiter is not None:
-            self._waiters.put(entry.id, entry.waiter)
+            self.waiters.put(entry.id, entry.waiter)
         self._on_disk(entry)
 
     def unload(self, entry: Entry) -> None:
         """Remove an entry that an operator has changed; what the store holds of it counts."""
         self.drop(entry)
         if entry.waiter is not None:
-            self._waiters.put(entry.id, entry.waiter)
+            self.waiters.put(entry.id, entry.waiter)
         self._deadlines.on_disk(entry.expires_at)
 
     def changed_on_disk(
@@ -433,10 +442,10 @@ class Loaded:
         self._next_due = float("-inf")
         if ordering_key is not None:
             self._order.want(ordering_key)
-        waiter = self._waiters.take(id_) or self._lone.withdrawn(id_, message_id)
+        waiter = self.waiters.take(id_) or self._lone.withdrawn(id_, message_id)
         if waiter is None or not is_open:
             return waiter
-        self._waiters.put(id_, waiter)
+        self.waiters.put(id_, waiter)
         return None
 
     def stored(self, chunk: Chunk[Any]) -> None:
@@ -461,7 +470,7 @@ class Loaded:
         if waiter is not None:
             if last - first >= len(entries):  # ids between them are those of other processes
                 ids |= {*range(first, last)} - {entry.id for entry in entries}
-            self._waiters.stored(first, last, waiter, apart=ids)
+            self.waiters.stored(first, last, waiter, apart=ids)
 
     def stored_by_caller(self, entry: Entry, *, is_new: bool, may_load: bool) -> bool:
         """Note a plain entry that its caller has stored.
@@ -488,7 +497,7 @@ class Loaded:
         if is_unknown:
             self._backlog.others(entry.id)
         if is_new and entry.waiter is not None:
-            self._waiters.put(entry.id, entry.waiter)
+            self.waiters.put(entry.id, entry.waiter)
         return False
 
     def _on_disk(self, entry: Entry) -> None:
@@ -599,7 +608,7 @@ class Loaded:
     def _have_read(self, entries: Sequence[Entry]) -> None:
         self.add(*entries)
         for entry in entries:
-            entry.waiter = self._waiters.take(entry.id) or self._lone.recognize(entry)
+            entry.waiter = self.waiters.take(entry.id) or self._lone.recognize(entry)
             self._deadlines.watch(entry)
 
     def _read_due(self, wall: float) -> list[Entry]:

@@ -32,7 +32,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
-from reliablepub._core.events import Batch, ConfirmedEach, Event, Settlement
+from reliablepub._core.events import Batch, ConfirmedEach, ConnectionLost, Event, Settlement
 from reliablepub._core.session import Session
 from reliablepub.errors import (
     OutboxError,
@@ -57,7 +57,7 @@ from reliablepub.relay.clock import Clock, ClockWatch
 from reliablepub.relay.elsewhere import Elsewhere
 from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
-from reliablepub.relay.loaded import Loaded
+from reliablepub.relay.loaded import Loaded, Waiters
 from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.setback import Setback
@@ -97,6 +97,7 @@ class Relay:
         guard: contains exceptions of the application's callbacks.
         bell: the store's bell, if the thread listens for it.
         lone: messages that callers store themselves.
+        waiters: who waits for which entry since the store's run before.
 
     Attributes:
         turns: number of turns so far.
@@ -118,6 +119,7 @@ class Relay:
         guard: Guard | None = None,
         bell: Bell | None = None,
         lone: LoneMessages | None = None,
+        waiters: Waiters | None = None,
     ) -> None:
         self._store = store
         self._transport = transport
@@ -134,6 +136,7 @@ class Relay:
             bytes_max=limits.loaded_bytes_max,
             wall=clock.wall(),
             lone=self._lone,
+            waiters=waiters,
         )
         self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
@@ -238,6 +241,24 @@ class Relay:
         self._is_draining = True
         self._idle_until = -inf
         self._session.drain()
+
+    def end(self) -> Waiters:
+        """Forget all messages, because the store has begun another run.
+
+        Returns:
+            who waits for which entry.
+        """
+        session, settling = self._session, self._settling
+        session.handle(ConnectionLost("the relay begins anew"), self._clock.monotonic())
+        held = {*session.buffered_keys(), *settling.postponed}
+        for ended in session.poll_settlements():
+            held.update(ended.keys if isinstance(ended, ConfirmedEach) else (ended.key,))
+        changes = settling.changes
+        held.update(attempt.entry for attempt in (*changes.parked, *changes.discarded))
+        for entry in held:
+            if entry.waiter is not None:
+                self._loaded.waiters.put(entry.id, entry.waiter)
+        return self._loaded.waiters
 
     @property
     def is_unhurried(self) -> bool:

@@ -28,15 +28,17 @@ from reliablepub.errors import (
     WrongThread,
 )
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Entry, Store
+from reliablepub.outbox.entry import TRANSIENT, Entry, RunEnded, Store
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import named
 from reliablepub.relay.callbacks import Calls, Guard, with_calls
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Flag, Inbox, Latch, Limits
 from reliablepub.relay.journal import Journal, LogWriter
+from reliablepub.relay.loaded import Waiters
 from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.relay import Relay
+from reliablepub.relay.setback import RETRY_S
 from reliablepub.relay.status import Beacon, Link, Status, described, failed_status
 from reliablepub.transport.base import Transport
 
@@ -60,6 +62,10 @@ class Flush:
     is_searching: bool = field(default=False, init=False)
     _since: int = field(default=0, init=False)
     _at: float | None = field(default=None, init=False)
+
+    def look_again(self) -> None:
+        """Look from the lowest id on: the relay has begun anew."""
+        self._since = 0
 
     def look(self, relay: Relay) -> bool:
         """Whether the flush is complete. Later calls skip the ids found settled here."""
@@ -375,12 +381,51 @@ class RelayThread:
             self._observer.ended(self.failure)
 
     def _live(self, stack: contextlib.ExitStack) -> None:
-        """Open the parts, each with its clean-up on the stack; then run until closed or failed."""
+        """Open the store, with its clean-up on the stack; then run until closed or failed."""
         self._log_writer.attend()
         stack.callback(self._log_writer.close)
         store = self._parts.open_store()
         self.check = store.check
         stack.callback(self._close_store, store)
+        stack.callback(self._detach)
+        waiters: Waiters | None = None
+        while True:
+            try:
+                with contextlib.ExitStack() as parts:
+                    self._live_once(parts, store, waiters)
+                    return
+            except RunEnded as ended:
+                waiters = self._begin_anew(ended)
+            except TRANSIENT:
+                if waiters is None or self._close_at is not None:
+                    raise
+                time.sleep(RETRY_S)  # it cannot begin yet
+
+    def _begin_anew(self, ended: RunEnded) -> Waiters:
+        """After a run of the store has ended: log it, and return the waiters for the next one.
+
+        Raises:
+            PublisherFailed: a caller waits for a message that the store may have lost.
+        """
+        assert self._relay is not None
+        waiters = self._relay.end()
+        if ended.has_lost and waiters.are_wanted:
+            lost = PublisherFailed(
+                f"{ended}; receipts cannot tell which messages are lost: compare what the outbox "
+                "holds with what this application has stored"
+            )
+            self._fail(lost)
+            raise lost
+        said = f"{ended}; the relay begins anew, and publishes what the outbox holds"
+        self._log_writer.write(LOGGER, logging.WARNING, said, {"event": "began_anew"}, None)
+        for flush in (self._last_flush, *self._flushes):
+            flush.look_again()
+        return waiters
+
+    def _live_once(
+        self, stack: contextlib.ExitStack, store: Store, waiters: Waiters | None
+    ) -> None:
+        """Open the parts for a run of the store, each with its clean-up on the stack; then run."""
         transport = self._parts.open_transport(store.run)
         stack.callback(transport.close)
         clock = Clock()
@@ -400,18 +445,26 @@ class RelayThread:
             guard=self._guard,
             bell=bell if hears else None,
             lone=self.lone,
+            waiters=waiters,
         )
-        stack.callback(self._detach)
+        stack.callback(self._sleep)
         self._wake = transport.wake
         self._relay = relay
-        self._started.set()
-        self._observer.started()
+        if waiters is None:
+            self._started.set()
+            self._observer.started()
         try:
             beacon = Beacon(store.show, relay.latency, wall=clock.wall, monotonic=clock.monotonic)
             self._run(relay, transport, beacon, journal)
+        except RunEnded:
+            raise
         except BaseException as error:
             self._fail(error)  # before the clean-up ends the waits of callers
             raise
+
+    def _sleep(self) -> None:
+        """Cut callers off from the transport, before it is torn down."""
+        self._wake = lambda: None
 
     def _fail(self, error: BaseException) -> None:
         """Record why the relay failed, and log it as critical: nothing is published any more."""
@@ -494,8 +547,7 @@ class RelayThread:
                 self.end_flush(flush)
 
     def _detach(self) -> None:
-        """Close the inbox, and cut callers off from the transport, before both are torn down."""
-        self._wake = lambda: None
+        """Close the inbox."""
         closed = PublisherClosed("the publisher is closed")
         if self.failure is not None:
             closed = PublisherFailed(f"nothing more is accepted: {described(self.failure)}")

@@ -33,10 +33,10 @@ from reliablepub.outbox.postgres import database, ownership
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.relay.loaded import Backlog
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
+from tests.stores import begin_anew
 from tests.waiting import until
 
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
@@ -112,42 +112,11 @@ def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
     postgres_server.start()
     with Outbox(url) as outbox:
         outbox.enqueue(Message(b"", message_id="after"))
-    until(lambda: is_told(own))
+    begin_anew(own)
     after = own.snapshot()
     entries, _ = own.read_ready(before.last_id + 1, after.last_id, **ALL)
     assert message_ids(entries) == ["after"]
     assert after.counters.stored == 2
-
-
-def test_a_message_that_was_told_is_on_disk(
-    postgres_server: PostgresServer, url: str, own: PostgresStore
-) -> None:
-    """Or a crash could lose it, and give its id to another message."""
-    ids = "SELECT log_cnt FROM reliablepub.message_ids", "SELECT nextval('reliablepub.message_ids')"
-    postgres_server.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
-    postgres_server.execute("SELECT pg_reload_conf()")
-    try:
-        with psycopg.connect(url) as hasty:
-            while hasty.execute(ids[0]).fetchone() != (0,):
-                hasty.execute(ids[1])
-            hasty.commit()
-            hasty.execute("SET synchronous_commit = off")
-            with Outbox(url) as outbox:
-                outbox.enqueue(Message(b"", message_id="hasty"), connection=hasty)
-            hasty.commit()
-            assert own.changed_elsewhere()
-            entries, _ = own.read_ready(1, own.snapshot().last_id, **ALL)
-            postgres_server.kill()
-    finally:
-        postgres_server.recover()
-        postgres_server.execute("ALTER SYSTEM RESET wal_writer_delay")
-        postgres_server.execute("SELECT pg_reload_conf()")
-    with Outbox(url) as outbox:
-        outbox.enqueue(Message(b"", message_id="later"))
-        assert own.changed_elsewhere()
-        assert [(one.id, one.is_open) for one in own.touched()] == [(entries[0].id, True)]
-        own.commit(Changes(confirmed=entries))
-        assert [row["message_id"] for row in outbox.rows("open")] == ["later"]
 
 
 def test_a_turn_may_take_longer_than_the_statements_of_its_user(url: str) -> None:
@@ -188,12 +157,6 @@ def is_waited_for(url: str) -> bool:
         return looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is not None
 
 
-def is_told(store: PostgresStore) -> bool:
-    with suppress(OutboxUnreachable):
-        return store.changed_elsewhere()
-    return False
-
-
 def test_a_message_that_is_imported_slowly_is_found(url: str, own: PostgresStore) -> None:
     """The relay has read higher ids by the time of the import's commit."""
     row: dict[str, Any] = dict.fromkeys(("due_at", "expires_at", "ordering_key", "refused_at"))
@@ -228,6 +191,7 @@ def test_rows_with_transactions_of_another_cluster_are_sent_and_counted_once(url
         counted_before = before.snapshot().counters
     with psycopg.connect(url) as other:
         other.execute("UPDATE reliablepub.messages SET xid = '4000000000'")
+        other.execute("UPDATE reliablepub.turns SET cluster = '7/7'")
     outbox.enqueue(Message(b"", message_id="new"))
     with closing(PostgresStore(Server.of(url))) as restored:
         seen = restored.snapshot()
@@ -821,16 +785,10 @@ def test_an_unsure_commit_is_told_and_its_messages_are_found(
         own.commit(Changes(new=new))
     assert [entry.id for entry in new] == [0, 0]
     monkeypatch.setattr(Server, "connect", connect)
-    time.sleep(0.3)
-    other = [entry()]
-    own.commit(Changes(new=other))
-    snapshot = own.snapshot()
+    assert not begin_anew(own).has_lost
+    snapshot = own.commit(Changes(new=[entry()]))
     assert snapshot.counters.stored == (3 if behind else 1)
-    assert snapshot.late == (), "they are below the new one, and so found as new"
-    backlog = Backlog(0)
-    backlog.loaded(other[0].id, other[0].id)
-    assert backlog.head is not None
-    found, _ = own.read_ready(backlog.head.first, backlog.head.last, **ALL)
+    found, _ = own.read_ready(1, snapshot.last_id - 1, **ALL)
     assert message_ids(found) == (message_ids(new) if behind else [])
     assert counted(url) == (0, 0, 0, 0)
 
@@ -857,11 +815,9 @@ def test_a_commit_that_was_cut_off_is_told_although_it_cannot_be_looked_up(
         patch.setattr(Link, "read", fail)
         with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
             own.commit(Changes(new=[entry()]))
-    own.changed_elsewhere()
-    snapshot = own.snapshot()
-    assert snapshot.counters.stored == 2
-    late = [id_ for one, last in snapshot.late for id_ in range(one, last + 1)]
-    assert 2 in (*late, *range(2, snapshot.last_id + 1))
+    begin_anew(own)
+    assert own.snapshot().counters.stored == 2
+    assert [one.id for one in own.read_ready(1, 9, **ALL)[0]] == [2]
     assert counted(url) == (0, 0, 0, 0)
 
 

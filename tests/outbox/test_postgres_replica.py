@@ -20,6 +20,7 @@ from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
+from tests.stores import begin_anew
 from tests.waiting import until
 
 WAITING = """
@@ -169,6 +170,7 @@ def test_a_commit_is_unsure_if_both_waits_for_the_replica_are_cancelled(
         with pytest.raises(OutboxUnsure, match="replica"):
             call.result()
         replica.forget()
+        begin_anew(store)
         store.commit(Changes(new=[entry(message_id="next")]))
         assert store.snapshot().counters.stored == 3
         assert message_ids(url) == ["before", "m", "next"]

@@ -25,6 +25,7 @@ from tests.outbox.ageing import DAY_S, outlive_the_history
 from tests.outbox.conftest import Clock, Make
 from tests.outcomes import REFUSED
 from tests.postgres import PostgresServer
+from tests.stores import begin_anew
 from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
@@ -377,6 +378,7 @@ def test_a_database_that_is_away_is_no_error(
         postgres_server.kill()
         assert store.relieve() == ""
         postgres_server.start()
+        begin_anew(store)
 
         def is_deleted() -> bool:
             assert store.relieve() == ""

@@ -237,7 +237,9 @@ class FileMachine(StoreMachine):
         self.last_id += 1
         self.counts["stored"] += 1
         self.rows[self.last_id] = Row(message)
-        self.entries[self.last_id] = Entry(message, 1.0, self.last_id)
+        self.store.snapshot()
+        [[entry], _] = self.store.read_ready(self.last_id, self.last_id, limit=1, bytes_max=100)
+        self.entries[self.last_id] = entry
 
     @rule(ids=st.lists(st.integers(1, 20), max_size=3, unique=True))
     def retry(self, ids: list[int]) -> None:

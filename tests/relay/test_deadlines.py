@@ -176,7 +176,7 @@ def test_what_is_on_disk_only_expires_too_and_its_waiters_are_told(world: Build)
     assert [told.outcomes for told in tolds] == [
         dict.fromkeys(MANY[n : n + 10], NOT_SENT) for n in range(0, 100, 10)
     ]
-    assert len(w.relay._loaded._waiters) == 0
+    assert len(w.relay._loaded.waiters) == 0
     w.ack(1)
     w.turn(is_flushing=True)
     assert first.kinds == {"first": OutcomeKind.CONFIRMED}
@@ -393,7 +393,7 @@ def test_a_delayed_message_is_stored_at_once_and_sent_when_it_is_due(world: Buil
     assert told.kinds == {"later": OutcomeKind.CONFIRMED}
     assert now.kinds == {"now": OutcomeKind.CONFIRMED}
     assert w.in_memory == (0, 0)
-    assert len(w.relay._loaded._waiters) == 0
+    assert len(w.relay._loaded.waiters) == 0
 
 
 def test_messages_for_now_and_for_later_may_come_together(world: Build) -> None:

@@ -45,7 +45,7 @@ def confirm_all(w: World) -> None:
 def assert_nothing_is_left(w: World) -> None:
     loaded = w.relay._loaded
     assert w.in_memory == (0, 0)
-    assert (len(loaded._order.wanted), loaded._order.admitted, len(loaded._waiters)) == (0, 0, 0)
+    assert (len(loaded._order.wanted), loaded._order.admitted, len(loaded.waiters)) == (0, 0, 0)
 
 
 def enqueue(path: Path, *ids: str, key: str | None = "k") -> None:
@@ -602,4 +602,4 @@ def test_many_keys_cost_memory_only_for_what_is_on_its_way(sqlite: SqliteStore) 
         w.ack_all()
         turns = w.relay._loaded._order
         assert turns.admitted + len(turns.wanted) <= 20 + 500
-        assert len(w.relay._loaded._waiters) <= 10
+        assert len(w.relay._loaded.waiters) <= 10

@@ -435,7 +435,7 @@ class World:
             require(not turns.wanted, "a turn is left in memory")
         require(not turns.admitted, "an admitted message is left in memory")
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
-        left = (loaded._messages, loaded._bytes, len(loaded._waiters), loaded._due)
+        left = (loaded._messages, loaded._bytes, len(loaded.waiters), loaded._due)
         require(left == (0, 0, 0, {}), f"left in memory: {left}")
         for lane in (process.relay._session._main, process.relay._session._quarantine):
             require(not lane._batches, "a batch is left in memory")

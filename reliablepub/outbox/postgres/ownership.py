@@ -36,6 +36,7 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,8 +51,8 @@ CUT_OFF_S: Final = 0.5
 _WATCHED: Final = 0.8
 """Part of `EXPIRY_S` for which a process watches a turn: longer than a relay at rest needs."""
 _LOOK_S: Final = 0.1
-_LOCKED_MAX: Final = 3
-"""How often to wait for a lock on the next turn of a shard, 5 s each time."""
+_LOCKED_MAX: Final = 15
+"""How often a relay that starts waits for a lock on the next turn of a shard, 1 s each time."""
 KEPT_TURNS: Final = 1_000
 """Number of turns that are kept besides the newest one."""
 
@@ -88,6 +89,13 @@ class _Watch:
         self._begun = time.monotonic()
         self._first: dict[int, bytes] = {}
         self._turns: dict[int, tuple[int, float]] = {}  # the newest, and since when it is
+        self._linked_at: dict[int, float] = {}  # when the owner's connection was last seen
+
+    def is_cut_off(self, shard: int, now_s: float, *, is_linked: bool) -> bool:
+        """Note whether the owner has its connection; return whether it has ended for good."""
+        if is_linked:
+            self._linked_at[shard] = now_s
+        return now_s - self._linked_at.setdefault(shard, now_s) > CUT_OFF_S
 
     def has_moved(self, shard: int, turn: int, at: bytes, now_s: float) -> bool:
         """Note the newest turn of a shard; return whether the owner has taken one."""
@@ -104,20 +112,28 @@ class _Watch:
         return is_watched and max(age_s, now_s - self._begun) > EXPIRY_S
 
 
-def take_over(link: Link, token: str, now: float) -> Ownership:
+def take_over(
+    link: Link, token: str, now: float, own: tuple[int, int] | None = None, began_anew: str = ""
+) -> Ownership:
     """Become the owner of the first free shard; wait for an owner that may have died.
 
     Args:
         link: connection to use.
         token: marks the turns of this process.
         now: wall clock, seconds since 1970.
+        own: shard and run of this process until now, which it takes at once if no other relay has
+            come since.
+        began_anew: why it begins another run.
 
     Raises:
         OutboxInUse: each shard has a living owner.
+        OutboxLocked: a transaction holds the next turn of the own shard, perhaps the own one that
+            was cut off.
         OutboxError: the outbox cannot be used.
     """
     watch = _Watch()
-    linked_at: dict[int, float] = {}
+    process: dict[str, object] = {"pid": os.getpid(), "host": socket.gethostname()}
+    process |= {"now": now, "began_anew": began_anew}
     locked: Counter[int] = Counter()
     while True:
         newest = link.read("newest_turns", {})
@@ -125,26 +141,30 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
             raise emptied(link.server)
         now_s = time.monotonic()
         lived = 0
-        for shard, turn, _, is_free, at, age_s, is_cut_off in newest:
+        for shard, turn, run, is_free, at, age_s, is_unlinked in newest:
+            is_own = own == (shard, run)
             has_moved = watch.has_moved(shard, turn, at, now_s)
             is_silent = not has_moved and watch.is_old(shard, age_s, now_s)
-            if shard not in linked_at or not is_cut_off:
-                linked_at[shard] = now_s
-            if is_free or is_silent or now_s - linked_at[shard] > CUT_OFF_S:
+            is_cut_off = watch.is_cut_off(shard, now_s, is_linked=not is_unlinked)
+            if is_free or is_own or is_silent or is_cut_off:
                 try:
-                    run = _take(link, shard, turn, token, now)
-                except psycopg.errors.LockNotAvailable:
+                    new_run = _take(link, shard, turn, token, process)
+                except psycopg.errors.LockNotAvailable as error:
+                    if is_own:
+                        raise outbox_error(link.server, error) from error
                     locked[shard] += 1
                 else:
-                    if run is not None:
-                        return Ownership(shard, run, turn + 1, len(newest))
-            lived += (has_moved and not is_cut_off) or locked[shard] >= _LOCKED_MAX
+                    if new_run is not None:
+                        return Ownership(shard, new_run, turn + 1, len(newest))
+            lived += (has_moved and not is_unlinked) or locked[shard] >= _LOCKED_MAX
         if lived == len(newest):
             raise _held_up(link, max(locked)) if +locked else _in_use(link, newest)
         time.sleep(_LOOK_S)
 
 
-def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | None:
+def _take(
+    link: Link, shard: int, turn: int, token: str, process: Mapping[str, object]
+) -> int | None:
     """Take the turn after another one, and return the run that it begins.
 
     Returns:
@@ -153,12 +173,11 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | No
     Raises:
         LockNotAvailable: another transaction has inserted the turn, and has not ended.
     """
-    names = {"pid": os.getpid(), "host": socket.gethostname(), "now": now, "shard": shard}
-    [(run,)] = link.read("begin_run", names)
-    values = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
+    [(run,)] = link.read("begin_run", {**process, "shard": shard})
+    values: dict[str, object] = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
     try:
         values["backend"] = link.backend
-        link.transact([BY_INDEX, link.settings(), ("take_over", values)])
+        link.transact([link.settings(), BY_INDEX, ("take_over", values)])
     except psycopg.Error as error:
         if is_lost_turn(error):
             return None

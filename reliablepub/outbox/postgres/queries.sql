@@ -75,7 +75,7 @@ SELECT shards, allows_loss FROM reliablepub_outbox;
 SELECT
     s.shard, t.turn, t.run, t.is_free, t.at::text,
     extract(epoch FROM clock_timestamp() - greatest(t.at, pg_postmaster_start_time()))::double precision,
-    t.backend <> 0 AND t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_cut_off
+    t.backend <> 0 AND t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_unlinked
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
@@ -123,17 +123,17 @@ SELECT
     set_config('jit', 'off', true);
 
 -- The next turn. It fails if the turn before it is not the newest (primary key), has been deleted, or is
--- not the one that the relay knows, or if the relay has not met this server (`run` is null). It may wait
--- for the turn of an operator, whose transaction lets nobody else take one. What follows waits less.
+-- not the one that the relay knows, or if this is not the server that the relay knows (`run` is null). It
+-- may wait for the turn of an operator, whose transaction lets nobody else take one. What follows waits less.
 -- name: take_turn
 INSERT INTO reliablepub_turns
 SELECT
     :shard::integer, :turn::bigint,
     CASE
         WHEN t.run = :run AND t.token = :known
-        AND extract(epoch FROM pg_postmaster_start_time())::text = :started_at THEN t.run
+        AND (SELECT s::text FROM reliablepub_server() AS s) = :server THEN t.run
     END,
-    :token, clock_timestamp(), false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
+    :token, clock_timestamp(), false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen, t.cluster,
     CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1
@@ -143,7 +143,7 @@ RETURNING set_config('lock_timeout', '1000', true);
 INSERT INTO reliablepub_turns
 SELECT
     :shard::integer, :turn::bigint, CASE WHEN t.run >= 0 THEN :run::integer END, :token, clock_timestamp(),
-    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen,
+    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen, t.cluster,
     CASE WHEN pg_backend_pid() = :backend THEN pg_backend_pid() ELSE 0 END
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
@@ -177,27 +177,31 @@ UPDATE reliablepub_turns AS u SET
     stored = u.stored + new.n, open_bytes = u.open_bytes + new.size, seen = pg_current_snapshot()
 FROM new WHERE u.shard = :shard AND u.turn = :turn;
 
--- After a restore from a dump, the numbers of transactions are those of another cluster: some have not
--- begun in this one, although their rows are visible.
--- name: is_restored
-SELECT pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) OR EXISTS (
-    SELECT 1 FROM reliablepub_messages AS m
-    WHERE m.shard = :shard AND m.run IS NULL AND m.xid >= pg_snapshot_xmax(pg_current_snapshot())
-)
-FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
+-- Whether `seen` and the numbers of transactions are those of another cluster or database. Where the server
+-- does not tell its cluster, they may be.
+-- name: is_moved
+SELECT t.cluster <> s.cluster OR s.cluster LIKE '/%'
+FROM reliablepub_turns AS t, reliablepub_server() AS s WHERE t.shard = :shard AND t.turn = :turn;
 
+-- Rows whose transactions seem to be running in this cluster, or not to have begun, although they are visible.
 -- name: forget_foreign_xids
 UPDATE reliablepub_messages SET xid = '3'
-WHERE shard = :shard AND run IS NULL AND xid >= pg_snapshot_xmax(pg_current_snapshot());
+WHERE shard = :shard AND run IS NULL AND xid >= pg_snapshot_xmin(pg_current_snapshot());
 
 -- name: recount
 UPDATE reliablepub_turns AS u SET
     stored = u.confirmed + u.parked + u.expired + u.discarded + m.n, open_bytes = m.size,
-    seen = pg_current_snapshot()
+    seen = pg_current_snapshot(), cluster = (SELECT cluster FROM reliablepub_server())
 FROM (
     SELECT count(*) AS n, coalesce(sum(size), 0) AS size FROM reliablepub_messages WHERE shard = :shard
 ) AS m
 WHERE u.shard = :shard AND u.turn = :turn;
+
+-- name: sequences_behind
+SELECT name, most FROM reliablepub_sequences WHERE last_value < most;
+
+-- name: raise_sequence
+SELECT setval(:name::text::regclass, :most::bigint);
 
 -- Rows that have become visible since a snapshot (`xmax`, `xip`): those of transactions that had not
 -- begun then, and of those that were running. Each of the latter is a search of its own (`OFFSET 0`),
@@ -221,8 +225,7 @@ counts AS (
 )
 SELECT
     t.turn, t.run, t.token, t.intervention, pg_current_snapshot()::text, counts.*,
-    pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn() AS may_be_lost,
-    extract(epoch FROM pg_postmaster_start_time())::text
+    (SELECT last_value FROM reliablepub_message_ids), (SELECT s::text FROM reliablepub_server() AS s)
 FROM counts, (
     SELECT turn, run, token, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
@@ -236,8 +239,8 @@ SELECT
     CASE WHEN current_setting('synchronous_commit') = 'off'
         THEN set_config('synchronous_commit', 'local', true) END;
 
--- name: started_at
-SELECT extract(epoch FROM pg_postmaster_start_time())::text;
+-- name: server
+SELECT s::text FROM reliablepub_server() AS s;
 
 -- name: counted
 SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
@@ -341,14 +344,24 @@ WITH new AS (
 UPDATE reliablepub_turns SET stored = stored + n, open_bytes = open_bytes + new_size
 FROM (SELECT count(*) AS n, sum(size) AS new_size FROM new) AS sums WHERE shard = :shard AND turn = :turn;
 
+-- By the id and the time, here and below: after a crash or a fail-over that has lost a message, another may
+-- have its id.
 -- name: confirm
-WITH gone AS (DELETE FROM reliablepub_messages WHERE id = ANY (:ids::bigint[]) RETURNING size)
+WITH gone AS (
+    DELETE FROM reliablepub_messages AS m
+    USING unnest(:ids::bigint[], :stored_ats::double precision[]) AS c (id, stored_at)
+    WHERE m.id = c.id AND m.stored_at = c.stored_at RETURNING m.size
+)
 UPDATE reliablepub_turns SET confirmed = confirmed + n, open_bytes = open_bytes - gone_size
 FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
 WHERE shard = :shard AND turn = :turn;
 
 -- name: confirm_and_keep
-WITH gone AS (DELETE FROM reliablepub_messages WHERE id = ANY (:ids::bigint[]) RETURNING *),
+WITH gone AS (
+    DELETE FROM reliablepub_messages AS m
+    USING unnest(:ids::bigint[], :stored_ats::double precision[]) AS c (id, stored_at)
+    WHERE m.id = c.id AND m.stored_at = c.stored_at RETURNING m.*
+),
 kept AS (
     INSERT INTO reliablepub_confirmed
     SELECT
@@ -361,7 +374,11 @@ FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS su
 WHERE shard = :shard AND turn = :turn;
 
 -- name: discard
-WITH gone AS (DELETE FROM reliablepub_messages WHERE id = ANY (:ids::bigint[]) RETURNING size)
+WITH gone AS (
+    DELETE FROM reliablepub_messages AS m
+    USING unnest(:ids::bigint[], :stored_ats::double precision[]) AS c (id, stored_at)
+    WHERE m.id = c.id AND m.stored_at = c.stored_at RETURNING m.size
+)
 UPDATE reliablepub_turns SET discarded = discarded + n, open_bytes = open_bytes - gone_size
 FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
 WHERE shard = :shard AND turn = :turn;
@@ -371,11 +388,11 @@ WITH given_up AS (
     SELECT * FROM unnest(
         :ids::bigint[], :ats::double precision[], :states::text[], :outcomes::text[],
         :reply_codes::integer[], :reply_texts::text[], :nackeds::integer[], :returneds::integer[],
-        :refuseds::integer[], :uncertains::integer[]
-    ) AS g (id, at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain)
+        :refuseds::integer[], :uncertains::integer[], :stored_ats::double precision[]
+    ) AS g (id, at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain, stored_at)
 ),
 gone AS (
-    DELETE FROM reliablepub_messages AS m USING given_up AS g WHERE m.id = g.id
+    DELETE FROM reliablepub_messages AS m USING given_up AS g WHERE m.id = g.id AND m.stored_at = g.stored_at
     RETURNING
         m.id, m.shard, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, g.at, g.state,
         g.outcome, g.reply_code, g.reply_text, g.nacked, g.returned, g.refused, g.uncertain, m.size,
@@ -626,8 +643,13 @@ DELETE FROM reliablepub_status WHERE shard = :shard AND run = :run;
 
 -- Start and end of a relay.
 
+-- The sequence may be behind the rows.
 -- name: begin_run
-INSERT INTO reliablepub_runs (shard, pid, host, started_at) VALUES (:shard, :pid, :host, :now) RETURNING id;
+INSERT INTO reliablepub_runs (id, shard, pid, host, started_at, began_anew) OVERRIDING SYSTEM VALUE
+SELECT
+    greatest(nextval('reliablepub_runs_id_seq'::regclass), (SELECT max(id) + 1 FROM reliablepub_runs)),
+    :shard::integer, :pid::integer, :host::text, :now::double precision, :began_anew::text
+RETURNING id;
 
 -- Programs that run for a moment, once a second, would add 30 million rows a year. Other shards keep
 -- theirs: the newest row of a shard may be the oldest of all.
@@ -668,7 +690,7 @@ DELETE FROM reliablepub_in_flight WHERE shard = :shard;
 INSERT INTO reliablepub_turns
 SELECT
     t.shard, t.turn + 1, t.run, 'operator ' || pg_current_xact_id()::text || ' ' || :token, t.at, t.is_free,
-    t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen, t.backend
+    t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen, t.cluster, t.backend
 FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 ON CONFLICT (shard, turn) DO NOTHING
 RETURNING turn, pg_current_xact_id()::text;
@@ -818,8 +840,11 @@ UPDATE reliablepub_turns SET
     open_bytes = open_bytes + :open_bytes
 WHERE shard = :shard AND turn = :turn;
 
+-- The sequence may be behind the rows after a move.
 -- name: last_id
-SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS last_id FROM reliablepub_message_ids;
+SELECT greatest(
+    CASE WHEN is_called THEN last_value ELSE 0 END, (SELECT max(id) FROM reliablepub_messages)
+) AS last_id FROM reliablepub_message_ids;
 
 -- name: next_id
 SELECT nextval('reliablepub_message_ids'::regclass) AS next_id;

@@ -36,7 +36,8 @@ GRANT SELECT ON reliablepub_ledger TO role_enqueuer;
 -- Relays, and operators who retry, park, reroute, discard or prune messages.
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA reliablepub_ TO role_relay;
 REVOKE INSERT, UPDATE, DELETE ON reliablepub_outbox FROM role_relay;
-GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA reliablepub_ TO role_relay;
+-- `UPDATE`: a relay sets sequences that are behind their rows after a move.
+GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA reliablepub_ TO role_relay;
 
 -- Readers: `outbox status`, `watch`, `doctor` and the views. They cannot read bodies or properties.
 GRANT SELECT ON
@@ -44,7 +45,7 @@ GRANT SELECT ON
     reliablepub_in_flight, reliablepub_attempts, reliablepub_interventions, reliablepub_sources,
     reliablepub_keys, reliablepub_uncounted, reliablepub_ledger, reliablepub_in_flight_tags,
     reliablepub_open, reliablepub_parked_messages, reliablepub_held_keys,
-    reliablepub_confirmed_messages, reliablepub_history, reliablepub_audit
+    reliablepub_confirmed_messages, reliablepub_history, reliablepub_audit, reliablepub_sequences
 TO role_reader;
 GRANT SELECT ON SEQUENCE reliablepub_message_ids TO role_reader;
 GRANT SELECT (

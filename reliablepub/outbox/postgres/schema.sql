@@ -1,4 +1,4 @@
--- The tables of an outbox in PostgreSQL 13 or later, version 2 (see `VERSION` in sql.py).
+-- The tables of an outbox in PostgreSQL 13 or later, version 3 (see `VERSION` in sql.py).
 --
 -- The outbox has a schema of its own. A name such as `reliablepub_messages` stands for the table
 -- `messages` in that schema, here and in queries.sql; see sql.py.
@@ -34,6 +34,28 @@ CREATE TABLE reliablepub_outbox (
 );
 
 CREATE SEQUENCE reliablepub_message_ids;
+
+-- The cluster and database that answer, and when the server was started. Administrators of managed
+-- servers refuse some functions; then a text is empty, or comes from the next best function.
+CREATE FUNCTION reliablepub_server(OUT cluster text, OUT started text) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    BEGIN
+        cluster := (SELECT system_identifier::text FROM pg_control_system());
+    EXCEPTION WHEN OTHERS THEN
+        cluster := '';
+    END;
+    cluster := cluster || '/' || (SELECT oid::text FROM pg_database WHERE datname = current_database());
+    BEGIN
+        started := extract(epoch FROM pg_postmaster_start_time())::text;
+    EXCEPTION WHEN OTHERS THEN
+        BEGIN
+            started := extract(epoch FROM pg_conf_load_time())::text;
+        EXCEPTION WHEN OTHERS THEN
+            started := '';
+        END;
+    END;
+END
+$$;
 
 -- The shard of a message. All messages of an ordering key are in one shard; without a key, all
 -- messages of a destination.
@@ -84,6 +106,20 @@ CREATE TABLE reliablepub_messages (
     toast.autovacuum_vacuum_threshold = 20000,
     toast.autovacuum_vacuum_cost_delay = 0
 );
+
+-- A row that was copied from another cluster, by logical replication or from a dump, has the number of
+-- a transaction there. Here it is new.
+CREATE FUNCTION reliablepub_arrive() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.xid := pg_current_xact_id();
+    NEW.run := NULL;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER arrives BEFORE INSERT ON reliablepub_messages FOR EACH ROW
+WHEN (NEW.xid <> pg_current_xact_id())
+EXECUTE FUNCTION reliablepub_arrive();
+ALTER TABLE reliablepub_messages ENABLE ALWAYS TRIGGER arrives;
 
 CREATE INDEX messages_fresh ON reliablepub_messages (shard, xid) WHERE run IS NULL;
 CREATE INDEX messages_waiting ON reliablepub_messages (shard, due_at, id) WHERE due_at IS NOT NULL;
@@ -182,7 +218,8 @@ CREATE TABLE reliablepub_in_flight (
 -- snapshot `seen`. The turn of an operator does not change the owner or the time. The primary key is
 -- the fence: of two transactions that follow the same turn, only one can commit. `token` distinguishes
 -- a transaction whose COMMIT was cut off from one of another process, and a turn from one of the same
--- number that was lost in a fail-over. `backend` is the server process
+-- number that was lost in a fail-over. `cluster` is where `seen`, and the `xid` of the counted messages,
+-- have a meaning (see `server` above). `backend` is the server process
 -- of the owner's connection: when it has ended, the owner has probably died. It is 0 behind PgBouncer,
 -- which opens and closes connections to the server as it likes.
 CREATE TABLE reliablepub_turns (
@@ -200,6 +237,7 @@ CREATE TABLE reliablepub_turns (
     open_bytes bigint NOT NULL,
     intervention bigint NOT NULL,
     seen pg_snapshot NOT NULL,
+    cluster text NOT NULL,
     backend integer NOT NULL DEFAULT pg_backend_pid(),
     PRIMARY KEY (shard, turn)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
@@ -212,14 +250,16 @@ CREATE TABLE reliablepub_status (
     content text NOT NULL
 ) WITH (fillfactor = 10);
 
--- Each run of a relay. Its number is part of the names of its channel epochs.
+-- Each run of a relay. Its number is part of the names of its channel epochs. `began_anew`: why a relay
+-- that was running has begun another run; empty for a relay that was started.
 CREATE TABLE reliablepub_runs (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     shard integer NOT NULL,
     pid integer NOT NULL,
     host text NOT NULL,
     started_at double precision NOT NULL,
-    ended_at double precision
+    ended_at double precision,
+    began_anew text NOT NULL DEFAULT ''
 );
 
 -- Number of messages ever stored from a replayable source, which continues after them.
@@ -272,8 +312,8 @@ CREATE INDEX interventions_of_message ON reliablepub_interventions (id);
 
 INSERT INTO reliablepub_outbox (version, shards, allows_loss) VALUES ({version}, {shards}, {allows_loss});
 INSERT INTO reliablepub_turns
-SELECT shard, 0, 0, '', now(), true, 0, 0, 0, 0, 0, 0, 0, pg_current_snapshot()
-FROM generate_series(0, {shards} - 1) AS shard;
+SELECT shard, 0, 0, '', now(), true, 0, 0, 0, 0, 0, 0, 0, pg_current_snapshot(), s.cluster
+FROM generate_series(0, {shards} - 1) AS shard, reliablepub_server() AS s;
 
 -- Stores a message for the enqueuers of this library. It is a function because the server then keeps
 -- the plan of its INSERT for the session: planning takes as long as running it, and a prepared
@@ -455,6 +495,35 @@ CREATE VIEW reliablepub_history AS
 SELECT
     id, message_id, reliablepub_utc(at) AS at, outcome, reply_code, reply_text, persistence, epoch, tag
 FROM reliablepub_attempts ORDER BY attempt;
+
+-- The last value of each sequence, and the highest one in use. After a move by logical replication or by
+-- a dump of the rows alone, the first may be lower: the next rows would get values that are in use.
+CREATE VIEW reliablepub_sequences AS
+SELECT name, CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS last_value, most
+FROM (
+    SELECT
+        'reliablepub_message_ids' AS name, last_value, is_called,
+        greatest(
+            (SELECT max(id) FROM reliablepub_messages), (SELECT max(id) FROM reliablepub_parked),
+            (SELECT max(id) FROM reliablepub_confirmed), (SELECT max(id) FROM reliablepub_attempts),
+            (SELECT max(id) FROM reliablepub_interventions), 0
+        ) AS most
+    FROM reliablepub_message_ids
+    UNION ALL
+    SELECT
+        'reliablepub_runs_id_seq', last_value, is_called, coalesce((SELECT max(id) FROM reliablepub_runs), 0)
+    FROM reliablepub_runs_id_seq
+    UNION ALL
+    SELECT
+        'reliablepub_attempts_attempt_seq', last_value, is_called,
+        coalesce((SELECT max(attempt) FROM reliablepub_attempts), 0)
+    FROM reliablepub_attempts_attempt_seq
+    UNION ALL
+    SELECT
+        'reliablepub_interventions_intervention_seq', last_value, is_called,
+        coalesce((SELECT max(intervention) FROM reliablepub_interventions), 0)
+    FROM reliablepub_interventions_intervention_seq
+) AS s;
 
 -- Every difference is 0, unless another program has changed the tables.
 CREATE VIEW reliablepub_audit AS

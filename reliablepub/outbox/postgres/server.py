@@ -181,6 +181,13 @@ _READ_ONLY: Final = ("25006", "0A000")
 """A write on a replica, and the start of a transaction that may write there."""
 AGAIN: Final = ("40001", "40P01")
 """Serialization failure and deadlock: the server has rolled back; try again."""
+_SEQUENCES: Final = {
+    "messages_pkey": "message_ids",
+    "runs_pkey": "runs_id_seq",
+    "attempts_pkey": "attempts_attempt_seq",
+    "interventions_pkey": "interventions_intervention_seq",
+}
+"""By the primary key that a value of it violates."""
 _LOCKED: Final = ("40", "53", "55P03", "57014", "25P0")
 """Rolled back for a temporary reason: a limit of memory or time, a lock."""
 
@@ -238,8 +245,6 @@ def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
             f"there is no outbox in schema {server.schema} of {server}; create it: `reliablepub "
             f"outbox create` ({text})"
         )
-    if isinstance(error, pg.InsufficientPrivilege):
-        return OutboxError(f"outbox {server}: {text}; see `reliablepub outbox create --roles`")
     if is_cut_off(error) or state.startswith((*_REFUSED, *_READ_ONLY)):
         remedy = ""
         if state in _READ_ONLY:
@@ -249,6 +254,16 @@ def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
             )
         return OutboxUnreachable(f"outbox {server} cannot be reached: {text}{remedy}")
     kind, advice = (OutboxLocked, ", try again") if state.startswith(_LOCKED) else (OutboxError, "")
+    if isinstance(error, pg.InsufficientPrivilege):
+        advice = "; see `reliablepub outbox create --roles`"
+    if sequence := _SEQUENCES.get(error.diag.constraint_name or ""):
+        kind, advice = (
+            OutboxLocked,
+            (
+                f": the sequence {server.schema}.{sequence} is behind its rows, as after a move by "
+                "logical replication. Start a relay, which raises it, or use setval; then try again"
+            ),
+        )
     return kind(f"outbox {server}: nothing was changed{advice} ({text})")
 
 

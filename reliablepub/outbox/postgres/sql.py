@@ -18,7 +18,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.queries import named as queries_of
 from reliablepub.outbox.queries import text_of, text_of_queries
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the tables in schema.sql."""
 DEFAULT_SCHEMA: Final = "reliablepub"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")

@@ -13,9 +13,9 @@ When the connection is lost during a commit, the turn is retried under its numbe
 the transaction that was cut off can never commit. If the number is taken by that transaction, it
 has committed.
 
-A server that was started since the last turn may be a replica that lagged. If it lacks a turn, the
-relay ends. It may also lack messages that the relay has read since that turn, and have given their
-ids to new ones. So the relay drops these messages from memory, and reads their ids again.
+A run of the relay is a run on one server. If the server was started again, if another one answers,
+if a turn is gone, or if a commit stays unsure, the store begins another run, and has the relay
+forget what it has read: which messages are open and due, the rows tell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 import psycopg
 
@@ -52,9 +52,9 @@ from reliablepub.outbox.entry import (
     HeldExchange,
     Intervened,
     Release,
+    RunEnded,
     Snapshot,
     Touched,
-    id_of,
     new_id,
     size_of,
 )
@@ -107,26 +107,6 @@ _NEXT: Final = object()
 """Stands for the number of the next turn in the values of a statement."""
 
 
-class _VoidIdsError(Exception):
-    """Ids for new messages were drawn before the server was started; nothing was stored.
-
-    The sequence of a replica that lagged has not given them out yet, and would give them to the
-    messages of enqueuers.
-    """
-
-
-class _Unsure(NamedTuple):
-    """What a turn may have committed: the connection was lost before the answer.
-
-    Attributes:
-        new_ids: ids of its new messages.
-        moved_by: by how many seconds it moves times, because the clock was set.
-    """
-
-    new_ids: Sequence[int]
-    moved_by: float
-
-
 class _Turn(NamedTuple):
     """The columns of ``newest_turn`` and ``turns_since``."""
 
@@ -153,17 +133,14 @@ class _Seen:
 
     Attributes:
         text: the snapshot in PostgreSQL's form: ``xmin:xmax:xip``.
-        of_turn: the snapshot of the last look before the newest turn.
         last_id: the highest id that was visible, or was stored by this relay.
-        late: ids up to an earlier `last_id` that have become visible since, or are to be read
-            again, as ranges.
+        late: ids up to an earlier `last_id` that have become visible since, as ranges.
         count: number of rows that no turn has counted yet.
         size: bytes of these rows.
         intervention: number of the newest intervention.
     """
 
     text: str
-    of_turn: str
     last_id: int
     late: list[tuple[int, int]]
     count: int = 0
@@ -209,32 +186,36 @@ class PostgresStore:
         self._link = Link(server, is_relays=True)
         self._token = new_id()
         self._commits = 0
-        self._unsure: dict[str, _Unsure] = {}  # by token
-        self._moved_by = 0.0  # seconds of the next `Changes.stepped`: one of them has moved so far
-        self._read_since: set[int] = set()  # ids of entries that were read since the last turn
-        self._to_read_again: set[int] = set()
+        self._over_because = ""  # why this run has ended, until another has begun
         try:
-            owned = take_over(self._link, self._token, clock())
-            self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
-            self._known = self._token  # the token of that turn
-            self._shards = owned.shards
-            self._begin()
+            self._begin(None)
         except BaseException:
             self._link.close()
             raise
 
-    def _begin(self) -> None:
-        """Take the first turn: record messages that the last owner left in flight, and count."""
+    def _begin(self, own: tuple[int, int] | None) -> None:
+        """Begin a run: take a shard over, record what the last owner left in flight, and count.
+
+        Args:
+            own: the shard and the run of this process until now; None at the start.
+        """
         now = self._clock()
+        owned = take_over(self._link, self._token, now, own, self._over_because)
+        self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
+        self._known = self._token  # the token of that turn
+        self._shards = owned.shards
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         self._forgotten = 0
+        self._unfit.clear()
         self._retention = Retention(self._link, self._keep_confirmed_s, now, self._shards)
         at = {"shard": self._shard}
-        self._seen = _Seen("1:1:", "1:1:", 0, [])
-        [(self._started_at,)] = self._link.rows("started_at")
+        self._seen = _Seen("1:1:", 0, [])
+        [(server,)] = self._link.rows("server")
+        self._server_known = server.decode()
+        self._raise_sequences()
         self._touched = ID_MAX  # interventions before this run do not matter
-        [(is_restored,)] = self._link.read("is_restored", at | {"turn": self._turn})
-        count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_restored else []
+        [(is_moved,)] = self._link.read("is_moved", at | {"turn": self._turn})
+        count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_moved else []
         left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
         self._take_turn(
             [
@@ -251,9 +232,27 @@ class PostgresStore:
         self._touched = self._seen.intervention
         # Not the current snapshot, in which more rows may be visible than the turn has counted.
         [(snapshot,)] = self._link.read("counted", at | {"turn": self._turn})
-        [(last_id,)] = self._link.rows("last_id")
+        [(last_id,)] = self._link.read("last_id", {})
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
-        self._secured()
+
+    def _raise_sequences(self) -> None:
+        """Raise sequences that are behind their rows, as after a move by logical replication.
+
+        Raises:
+            OutboxError: this user may not; it says what to run.
+        """
+        for row in self._link.read("sequences_behind", {}):
+            name, most = row[0].decode(), row[1]
+            try:
+                self._link.rows("raise_sequence", {"name": name, "most": most})
+            except OutboxError as error:
+                if isinstance(error, TRANSIENT):
+                    raise
+                raise OutboxError(
+                    f"outbox {self._server}: the sequence {name} is behind its rows, as after a "
+                    "move by logical replication: run as the owner of the outbox SELECT setval("
+                    f"'{name}', {most}) ({error})"
+                ) from error
 
     def check(self, message: Message) -> None:
         """Check a new message; any thread may call this.
@@ -289,6 +288,7 @@ class PostgresStore:
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
+        self._go_on()
         try:
             self._look()
             if self._is_ledger_old:  # a turn of this relay reads what operators have counted
@@ -306,12 +306,16 @@ class PostgresStore:
         Raises:
             OutboxInUse: another relay has taken over.
         """
-        self._check_usable()
+        self._go_on()
         is_beating = self._is_reconnected or time.monotonic() - self._turn_at > BEAT_S
         if is_beating:  # before the look, which may wait for a lock and fail
             with suppress(Intervened):
                 self._take_turn([], is_counting=False)
-        self._is_changed |= self._look()  # kept if what follows fails: no later look finds it
+        try:
+            self._is_changed |= self._look()  # kept if what follows fails: no later look finds it
+        except OutboxUnreachable:
+            self._go_on()
+            raise
         if self._is_reconnected or (is_beating and self._seen.count):
             with suppress(Intervened):
                 self._take_turn([])
@@ -349,48 +353,41 @@ class PostgresStore:
         looked = self._link.read("look", values)
         if not looked:
             raise emptied(self._server)
-        [(turn, run, token, intervention, text, *found, may_be_lost, started_at)] = looked
+        [(turn, run, token, intervention, text, *found, last_drawn, server)] = looked
         count, size, last_id, late, last_xid = found
-        if count and may_be_lost:
-            self._flush()
         self._follow(turn, run, token, intervention)
-        self._meet(started_at)
-        if seen is not self._seen:
-            self._look()
-            return True
+        self._meet(server)
+        if last_drawn < seen.last_id:
+            self._raise_sequences()
         is_changed = self._has_followed or count > 0
         if self._has_followed:
-            [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
+            [(last_id,)] = self._link.read("last_id", {})  # an operator may have imported messages
         # Nothing fails from here on: what this look has found is found only once.
         self._has_followed = False
         seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
         seen.count, seen.size = seen.count + count, seen.size + size
         seen.last_id = max(seen.last_id, last_id or 0)
-        self._add_late(late or [])
+        seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
         return is_changed
-
-    def _flush(self) -> None:
-        """Bring to disk what others have committed with ``synchronous_commit = off``.
-
-        If a crash lost a message that is in memory here, a later one could get its id, and would be
-        deleted when the first one is confirmed. So this is done in an outbox that allows loss, too.
-        Unlike a server that was started, one that recovers from the crash of one of its processes
-        is not noticed: it keeps its start time.
-        """
-        with reported(self._server):
-            self._link.flush()
 
     def _follow(self, turn: int, run: int, token: bytes, intervention: int) -> None:
         """Record the newest turn, which may be an operator's.
 
         Raises:
             OutboxInUse: another relay has taken over.
-            OutboxError: the database has lost committed turns.
+            OutboxUnreachable: the database has lost committed turns, so this run is over.
         """
         if not run:
             raise OutboxInUse(
                 f"outbox {self._server}: this relay was silent for more than {EXPIRY_S:g} s, and "
                 "an operator has changed a message that it had in flight; it stops"
+            )
+        since = self._turns_since(self._turn) if turn > self._turn else []
+        known = since[0].token if since else token
+        if run <= self._run and (turn < self._turn or known.decode() != self._known):
+            self._end_run(
+                f"it has lost commits: turn {self._turn} of this relay is gone; did the database "
+                "fail over to a replica that lagged?"
             )
         if run != self._run:
             [(_, pid, host)] = self._link.read("owner", {"run": run}) or [(0, "?", b"?")]
@@ -398,47 +395,49 @@ class PostgresStore:
                 f"outbox {self._server} was taken over by process {pid} on {host.decode()}; this "
                 "relay stops"
             )
-        since = self._turns_since(self._turn) if turn > self._turn else []
-        known = since[0].token if since else token
-        if turn < self._turn or known.decode() != self._known:
-            raise OutboxError(
-                f"outbox {self._server} has lost commits: turn {self._turn}, which this relay has "
-                "seen, is gone; did the database fail over to a replica that lagged? Start the "
-                "relay again, and compare what applications have stored"
-            )
         if since:
-            self._settle_unsure(since[1:])
             self._has_followed = self._is_ledger_old = True
         self._turn, self._known = turn, token.decode()
         self._seen.intervention = max(self._seen.intervention, intervention)
 
-    def _meet(self, started_at: bytes) -> None:
-        """Note when the server was started. If that has changed, have its messages read again.
+    def _meet(self, server: bytes) -> None:
+        """End this run if the server was started again, or is another one."""
+        if server.decode() != self._server_known:
+            self._end_run("the server was started again, or is another one")
 
-        Call `_follow` first: the server has what this relay read before a turn that the server has.
+    def _end_run(self, because: str) -> NoReturn:
+        """End this run; the next look begins another.
+
+        Raises:
+            OutboxUnreachable: always, as long as there is no other run.
         """
-        if started_at == self._started_at:
+        self._over_because = because
+        self._check_usable()
+        raise AssertionError
+
+    def _go_on(self) -> None:
+        """If this run is over, begin another, on the same shard.
+
+        Raises:
+            RunEnded: another has begun.
+            OutboxInUse: another relay has taken over.
+            OutboxError: it cannot begin, perhaps for now (`TRANSIENT`).
+        """
+        self._check_open()
+        because = self._over_because
+        if not because:
             return
-        self._started_at = started_at
-        if self._read_since or self._seen.count:
-            self._seen = replace(self._seen, text=self._seen.of_turn, count=0, size=0)
-            self._to_read_again |= self._read_since
-            self._add_late(sorted(self._read_since))  # a look finds only those after that turn
-            self._is_changed = True  # no look, but a commit, may have met the server
-            self._read_since.clear()
-
-    def _add_late(self, ids: list[int]) -> None:
-        self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
-
-    def _secured(self) -> None:
-        """Note that a turn was committed: a server that has it has all that was seen before."""
-        self._read_since.clear()
-        self._seen.of_turn = self._seen.text
+        since = self._turns_since(self._turn)
+        is_whole = bool(since) and since[0].token.decode() == self._known
+        self._begin((self._shard, self._run) if is_whole else None)
+        self._over_because = ""
+        self._is_changed = self._has_followed = self._is_ledger_old = False
+        raise RunEnded(f"outbox {self._server}: {because}", has_lost=not is_whole)
 
     @property
     def _is_untold(self) -> bool:
         """Whether the relay must ask `touched` before it commits or reads on."""
-        return self._seen.intervention > self._touched or bool(self._to_read_again)
+        return self._seen.intervention > self._touched
 
     # ------------------------------------------------------------------ turns
 
@@ -463,34 +462,21 @@ class PostgresStore:
         self._check_usable()
         if changes.is_empty:
             return self._snapshot()
-        if changes.stepped is not None and self._unsure:
-            self._take_turn([])  # finds out which of them has moved the times already
         if self._is_untold:
             raise Intervened
-        results = self._store_changes(changes)
-        self._moved_by = 0.0
+        try:
+            self._draw_ids(changes.new)
+            steps = self._steps(changes, self._clock())
+            is_storing = bool(changes.new or changes.stepped)
+            results = self._take_turn(steps, is_storing=is_storing)
+        except BaseException:
+            for entry in changes.new:
+                entry.id = 0
+            raise
         if changes.new:
             self._seen.last_id = max(self._seen.last_id, changes.new[-1].id)
         self._tell_released(changes.released, results)
         return self._snapshot()
-
-    def _store_changes(self, changes: Changes) -> list[list[Row]] | None:
-        """Take the turn of `commit`; of new entries whose ids are void, draw new ones."""
-        for _ in range(_TRIES):
-            try:
-                self._draw_ids(changes.new)
-                steps = self._steps(changes, self._clock())
-                new_ids = [entry.id for entry in changes.new]
-                return self._take_turn(steps, new_ids, self._to_move_by(changes))
-            except BaseException as error:
-                for entry in changes.new:
-                    entry.id = 0
-                if not (isinstance(error, _VoidIdsError) or _is_id_taken(error)):
-                    raise
-        raise OutboxUnreachable(
-            f"outbox {self._server}: ids for new messages were drawn {_TRIES} times, and could not "
-            "be used: the server is restarted again and again, or other messages have these ids"
-        )
 
     def _tell_released(
         self, released: Sequence[Release], results: Sequence[list[Row]] | None
@@ -534,7 +520,7 @@ class PostgresStore:
     def _removals(self, changes: Changes, now: float) -> Iterator[Step]:
         """Yield the statements that delete confirmed entries; new rows reuse their space."""
         if changes.confirmed:
-            ids = {"ids": [entry.id for entry in changes.confirmed], "now": now}
+            ids = _identities(changes.confirmed) | {"now": now}
             is_kept = self._keep_confirmed_s > 0
             yield self._of_turn("confirm_and_keep" if is_kept else "confirm", ids)
             if self._retention.is_pruning:
@@ -545,7 +531,7 @@ class PostgresStore:
         mine: dict[str, object] = {"shard": self._shard, "run": self._run}
         if (step := changes.stepped) is not None:
             since = {"since": step.since, "last_id": step.last_id, "now": now}
-            by = {"by": self._to_move_by(changes), **since, **mine}
+            by = {"by": step.by, **since, **mine}
             yield "step_retries", by
             yield "step_deadlines", by
         plain, others = divided(changes.new)
@@ -560,17 +546,14 @@ class PostgresStore:
         if changes.rescheduled:
             yield "reschedule", arrays(rows.SCHEDULE, map(schedule_of, changes.rescheduled))
 
-    def _to_move_by(self, changes: Changes) -> float:
-        """Return by how many seconds the times are still to be moved, because the clock was set."""
-        return 0.0 if changes.stepped is None else changes.stepped.by - self._moved_by
-
     def _records(self, changes: Changes, now: float) -> Iterator[Step]:
         """Yield the statements that give up entries, and record attempts and tags."""
         if changes.parked:
             given_up = arrays(rows.GIVEN_UP, map(given_up_of, changes.parked))
-            yield self._of_turn("park_messages", given_up)
+            gone = _identities([parked.entry for parked in changes.parked])
+            yield self._of_turn("park_messages", given_up | gone)
         if changes.discarded:
-            yield self._of_turn("discard", {"ids": [gone.entry.id for gone in changes.discarded]})
+            yield self._of_turn("discard", _identities([gone.entry for gone in changes.discarded]))
         if changes.attempts:
             yield "insert_attempts", arrays(rows.ATTEMPT, map(attempt_of, changes.attempts))
         if changes.finished:
@@ -585,29 +568,22 @@ class PostgresStore:
         return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
 
     def _take_turn(
-        self,
-        steps: Sequence[Step],
-        new_ids: Sequence[int] = (),
-        moved_by: float = 0.0,
-        *,
-        is_counting: bool = True,
+        self, steps: Sequence[Step], *, is_counting: bool = True, is_storing: bool = False
     ) -> list[list[Row]] | None:
         """Commit statements as the next turn.
 
         Args:
             steps: the statements.
-            new_ids: ids of the messages that they store.
-            moved_by: by how many seconds they move times, because the clock was set.
             is_counting: whether the turn counts new messages of enqueuers, as it must if its
                 statements change messages.
+            is_storing: whether they store messages or move times, which must not happen twice.
 
         Returns:
             the rows of each statement; None if the answer of the server was lost.
 
         Raises:
             Intervened: an operator changed messages; nothing was stored.
-            _VoidIdsError: the server was started since the ids were drawn; nothing was stored.
-            OutboxUnsure: it is unknown whether new messages are stored.
+            OutboxUnsure: it is unknown whether new messages are stored; this run is over.
             OutboxError: nothing was stored.
         """
         self._commits += 1
@@ -616,24 +592,22 @@ class PostgresStore:
         failure: OutboxError = OutboxLocked(
             f"outbox {self._server}: other processes keep changing it; try again"
         )
-        drawn_from = self._started_at
         for _ in range(_TRIES):
             try:
                 *results, [newest] = self._link.transact(
                     self._all_steps(steps, token, is_counting=is_counting)
                 )
             except psycopg.Error as error:
-                try:
-                    if is_lost_turn(error):
+                if is_lost_turn(error):
+                    try:
                         if self._has_committed(token, is_counting=is_counting):
                             return None
-                        if new_ids and self._started_at != drawn_from:
-                            raise _VoidIdsError
-                        is_unsure = False  # its turn is another's: no earlier try can commit
-                        continue
-                except TRANSIENT as unreadable:
-                    failure = unreadable
-                    break
+                    except TRANSIENT as unreadable:
+                        failure = unreadable
+                        is_unsure = is_unsure and not self._over_because
+                        break
+                    is_unsure = False  # its turn is another's: no earlier try can commit
+                    continue
                 failure = outbox_error(self._server, error)
                 failure.__cause__ = error
                 is_unsure = is_unsure or is_cut_off(error)
@@ -646,12 +620,12 @@ class PostgresStore:
                 self._turn += 1
                 self._committed(_Turn(*newest), is_counting=is_counting)
                 return results[len(results) - len(steps) :]
-        raise self._cut_off(failure, token, _Unsure(new_ids, moved_by)) if is_unsure else failure
+        raise self._cut_off(failure, is_storing=is_storing) if is_unsure else failure
 
     def _all_steps(self, steps: Sequence[Step], token: str, *, is_counting: bool) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
         mine = {"run": self._run, "token": token, "backend": self._link.backend}
-        after = {**turn, "known": self._known, "started_at": self._started_at.decode()}
+        after = {**turn, "known": self._known, "server": self._server_known}
         head: list[Step] = [BY_INDEX, self._link.settings(), ("take_turn", {**after, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
         if (
@@ -669,53 +643,33 @@ class PostgresStore:
         if self._turn - self._forgotten > 2 * KEPT_TURNS:
             self._forgotten = self._turn - 1 - KEPT_TURNS
         self._seen.intervention = newest.intervention
-        self._unsure.clear()  # this turn has their number
-        if is_counting or not self._seen.count:
+        if is_counting:
             self._seen.count = self._seen.size = 0
-            self._secured()
         self._counters = newest.counters
         self._is_ledger_old = False
 
     def _has_committed(self, token: str, *, is_counting: bool) -> bool:
-        """When the next turn is taken, whether this transaction has taken it, and was cut off.
+        """When the next turn is not to be had, whether this transaction has taken it.
 
         Raises:
             Intervened: an operator has taken it, and changed messages.
             OutboxInUse: another relay has taken it.
+            OutboxUnreachable: this run is over, and nothing was stored; or it cannot be told.
         """
         since = self._turns_since(self._turn)
         newest = since[-1] if since else self._newest_turn()
-        is_own = len(since) > 1 and since[1].token.decode() == token
-        if is_own:  # before this relay counts it as committed, as this may fail
-            with reported(self._server):
+        if len(since) > 1 and since[1].token.decode() == token:
+            with reported(self._server):  # a commit that was cut off may not be on a replica yet
                 self._link.flush()
-        self._follow(newest.turn, newest.run, newest.token, newest.intervention)
-        if is_own:
+            self._follow(newest.turn, newest.run, newest.token, newest.intervention)
             self._committed(newest, is_counting=is_counting)
             return True
-        [(started_at,)] = self._link.rows("started_at")
-        self._meet(started_at)
+        self._follow(newest.turn, newest.run, newest.token, newest.intervention)
+        [(server,)] = self._link.rows("server")
+        self._meet(server)
         if self._is_untold:
             raise Intervened
         return False
-
-    def _settle_unsure(self, since: Sequence[_Turn]) -> None:
-        """Find out which of the turns that were cut off has committed, by the turn in their place.
-
-        The callers of its messages got `OutboxUnsure`. They are stored, and not in memory.
-
-        Args:
-            since: the turns after the last one that this relay knows. All cut-off turns have the
-                number of the first of them.
-        """
-        token = since[0].token.decode() if since else ""
-        new_ids, moved_by = self._unsure.get(token, _Unsure((), 0.0))
-        if token in self._unsure and not self._seen.count:  # it may have counted nothing
-            self._secured()
-        self._moved_by += moved_by
-        # Higher ids count as new, once the relay knows of one that is higher still.
-        self._add_late([id_ for id_ in new_ids if id_ <= self._seen.last_id])
-        self._unsure.clear()
 
     def _turns_since(self, turn: int) -> list[_Turn]:
         values = {"shard": self._shard, "turn": turn}
@@ -727,11 +681,11 @@ class PostgresStore:
             raise emptied(self._server)
         return _Turn(*found[0])
 
-    def _cut_off(self, error: OutboxError, token: str, turn: _Unsure) -> OutboxError:
-        """Record a turn that may have been committed; return the error to raise."""
-        self._unsure[token] = turn
-        if not turn.new_ids:  # recording outcomes again changes nothing; the tags may be stored
+    def _cut_off(self, error: OutboxError, *, is_storing: bool) -> OutboxError:
+        """Return the error for a turn that may have been committed."""
+        if not is_storing:  # recording outcomes again changes nothing; the tags may be stored
             return error if isinstance(error, OutboxUnreachable) else OutboxUnreachable(str(error))
+        self._over_because = "a commit was cut off"
         unsure = OutboxUnsure(
             f"outbox {self._server}: the connection was lost during the commit, so it is unknown "
             f"whether the message is stored; look for it when the database is back ({error})"
@@ -907,7 +861,6 @@ class PostgresStore:
         Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
         """
         self._unfit.update(page.damaged)
-        self._read_since.update(map(id_of, page.entries))
         # If this fails, the rows are not changed and not sent.
         with suppress(*TRANSIENT, Intervened):
             self._park_damaged()
@@ -968,8 +921,7 @@ class PostgresStore:
             ordering_key = None if of_key is None else of_key.decode()
             touched.append(Touched(*what, *states, ordering_key=ordering_key))
         self._touched = max(self._touched, self._seen.intervention)
-        again, self._to_read_again = self._to_read_again, set()
-        return touched + [_unchanged(id_) for id_ in sorted(again)]
+        return touched
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
@@ -1007,6 +959,14 @@ class PostgresStore:
         self._link.close()
 
     def _check_usable(self) -> None:
+        self._check_open()
+        if self._over_because:
+            raise OutboxUnreachable(
+                f"outbox {self._server}: {self._over_because}; the relay begins anew, and nothing "
+                "was changed: try again"
+            )
+
+    def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise PublisherForked(
                 f"outbox {self._server} was opened before the fork; open it in the child"
@@ -1015,32 +975,12 @@ class PostgresStore:
             raise OutboxError(f"outbox {self._server} is closed")
 
 
-def _is_id_taken(error: BaseException) -> bool:
-    """Whether nothing was stored because another message has the id of a new one.
-
-    After a fail-over to a replica that lagged, its sequence gives out ids again. An enqueuer may
-    have stored a message there under an id that it had drawn before, to encrypt the message.
-    """
-    cause = error.__cause__
-    if not isinstance(cause, psycopg.errors.UniqueViolation):
-        return False
-    return cause.diag.constraint_name == "messages_pkey"
-
-
-def _unchanged(id_: int) -> Touched:
-    """An entry that no operator has changed, and that the relay is to drop and read again."""
-    return Touched(
-        id=id_,
-        message_id="",
-        exchange="",
-        routing_key="",
-        action="",
-        person="",
-        note="",
-        is_open=True,
-        is_kept=False,
-        may_have_arrived=False,
-    )
+def _identities(entries: Sequence[Entry]) -> dict[str, object]:
+    """Return what tells messages from all others, for the statements that remove them."""
+    return {
+        "ids": [entry.id for entry in entries],
+        "stored_ats": [float(entry.stored_at) for entry in entries],
+    }
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
