@@ -565,15 +565,15 @@ def _full(outbox: object, message: Message, why: str) -> OutboxFull:
 
 
 class Bell(Protocol):
-    """Hints that another process writes to a store. A hint may be missed, or mean nothing.
+    """Hints that another process writes to a store. A hint may be missed, or mean nothing."""
 
-    It rings when a transaction begins to write, which is before its commit is visible.
+    @property
+    def rings_early(self) -> bool:
+        """Whether it rings when a transaction begins to write, before that is visible."""
 
-    Attributes:
-        is_armed: whether the next write will ring.
-    """
-
-    is_armed: bool
+    @property
+    def is_armed(self) -> bool:
+        """Whether the next write will ring."""
 
     def fileno(self) -> int:
         """The descriptor that is readable when the bell has rung; -1 if there is no bell."""
@@ -664,6 +664,10 @@ class Store(Protocol):
     @property
     def lone(self) -> LoneWriter | None:
         """By which callers may store messages that come alone; None if only the relay stores."""
+
+    @property
+    def rest_s(self) -> float:
+        """The most seconds between two looks of an idle relay that no bell wakes."""
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""

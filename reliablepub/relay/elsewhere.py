@@ -3,8 +3,9 @@
 Knows: when the relay looked last, and the store's bell. Must never know: what was written.
 
 The store must be polled, every `POLL_S`. If it has a bell, an idle relay polls less and less often,
-and soon after a ring. A ring comes one fsync before the commit is visible, so the relay looks after
-`QUICK_S`, and then after twice as long each time that it finds nothing.
+and soon after a ring. If that comes one fsync before the commit is visible, the relay looks after
+`QUICK_S`, and then after twice as long each time that it finds nothing. Without a bell, the pauses
+of a store on a network grow with the time for which nothing has come, up to its `Store.rest_s`.
 
 A bell rings once, and is armed before a look. It is not armed for `POLL_S` after a look that found
 nothing but writes to other tables, or while the broker takes no messages. So an application that
@@ -26,6 +27,8 @@ REST_S: Final = 0.5
 
 Each look counts as a turn, and health checks judge the relay by the age of its last turn
 (`reliablepub.observe.health`)."""
+RESTING: Final = 0.01
+"""Part of the time for which nothing has come that may pass before the next look."""
 QUICK_S: Final = 0.001
 """Seconds from a ring to the first look."""
 SOON_S: Final = 0.005
@@ -38,13 +41,16 @@ class Elsewhere:
     Args:
         bell: the store's bell; None if it has none, or if the transport cannot wait for it.
         now: monotonic seconds.
+        rest_s: the most seconds between two looks of an idle relay whose bell is not armed.
 
     Attributes:
         look_at: when to look if the bell does not ring (monotonic seconds).
     """
 
-    def __init__(self, bell: Bell | None, now: float) -> None:
+    def __init__(self, bell: Bell | None, now: float, rest_s: float = POLL_S) -> None:
         self._bell = bell
+        self._rest_s = rest_s
+        self._found_at = now
         self._pause_s = POLL_S
         self._deaf_until = -inf
         self.look_at = now
@@ -62,13 +68,16 @@ class Elsewhere:
 
     def committed(self, now: float) -> None:
         """Note a commit of the relay. The store forgets a ring with it, so look soon."""
-        if self._bell is not None:
+        if self._bell is not None and self._bell.rings_early:
             self._within(SOON_S, now)
 
     def found_nothing(self, now: float) -> None:
         """Note a look that found no change."""
-        is_armed = self._bell is not None and self._bell.is_armed
-        self._pause_s = min(2 * self._pause_s, REST_S if is_armed else POLL_S)
+        if self._bell is not None and self._bell.is_armed:
+            most = REST_S
+        else:
+            most = min(self._rest_s, max(POLL_S, RESTING * (now - self._found_at)))
+        self._pause_s = min(2 * self._pause_s, most)
         self.look_at = now + self._pause_s
 
     def found(self, now: float, *, is_urgent: bool) -> None:
@@ -79,7 +88,8 @@ class Elsewhere:
             is_urgent: whether to look again at once; False if only other tables may have changed,
                 or if the broker takes no messages.
         """
-        if self._bell is not None and is_urgent:
+        self._found_at = now
+        if self._bell is not None and self._bell.rings_early and is_urgent:
             self._pause_s = QUICK_S
         else:
             self._pause_s = POLL_S

@@ -153,7 +153,7 @@ class Relay:
         self._look_at = clock.monotonic()
         self._is_changed = False
         self._has_bell = bell is not None
-        self._elsewhere = Elsewhere(bell, self._look_at)
+        self._elsewhere = Elsewhere(bell, self._look_at, store.rest_s)
         self._clock_watch = ClockWatch(clock)
         self._commit_by: float | None = None
         self._gather_until = -inf

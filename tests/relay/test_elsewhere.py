@@ -1,6 +1,7 @@
 """When a relay looks for what other processes have written: by the clock, and when a bell rings."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.relay.scripted import World
 
 class ScriptedBell:
     """Rings when the test says so."""
+
+    rings_early = True
 
     def __init__(self) -> None:
         self.is_armed = False
@@ -57,6 +60,24 @@ def looks(elsewhere: Elsewhere, since: float, until: float) -> list[float]:
 
 def test_without_a_bell_it_looks_20_times_a_second() -> None:
     assert looks(Elsewhere(None, 5.0), 5.0, 6.0) == pytest.approx([n / 20 for n in range(21)])
+
+
+def test_a_store_on_a_network_is_asked_less_and_less_often() -> None:
+    elsewhere = Elsewhere(None, 0.0, rest_s=0.5)
+    found = looks(elsewhere, 0.0, 120.0)
+    assert len([at for at in found if at < 5.0]) == 101 - 1, "none is missed at first"
+    assert max(later - at for at, later in pairwise(found) if at < 20) <= 0.2
+    assert len([at for at in found if 60 <= at < 120]) == 120
+
+
+def test_what_a_bell_tells_that_does_not_ring_early_is_looked_at_once(bell: ScriptedBell) -> None:
+    bell.rings_early = False
+    elsewhere = Elsewhere(bell, 0.0, rest_s=0.5)
+    looks(elsewhere, 0.0, 4.0)
+    bell.ring()
+    assert elsewhere.is_due(4.0) or elsewhere.look_at == pytest.approx(4.0 + QUICK_S)
+    elsewhere.found(4.001, is_urgent=True)
+    assert elsewhere.look_at == pytest.approx(4.001 + POLL_S)
 
 
 def test_with_a_bell_it_looks_less_and_less_often(bell: ScriptedBell) -> None:

@@ -48,7 +48,9 @@ _REST_S: Final = 1.0
 """The longest interval between two looks at a relay whose status does not change, and the shortest
 between two messages to the service manager."""
 _STANDBY_S: Final = 0.05
-"""Interval at which a standby tries to own the outbox."""
+"""Interval at which a standby tries to own the outbox, if it is a file."""
+_REMOTE_STANDBY_S: Final = 1.0
+"""The interval if it is in a database, where each try is a connection."""
 _OWNED: Final = "standing by: another relay owns the outbox"
 _NOT_OPENED: Final = "standing by: the outbox cannot be opened for now"
 
@@ -184,7 +186,7 @@ class Service:
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying; a standby may have to wait."""
         if not self._take_over():
-            print_note(self.standing_by, event="standing_by")
+            print_note(self._why, event="standing_by")
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
         return self
 
@@ -261,10 +263,12 @@ class Service:
         """
         try:
             self._publisher = self._opened()
-        except OutboxInUse:
+        except (OutboxInUse, *TRANSIENT) as error:
             if not self._is_standby:
                 raise
-            self.standing_by = self._why = _OWNED
+            is_owned = isinstance(error, OutboxInUse)
+            self.standing_by = _OWNED if is_owned else _NOT_OPENED
+            self._why = _OWNED if is_owned else f"standing by: {error}"
             return False
         self.standing_by = self._why = ""
         self._before = self._publisher.status
@@ -294,7 +298,7 @@ class Service:
         before = self._why
         try:
             has_taken_over = self._take_over()
-        except TRANSIENT as error:  # a later look may find it again
+        except TRANSIENT as error:  # of a relay that has lost the outbox and is no standby
             has_taken_over = False
             self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
         if has_taken_over:
@@ -307,7 +311,8 @@ class Service:
             self._stop.is_reopen_due = False
             self._new = self._read_again() or self._new
         self._notifier.tell(STATUS="standing by", WATCHDOG=1)
-        self._stop.wait(_STANDBY_S)
+        is_file = self._settings.outbox.file is not None
+        self._stop.wait(_STANDBY_S if is_file else _REMOTE_STANDBY_S)
 
     def _look_after(self, status: Status, now: float) -> None:
         """Send the status (at most once a second) and the watchdog message when they are due."""

@@ -8,20 +8,20 @@ lost its shard, for instance while it was paused, changes nothing. The insert al
 before it has another token than the relay knows: the database has failed over to a replica that
 lagged, and another process has taken a turn of that number.
 
-The owner takes a turn before each full look (`PostgresStore.changed_elsewhere`) by which its last
-one is older than `BEAT_S`; even a relay at rest does so each second. A shard is free in four
-cases:
+A sign of life of the owner is a turn, a statement on its connection, which others see in the
+activity of the server, or the start of the server. An owner whose activity others do not see, as
+behind a PgBouncer, takes a turn before each full look (`PostgresStore.changed_elsewhere`) by which
+its last one is older than `BEAT_S`. A shard is free in four cases:
 
 - Its last turn says so.
-- Its last turn is older than `EXPIRY_S` by the clock of the database, and so is the start of the
-  server.
-- A process has waited `EXPIRY_S` by its own clock without seeing a new turn: the clock of the
+- The last sign of life is older than `EXPIRY_S` by the clock of the database.
+- A process has waited `EXPIRY_S` by its own clock without seeing a new one: the clock of the
   database may have been set back.
 - The server process of its last turn ended more than `CUT_OFF_S` ago: a process that dies loses its
   connection at once. An owner that lost its connection and lives takes a turn on a new one before
   that. Behind PgBouncer, the server process outlives the owner, so this case never occurs.
 
-If the newest turn changes while a process looks, the owner lives, however old that turn is: its
+If there is a new sign of life while a process looks, the owner lives, however old it is: its
 transaction may have taken long. So by the age of a turn, a process takes a shard over only after it
 has watched that turn for most of `EXPIRY_S`. An owner whose commit took longer, or that waited for
 the turn of an operator, takes its next turn in this time.
@@ -43,13 +43,15 @@ from typing import Final
 import psycopg
 
 from reliablepub.errors import OutboxInUse
-from reliablepub.outbox.postgres.server import BY_INDEX, Link, Row, emptied, outbox_error
+from reliablepub.outbox.postgres.server import Link, Row, Step, emptied, outbox_error
 
 BEAT_S: Final = 0.8
 EXPIRY_S: Final = 3.0
 CUT_OFF_S: Final = 0.5
 _WATCHED: Final = 0.8
 """Part of `EXPIRY_S` for which a process watches a turn: longer than a relay at rest needs."""
+_ALIVE: Final = 0.3
+"""Part of `EXPIRY_S`: an owner at rest gives a sign of life more often."""
 _LOOK_S: Final = 0.1
 _LOCKED_MAX: Final = 15
 """How often a relay that starts waits for a lock on the next turn of a shard, 1 s each time."""
@@ -156,7 +158,8 @@ def take_over(
                 else:
                     if new_run is not None:
                         return Ownership(shard, new_run, turn + 1, len(newest))
-            lived += (has_moved and not is_unlinked) or locked[shard] >= _LOCKED_MAX
+            is_alive = has_moved or age_s < _ALIVE * EXPIRY_S
+            lived += (is_alive and not is_unlinked) or locked[shard] >= _LOCKED_MAX
         if lived == len(newest):
             raise _held_up(link, max(locked)) if +locked else _in_use(link, newest)
         time.sleep(_LOOK_S)
@@ -177,7 +180,8 @@ def _take(
     values: dict[str, object] = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
     try:
         values["backend"] = link.backend
-        link.transact([link.settings(), BY_INDEX, ("take_over", values)])
+        briefly: Step = ("SET LOCAL lock_timeout = 1000", {})
+        link.transact([*link.own_settings(), link.settings(), briefly, ("take_over", values)])
     except psycopg.Error as error:
         if is_lost_turn(error):
             return None

@@ -68,19 +68,11 @@ SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 -- name: made_with
 SELECT shards, allows_loss FROM reliablepub_outbox;
 
--- The newest turn of each shard, and its age by the clock of the database.
--- A restart of the server ends every connection, so it says nothing about the owner: while the server was
--- down, the owner could take no turn.
 -- name: newest_turns
 SELECT
-    s.shard, t.turn, t.run, t.is_free, t.at::text,
-    extract(epoch FROM clock_timestamp() - greatest(t.at, pg_postmaster_start_time()))::double precision,
-    t.backend <> 0 AND t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_unlinked
-FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
-CROSS JOIN LATERAL (
-    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
-) AS t
-ORDER BY s.shard;
+    shard, turn, run, is_free, alive_at::text,
+    extract(epoch FROM clock_timestamp() - alive_at)::double precision, NOT is_linked
+FROM reliablepub_owners ORDER BY shard;
 
 -- name: newest_turn
 SELECT turn, run, token, intervention, stored, confirmed, parked, expired, discarded, open_bytes
@@ -111,16 +103,36 @@ SELECT
 -- wait for as long as a `VACUUM FULL` takes: callers of the relay wait for its thread, and an owner that
 -- waits takes no turn (see ownership.py). An array without a value is sent as a text, `{NULL}`, which
 -- `array_nulls = off` would read as a word.
+-- Once for the session if the connection is direct; behind a pooler, `:backend` is not the number of the server
+-- process, and the settings are the transaction's.
 -- name: by_index
 SELECT
-    set_config('statement_timeout', '0', true),
-    set_config('array_nulls', 'on', true),
-    set_config('lock_timeout', '1000', true),
-    set_config('row_security', 'off', true),
-    set_config('enable_seqscan', 'off', true),
-    set_config('enable_bitmapscan', 'off', true),
-    set_config('enable_sort', 'off', true),
-    set_config('jit', 'off', true);
+    set_config('statement_timeout', '0', is_local),
+    set_config('array_nulls', 'on', is_local),
+    set_config('lock_timeout', '1000', is_local),
+    set_config('row_security', 'off', is_local),
+    set_config('enable_seqscan', 'off', is_local),
+    set_config('enable_bitmapscan', 'off', is_local),
+    set_config('enable_sort', 'off', is_local),
+    set_config('jit', 'off', is_local)
+FROM (SELECT pg_backend_pid() <> :backend::integer AS is_local) AS session;
+
+-- Whether the connection is direct; whether other sessions see that it is active; whether an enqueuer may
+-- notify: a transaction that has notified cannot be prepared for a commit in two phases.
+-- name: standing
+SELECT
+    pg_backend_pid() = :backend::integer,
+    pg_backend_pid() = :backend::integer AND reliablepub_active_at(pg_backend_pid(), 'infinity') IS NOT NULL,
+    pg_backend_pid() = :backend::integer AND current_setting('max_prepared_transactions') = '0';
+
+-- A relay rests while it alone holds this lock. An enqueuer holds a share of it until its transaction ends, or
+-- notifies the relay if it cannot get one. So nothing is stored that neither is seen by the relay before it
+-- rests nor wakes it.
+-- name: rest
+SELECT pg_try_advisory_lock(hashtext('reliablepub_' || '.rest'), :shard::integer);
+
+-- name: rise
+SELECT pg_advisory_unlock(hashtext('reliablepub_' || '.rest'), :shard::integer);
 
 -- The next turn. It fails if the turn before it is not the newest (primary key), has been deleted, or is
 -- not the one that the relay knows, or if this is not the server that the relay knows (`run` is null). It
@@ -695,21 +707,13 @@ FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 ON CONFLICT (shard, turn) DO NOTHING
 RETURNING turn, pg_current_xact_id()::text;
 
--- Shards whose newest turn is another operator's, and whose owner lives. It lives if its own last turn,
--- whose time the turns of operators copy, is not old; or if its server process has not ended: an operator
--- may have held its turn for that long. The time before the server started does not count.
+-- Shards whose newest turn is another operator's, and whose owner lives. An operator may have held its turn
+-- for longer than an owner is silent.
 -- name: relays_to_wait_for
-SELECT s.shard
-FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
-CROSS JOIN LATERAL (
-    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
-) AS t
-WHERE NOT t.is_free AND starts_with(t.token, 'operator ')
-AND NOT starts_with(t.token, 'operator ' || coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ')
-AND (
-    clock_timestamp() - greatest(t.at, pg_postmaster_start_time()) < make_interval(secs => :expiry_s)
-    OR t.backend <> 0 AND t.at > pg_postmaster_start_time() AND EXISTS (SELECT FROM pg_stat_get_activity(t.backend))
-);
+SELECT shard FROM reliablepub_owners
+WHERE NOT is_free AND starts_with(token, 'operator ')
+AND NOT starts_with(token, 'operator ' || coalesce(pg_current_xact_id_if_assigned()::text, '') || ' ')
+AND (clock_timestamp() - alive_at < make_interval(secs => :expiry_s) OR is_linked);
 
 -- name: pause
 SELECT pg_sleep(:seconds);
@@ -815,18 +819,14 @@ RETURNING 1;
 
 -- The status of a relay that was killed is not that of its successor, which may have the same process
 -- id in another container. The age of an owner is taken at the start of this transaction, because its turn
--- keeps the owner from taking one; the time before the server started does not count.
+-- keeps the owner from taking one.
 -- name: relays
-SELECT s.shard, r.pid, u.content, coalesce(r.host, '') AS host
-FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
-CROSS JOIN LATERAL (
-    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
-) AS t
-LEFT JOIN reliablepub_runs AS r ON r.id = t.run
-    AND NOT t.is_free
-    AND now() - greatest(t.at, pg_postmaster_start_time()) < make_interval(secs => :expiry_s)
-LEFT JOIN reliablepub_status AS u ON u.shard = s.shard AND u.run = coalesce(r.id, u.run)
-ORDER BY s.shard;
+SELECT o.shard, r.pid, u.content, coalesce(r.host, '') AS host
+FROM reliablepub_owners AS o
+LEFT JOIN reliablepub_runs AS r ON r.id = o.run
+    AND NOT o.is_free AND now() - o.alive_at < make_interval(secs => :expiry_s)
+LEFT JOIN reliablepub_status AS u ON u.shard = o.shard AND u.run = coalesce(r.id, u.run)
+ORDER BY o.shard;
 
 -- name: bytes_on_disk
 SELECT sum(pg_catalog.pg_total_relation_size(c.oid))::bigint
@@ -975,11 +975,8 @@ WHERE n.nspname = 'reliablepub_';
 
 -- name: owners
 SELECT
-    t.shard, r.pid, r.host, t.is_free OR r.id IS NULL AS is_free,
-    extract(epoch FROM clock_timestamp() - t.at)::double precision AS silent_s
-FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
-CROSS JOIN LATERAL (
-    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
-) AS t
-LEFT JOIN reliablepub_runs AS r ON r.id = t.run
-ORDER BY t.shard;
+    o.shard, r.pid, r.host, o.is_free OR r.id IS NULL AS is_free,
+    extract(epoch FROM clock_timestamp() - o.alive_at)::double precision AS silent_s
+FROM reliablepub_owners AS o
+LEFT JOIN reliablepub_runs AS r ON r.id = o.run
+ORDER BY o.shard;

@@ -41,16 +41,16 @@ CREATE FUNCTION reliablepub_server(OUT cluster text, OUT started text) LANGUAGE 
 BEGIN
     BEGIN
         cluster := (SELECT system_identifier::text FROM pg_control_system());
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_prerequisite_state THEN
         cluster := '';
     END;
     cluster := cluster || '/' || (SELECT oid::text FROM pg_database WHERE datname = current_database());
     BEGIN
         started := extract(epoch FROM pg_postmaster_start_time())::text;
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_prerequisite_state THEN
         BEGIN
             started := extract(epoch FROM pg_conf_load_time())::text;
-        EXCEPTION WHEN OTHERS THEN
+        EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_prerequisite_state THEN
             started := '';
         END;
     END;
@@ -242,6 +242,47 @@ CREATE TABLE reliablepub_turns (
     PRIMARY KEY (shard, turn)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
+-- When the server process of a connection was last active: now if it is at work, or if this user may not see
+-- it; -infinity if it has ended. Null if that cannot be told: a managed server refuses, or does not track it.
+CREATE FUNCTION reliablepub_active_at(backend integer, since timestamptz)
+RETURNS timestamptz LANGUAGE plpgsql AS $$
+DECLARE
+    process record;
+BEGIN
+    SELECT a.backend_start, a.state, a.state_change INTO process FROM pg_stat_get_activity(backend) AS a;
+    IF NOT FOUND OR process.backend_start > since THEN
+        RETURN '-infinity';
+    END IF;
+    IF process.backend_start IS NULL OR process.state = 'active' THEN
+        RETURN clock_timestamp();
+    END IF;
+    RETURN process.state_change;
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_prerequisite_state THEN
+    RETURN NULL;
+END
+$$;
+
+-- The owner of each shard, by its newest turn, and when it last gave a sign of life: a relay at rest takes no
+-- turns, but its connection is active. A restart of the server ends every connection, so it says nothing
+-- about the owner: while the server was down, the owner could take no turn. `is_linked`: whether its
+-- connection is open; null if that cannot be told.
+CREATE VIEW reliablepub_owners AS
+SELECT
+    t.shard, t.turn, t.run, t.token, t.is_free, greatest(t.at, v.started_at, a.active_at) AS alive_at,
+    a.active_at > '-infinity' AS is_linked
+FROM (
+    SELECT coalesce(to_timestamp(nullif(started, '')::double precision), '-infinity') AS started_at
+    FROM reliablepub_server()
+) AS v
+CROSS JOIN generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+CROSS JOIN LATERAL (
+    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+) AS t
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN t.backend <> 0 AND t.at > v.started_at THEN reliablepub_active_at(t.backend, t.at) END
+        AS active_at
+) AS a;
+
 -- The status that the relay of a shard shows. No decision depends on it.
 CREATE TABLE reliablepub_status (
     shard integer PRIMARY KEY,
@@ -343,6 +384,12 @@ BEGIN
     );
     IF NOT FOUND THEN
         RAISE EXCEPTION 'a trigger or rule of the table messages has left the message out';
+    END IF;
+    -- See `rest` in queries.sql.
+    IF NOT pg_try_advisory_xact_lock_shared(
+        hashtext('reliablepub_' || '.rest'), reliablepub_shard_of(ordering_key, exchange, routing_key)
+    ) THEN
+        PERFORM pg_notify('reliablepub_' || '.' || reliablepub_shard_of(ordering_key, exchange, routing_key), '');
     END IF;
     RETURN 1;
 END

@@ -3,8 +3,10 @@
 Knows: libpq's connection strings, psycopg, the meaning of the server's errors. Must never know:
 what a statement of the outbox means.
 
-Nothing here belongs to a session: no named prepared statement, no advisory lock, no ``SET`` or
-``LISTEN``. So a PgBouncer in transaction mode may stand in between.
+Nothing that is needed belongs to a session: no named prepared statement, no advisory lock, no
+``SET`` or ``LISTEN``. So a PgBouncer in transaction mode may stand in between. On a direct
+connection, which is told by the number of the server process, a relay has its settings made once,
+and can rest (`reliablepub.outbox.postgres.bell`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg import errors as pg
+from psycopg import sql
 from psycopg.types.string import ByteaBinaryLoader
 
 from reliablepub.errors import (
@@ -293,15 +296,8 @@ def check_texts(values: Values) -> None:
 
 Step = tuple[str, Values]
 """Name of a statement, and its values."""
-BY_INDEX: Final[Step] = ("by_index", {})
-"""Begins each transaction of a relay, so that no plan depends on the statistics of a table."""
-_CHECK: Final[Sequence[Step]] = (
-    ("BEGIN", {}),
-    ("SET LOCAL lock_timeout = 1000", {}),
-    ("outbox", {}),
-    ("COMMIT", {}),
-)
-"""The check of a relay's new connection. It waits for the lock of a table as long as `BY_INDEX`."""
+_BY_INDEX: Final[Step] = ("by_index", {"backend": 0})
+"""Settings of a relay's transaction, so that no plan depends on the statistics of a table."""
 
 
 class Link:
@@ -314,6 +310,8 @@ class Link:
     Attributes:
         allows_loss: whether a commit may be acknowledged before it is on disk.
         connections: number of connections opened so far.
+        is_visible: whether other sessions see that a relay's connection is active.
+        may_rest: whether a relay may wait here for the notifications of enqueuers.
     """
 
     def __init__(self, server: Server, *, is_relays: bool = False) -> None:
@@ -326,7 +324,8 @@ class Link:
         self._connect_at = 0.0
         self._needs_settings = False
         self._cancelled_waits: list[str] = []  # warnings since `open`
-        self.allows_loss = False
+        self.allows_loss = self.is_visible = self.may_rest = False
+        self._is_direct = self._is_listening = False
         self._pid = os.getpid()
 
     def rows(self, name: str, values: Values | None = None) -> list[Row]:
@@ -344,7 +343,7 @@ class Link:
         return self._twice(lambda: self._run(name, values or {}))
 
     def read(self, name: str, values: Values) -> list[Row]:
-        """Run an idempotent statement with the settings of a relay (`BY_INDEX`); return its rows.
+        """Run an idempotent statement with the settings of a relay; return its rows.
 
         If an idle connection turns out to be lost, the statement is run again on a new one.
 
@@ -352,7 +351,22 @@ class Link:
             OutboxUnreachable: the connection cannot be opened, or was lost.
             OutboxError: the statement failed.
         """
-        return self._twice(lambda: self.transact([BY_INDEX, (name, values)])[1])
+        return self._twice(lambda: self._read(name, values))
+
+    def _read(self, name: str, values: Values) -> list[Row]:
+        self.open()
+        if self._is_direct:
+            return self._run(name, values)
+        return self.transact([_BY_INDEX, (name, values)])[1]
+
+    def own_settings(self) -> list[Step]:
+        """Return the statement that begins a transaction of a relay, unless its session has them.
+
+        Raises:
+            OutboxUnreachable: no connection can be opened.
+        """
+        self.open()
+        return [] if self._is_direct else [_BY_INDEX]
 
     def _twice(self, run: Callable[[], list[Row]]) -> list[Row]:
         with reported(self.server):
@@ -543,13 +557,63 @@ class Link:
     def _check_version(self) -> None:
         # Not again if it fails: behind a PgBouncer, a server that is down lets no statement pass.
         with reported(self.server):
-            found = self.batch(_CHECK)[2] if self._is_relays else self._run("outbox", {})
+            if self._is_relays:
+                _, found = self.transact([("by_index", {"backend": self.backend}), ("outbox", {})])
+            else:
+                found = self._run("outbox", {})
         if not found:
             raise emptied(self.server)
         [(version, self.allows_loss, self._needs_settings)] = found
         if version != VERSION:
             known = f"this library knows {VERSION}"
             raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
+        if self._is_relays:
+            with reported(self.server):
+                [standing] = self._run("standing", {"backend": self.backend})
+            self._is_direct, self.is_visible, self.may_rest = standing
+            self._is_listening = False
+
+    def rest(self, shard: int, rang: Callable[[], None]) -> bool:
+        """Have enqueuers notify this connection; see ``rest`` in queries.sql.
+
+        Args:
+            shard: the relay's.
+            rang: called when one has, during a statement.
+
+        Returns:
+            False if a transaction that enqueues is open, and will not notify.
+
+        Raises:
+            OutboxError: the connection cannot be used.
+        """
+        with reported(self.server):
+            [(is_alone,)] = self._run("rest", {"shard": shard})
+            connection = self.open()
+            if is_alone and not self._is_listening:
+                connection.add_notify_handler(lambda _: rang())
+                channel = sql.Identifier(f"{self.server.schema}.{shard}")
+                connection.execute(sql.SQL("LISTEN {}").format(channel))
+                self._is_listening = True
+        return bool(is_alone)
+
+    def rise(self, shard: int) -> None:
+        """Have enqueuers notify no more. If that fails, the connection is lost, and the lock."""
+        with suppress(psycopg.Error):
+            self._run("rise", {"shard": shard})
+
+    def hear(self) -> None:
+        """Take what has come between statements: a notification, or the end of the connection."""
+        if self._connection is not None:
+            try:
+                self._connection.pgconn.consume_input()
+                while self._connection.pgconn.notifies() is not None:
+                    pass
+            except psycopg.Error:
+                self.close()
+
+    def fileno(self) -> int:
+        """The descriptor of the open connection."""
+        return self.open().fileno()
 
     def close(self) -> None:
         """Close the connection, unless it belongs to the parent of this forked process."""

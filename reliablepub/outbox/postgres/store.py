@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -59,6 +60,7 @@ from reliablepub.outbox.entry import (
     size_of,
 )
 from reliablepub.outbox.postgres import rows
+from reliablepub.outbox.postgres.bell import Bell
 from reliablepub.outbox.postgres.ownership import (
     BEAT_S,
     EXPIRY_S,
@@ -70,7 +72,6 @@ from reliablepub.outbox.postgres.retention import BRIEFLY, DELETING_S, Retention
 from reliablepub.outbox.postgres.rows import arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     AGAIN,
-    BY_INDEX,
     Link,
     Row,
     Server,
@@ -166,6 +167,8 @@ class PostgresStore:
 
     is_stepping: Final = False
     """Always False: the commit with a change of the clock moves all times."""
+    rest_s: Final = 0.5
+    """Statements over a network cost money and power."""
 
     def __init__(
         self,
@@ -184,12 +187,14 @@ class PostgresStore:
         self._damaged: list[DamagedRow] = []
         self._unfit: dict[int, str] = {}  # ids of damaged rows that are not parked yet: the reasons
         self._link = Link(server, is_relays=True)
+        self._bell = Bell(self._link)
         self._token = new_id()
         self._commits = 0
         self._over_because = ""  # why this run has ended, until another has begun
         try:
             self._begin(None)
         except BaseException:
+            self._bell.close()
             self._link.close()
             raise
 
@@ -203,6 +208,7 @@ class PostgresStore:
         owned = take_over(self._link, self._token, now, own, self._over_because)
         self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
         self._known = self._token  # the token of that turn
+        self._bell.shard = owned.shard
         self._shards = owned.shards
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         self._forgotten = 0
@@ -282,9 +288,9 @@ class PostgresStore:
         """None: only the relay stores."""
 
     @property
-    def bell(self) -> None:
-        """Always None: the relay polls."""
-        return
+    def bell(self) -> Bell | None:
+        """Rings when an enqueuer commits; None where the kernel has no epoll."""
+        return self._bell if self._bell.fileno() >= 0 else None
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
@@ -307,7 +313,8 @@ class PostgresStore:
             OutboxInUse: another relay has taken over.
         """
         self._go_on()
-        is_beating = self._is_reconnected or time.monotonic() - self._turn_at > BEAT_S
+        is_silent = not self._link.is_visible and time.monotonic() - self._turn_at > BEAT_S
+        is_beating = self._is_reconnected or is_silent
         if is_beating:  # before the look, which may wait for a lock and fail
             with suppress(Intervened):
                 self._take_turn([], is_counting=False)
@@ -368,6 +375,8 @@ class PostgresStore:
         seen.count, seen.size = seen.count + count, seen.size + size
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
+        if is_changed:
+            self._bell.rise()
         return is_changed
 
     def _follow(self, turn: int, run: int, token: bytes, intervention: int) -> None:
@@ -429,7 +438,10 @@ class PostgresStore:
             return
         since = self._turns_since(self._turn)
         is_whole = bool(since) and since[0].token.decode() == self._known
-        self._begin((self._shard, self._run) if is_whole else None)
+        # Without the last turn, a relay on the new primary may have got the number of this run.
+        owner = self._link.read("owner", {"run": self._run})
+        mine = [(self._run, self._pid, socket.gethostname().encode())]
+        self._begin((self._shard, self._run) if is_whole or owner == mine else None)
         self._over_because = ""
         self._is_changed = self._has_followed = self._is_ledger_old = False
         raise RunEnded(f"outbox {self._server}: {because}", has_lost=not is_whole)
@@ -626,7 +638,8 @@ class PostgresStore:
         turn = {"shard": self._shard, "turn": self._turn + 1}
         mine = {"run": self._run, "token": token, "backend": self._link.backend}
         after = {**turn, "known": self._known, "server": self._server_known}
-        head: list[Step] = [BY_INDEX, self._link.settings(), ("take_turn", {**after, **mine})]
+        head = [*self._link.own_settings(), self._link.settings()]
+        head.append(("take_turn", {**after, **mine}))
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
         if (
             self._seen.count and is_counting
@@ -935,7 +948,7 @@ class PostgresStore:
         content = json.dumps({"pid": self._pid, **status, "keys": fingerprints(self._keys)})
         values = {"shard": self._shard, "run": self._run, "content": content}
         with suppress(OutboxError), reported(self._server):
-            self._link.transact([BY_INDEX, BRIEFLY, ("show", values)])
+            self._link.transact([*self._link.own_settings(), BRIEFLY, ("show", values)])
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
         """Close the connection, and let another relay take over. Committed entries remain.
@@ -956,6 +969,7 @@ class PostgresStore:
                 self._link.read("unshow", mine)
             else:
                 self.show(dict(last) | {IS_LAST: True})
+        self._bell.close()
         self._link.close()
 
     def _check_usable(self) -> None:

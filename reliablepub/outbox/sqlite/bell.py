@@ -45,8 +45,11 @@ class Bell:
         outbox: path of the database, whose log need not exist yet.
 
     Attributes:
+        rings_early: True: a commit writes to the log before it syncs.
         is_armed: whether the next write will ring.
     """
+
+    rings_early: Final = True
 
     def __init__(self, outbox: Path) -> None:
         self.is_armed = False

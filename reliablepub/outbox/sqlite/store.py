@@ -384,6 +384,9 @@ class SqliteStore:
 
     check: Final = None
 
+    rest_s: Final = 0.05
+    """To ask a file is cheap."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
