@@ -29,6 +29,7 @@ from reliablepub.errors import (
     Withdrawn,
 )
 from reliablepub.message import Message, MessageFields, check_fields
+from reliablepub.outbox.patience import Patience
 from reliablepub.outcome import Outcome, Persistence
 from reliablepub.printable import named
 
@@ -664,6 +665,10 @@ class Store(Protocol):
     @property
     def lone(self) -> LoneWriter | None:
         """By which callers may store messages that come alone; None if only the relay stores."""
+
+    @property
+    def patience(self) -> Patience | None:
+        """How long it waits for its database; None if each wait is short."""
 
     @property
     def rest_s(self) -> float:

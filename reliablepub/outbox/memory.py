@@ -82,6 +82,7 @@ class MemoryStore:
 
     check: Final = None
     is_stepping: Final = False
+    patience: Final = None
     rest_s: Final = 0.05
     """A commit moves all times."""
 

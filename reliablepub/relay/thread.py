@@ -29,6 +29,7 @@ from reliablepub.errors import (
 )
 from reliablepub.message import Message
 from reliablepub.outbox.entry import TRANSIENT, Entry, RunEnded, Store
+from reliablepub.outbox.patience import Patience
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import named
 from reliablepub.relay.callbacks import Calls, Guard, with_calls
@@ -86,6 +87,8 @@ class Flush:
 LOGGER: Final = logging.getLogger("reliablepub.relay")
 LAST_CONFIRMS_S: Final = 1.0
 """How long a relay that closes waits for confirms of messages in flight, once it sends no more."""
+LAST_COMMIT_S: Final = 1.0
+"""How long it waits then for its last commits."""
 HELD_UP_S: Final = 30.0
 """How long callers wait for the relay while one callback of the application does not return."""
 GATHERINGS: Final = 8
@@ -173,6 +176,7 @@ class RelayThread:
         self._log_writer = LogWriter()
         self._guard = Guard(self._log_writer.write)
         self._relay: Relay | None = None
+        self._patience: Patience | None = None
         self._wake: Callable[[], None] = lambda: None
         self.lone = LoneMessages(self.wake)
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
@@ -214,6 +218,8 @@ class RelayThread:
         if relay is not None:
             age_s = max(0.0, time.monotonic() - relay.turned_at)
             status = replace(relay.status, turns=relay.turns, turn_age_s=age_s)
+            if self._patience is not None and (held_up := self._patience.held_up):
+                status = replace(status, trouble=held_up, reason=held_up)
         if self.failure is None:
             return status
         return replace(status, link=Link.FAILED, reason=described(self.failure))
@@ -386,6 +392,9 @@ class RelayThread:
         stack.callback(self._log_writer.close)
         store = self._parts.open_store()
         self.check = store.check
+        self._patience = store.patience
+        if store.patience is not None:
+            store.patience.end_at = self._end_at
         stack.callback(self._close_store, store)
         stack.callback(self._detach)
         waiters: Waiters | None = None
@@ -400,6 +409,10 @@ class RelayThread:
                 if waiters is None or self._close_at is not None:
                     raise
                 time.sleep(RETRY_S)  # it cannot begin yet
+
+    def _end_at(self) -> float | None:
+        """When the store must wait no longer for its database (monotonic), or None."""
+        return None if self._close_at is None else self._close_at + LAST_CONFIRMS_S + LAST_COMMIT_S
 
     def _begin_anew(self, ended: RunEnded) -> Waiters:
         """After a run of the store has ended: log it, and return the waiters for the next one.

@@ -191,6 +191,8 @@ def refusing(server: PostgresServer) -> Iterator[str]:
 
 
 def test_a_server_that_refuses_administrative_functions_is_enough(refusing: str) -> None:
+    with closing(PostgresStore(Server.of(refusing))) as own:
+        own._link.flush()  # as after a commit that was cut off
     with FakeBroker() as broker:
         broker.declare_queue("q")
         with Publisher(broker.url, outbox=refusing) as publisher, Outbox(refusing) as outbox:

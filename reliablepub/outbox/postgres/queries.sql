@@ -247,7 +247,7 @@ FROM counts, (
 -- outbox that allows loss, it waits for the server's own disk only, and not for a replica.
 -- name: flush
 SELECT
-    pg_logical_emit_message(true, 'reliablepub', '')::text,
+    reliablepub_write()::text,
     CASE WHEN current_setting('synchronous_commit') = 'off'
         THEN set_config('synchronous_commit', 'local', true) END;
 

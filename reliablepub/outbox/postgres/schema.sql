@@ -283,6 +283,16 @@ CROSS JOIN LATERAL (
         AS active_at
 ) AS a;
 
+-- Writes something to the server's log, for any user.
+CREATE FUNCTION reliablepub_write() RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_logical_emit_message(true, 'reliablepub', '');
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_prerequisite_state THEN
+    UPDATE reliablepub_outbox SET created_at = created_at;
+END
+$$;
+
 -- The status that the relay of a shard shows. No decision depends on it.
 CREATE TABLE reliablepub_status (
     shard integer PRIMARY KEY,

@@ -15,12 +15,12 @@ import os
 import select
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
@@ -39,8 +39,10 @@ from reliablepub.errors import (
     OutboxUnreachable,
     OutboxUnsure,
 )
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, VERSION, check_schema, queries
 
+T = TypeVar("T")
 _PATIENCE: Final = {
     "connect_timeout": "3",
     "keepalives_idle": "2",
@@ -122,17 +124,63 @@ class Server:
             "the URL, or set PGSSLMODE"
         )
 
-    def connect(self) -> psycopg.Connection[Any]:
+    def connect(self, patience: Patience | None = None) -> psycopg.Connection[Any]:
         """Open a connection.
+
+        Args:
+            patience: that of its statements.
 
         Raises:
             OutboxUnreachable: the server cannot be reached, or refuses.
         """
         with reported(self):
-            connection = psycopg.connect(self.url, autocommit=True, prepare_threshold=None)
+            connection = _Connection.connect(self.url, autocommit=True, prepare_threshold=None)
+        connection.patience = patience or Patience(str(self))
         # Text as bytes: the checksum covers them, and a message is decoded once.
         connection.adapters.register_loader("text", ByteaBinaryLoader)
         return connection
+
+
+class _Connection(psycopg.Connection[Any]):
+    """A connection whose waits are told, and end with the patience.
+
+    Attributes:
+        patience: how long a statement may wait.
+    """
+
+    patience: Patience
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401
+        """Wait for the server; psycopg calls this for each exchange.
+
+        Raises:
+            psycopg.OperationalError: the patience is over, and with it this connection.
+        """
+        try:
+            return super().wait(_watched(gen, self.patience), *args, **kwargs)
+        except _Abandoned:
+            self.pgconn.finish()
+            raise
+
+
+class _Abandoned(psycopg.OperationalError):
+    """No answer came until the relay had to end."""
+
+
+def _watched(gen: Generator[Any, Any, T], patience: Patience) -> Generator[Any, Any, T]:
+    """Pass on an exchange with the server, which psycopg resumes every 100 ms."""
+    patience.begin()
+    try:
+        state = next(gen)
+        while True:
+            ready = yield state
+            if not patience.goes_on():
+                raise _Abandoned("no answer came until the relay had to end")
+            state = gen.send(ready)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        patience.end()
 
 
 def _is_local(host: str) -> bool:
@@ -174,6 +222,7 @@ def _parts(url: str) -> tuple[str, str, str, str]:
 
 IDLE_MAX: Final = 8
 """Maximum number of idle connections in a `Pool`."""
+_POLL_MS: Final = 100
 _RECONNECT_S: Final = 0.2
 """Minimum time between two failed attempts to connect."""
 _CUT: Final = ("08", "57P")
@@ -326,6 +375,7 @@ class Link:
         self._cancelled_waits: list[str] = []  # warnings since `open`
         self.allows_loss = self.is_visible = self.may_rest = False
         self._is_direct = self._is_listening = False
+        self.patience = Patience(str(server))
         self._pid = os.getpid()
 
     def rows(self, name: str, values: Values | None = None) -> list[Row]:
@@ -406,12 +456,12 @@ class Link:
                         cursor = connection.cursor(binary=True)
                         cursor.execute(self.queries.get(name, name), values or None)
                         cursors.append(cursor)
-                        _flush(connection)
+                        _flush(connection, self.patience)
                     pipeline.sync()
                 except psycopg.Error as error:  # or psycopg would log the error of the block's end
                     failure = error
                     with suppress(psycopg.Error):
-                        _flush(connection)
+                        _flush(connection, self.patience)
             if failure is not None:
                 raise failure
             self.check_replicated()
@@ -541,8 +591,10 @@ class Link:
         if self._connection is None:
             if self._refusal is not None and time.monotonic() < self._connect_at:
                 raise self._refusal
+            if self.patience.is_over:
+                raise OutboxUnreachable(f"outbox {self.server}: no time is left to connect")
             try:
-                self._connection = self.server.connect()
+                self._connection = self.server.connect(self.patience)
                 self._connection.add_notice_handler(partial(_note_wait, self._cancelled_waits))
                 self.connections += 1
                 self._check_version()
@@ -636,7 +688,7 @@ def _note_wait(cancelled: list[str], notice: psycopg.errors.Diagnostic) -> None:
         cancelled.append(notice.message_primary or "")
 
 
-def _flush(connection: psycopg.Connection[Any]) -> None:
+def _flush(connection: psycopg.Connection[Any], patience: Patience) -> None:
     """Send all that a pipeline has queued; wait until the socket takes it.
 
     psycopg 3.3 tries once for each statement of a pipeline, and then waits for the answer. Of a
@@ -650,10 +702,17 @@ def _flush(connection: psycopg.Connection[Any]) -> None:
         return
     poll = select.poll()
     poll.register(server.socket, select.POLLIN | select.POLLOUT)
-    while server.flush():
-        [(_, event)] = poll.poll()
-        if event & ~select.POLLOUT:
-            server.consume_input()  # the server stops reading if its answers are not read
+    patience.begin()
+    try:
+        while server.flush():
+            ready = poll.poll(_POLL_MS)
+            if not patience.goes_on():
+                server.finish()
+                raise _Abandoned("the server did not read until the relay had to end")
+            if any(event & ~select.POLLOUT for _, event in ready):
+                server.consume_input()  # the server stops reading if its answers are not read
+    finally:
+        patience.end()
 
 
 class Pool:

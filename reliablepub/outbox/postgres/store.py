@@ -59,6 +59,7 @@ from reliablepub.outbox.entry import (
     new_id,
     size_of,
 )
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.postgres import rows
 from reliablepub.outbox.postgres.bell import Bell
 from reliablepub.outbox.postgres.ownership import (
@@ -282,6 +283,11 @@ class PostgresStore:
         return self._run
 
     # ------------------------------------------------------------------ rows of other processes
+
+    @property
+    def patience(self) -> Patience:
+        """How long the relay's thread waits for the database."""
+        return self._link.patience
 
     @property
     def lone(self) -> None:

@@ -384,6 +384,7 @@ class SqliteStore:
 
     check: Final = None
 
+    patience: Final = None
     rest_s: Final = 0.05
     """To ask a file is cheap."""
 
