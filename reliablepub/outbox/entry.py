@@ -666,6 +666,9 @@ class Store(Protocol):
     def lone(self) -> LoneWriter | None:
         """By which callers may store messages that come alone; None if only the relay stores."""
 
+    def wall(self) -> float:
+        """The time by the clock that measures its deadlines, seconds since 1970."""
+
     @property
     def patience(self) -> Patience | None:
         """How long it waits for its database; None if each wait is short."""

@@ -8,6 +8,7 @@ Knows: the contract of `Store`. Must never know: SQL, files.
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -83,6 +84,7 @@ class MemoryStore:
     check: Final = None
     is_stepping: Final = False
     patience: Final = None
+    wall: Final = staticmethod(time.time)
     rest_s: Final = 0.05
     """A commit moves all times."""
 

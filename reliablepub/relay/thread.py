@@ -441,7 +441,7 @@ class RelayThread:
         """Open the parts for a run of the store, each with its clean-up on the stack; then run."""
         transport = self._parts.open_transport(store.run)
         stack.callback(transport.close)
-        clock = Clock()
+        clock = Clock(wall=store.wall)
         journal = Journal(clock.monotonic, self._log_writer.write)
         stack.callback(journal.close)
         bell = store.bell
@@ -467,7 +467,7 @@ class RelayThread:
             self._started.set()
             self._observer.started()
         try:
-            beacon = Beacon(store.show, relay.latency, wall=clock.wall, monotonic=clock.monotonic)
+            beacon = Beacon(store.show, relay.latency, wall=time.time, monotonic=clock.monotonic)
             self._run(relay, transport, beacon, journal)
         except RunEnded:
             raise

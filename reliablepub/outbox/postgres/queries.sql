@@ -237,7 +237,8 @@ counts AS (
 )
 SELECT
     t.turn, t.run, t.token, t.intervention, pg_current_snapshot()::text, counts.*,
-    (SELECT last_value FROM reliablepub_message_ids), (SELECT s::text FROM reliablepub_server() AS s)
+    (SELECT last_value FROM reliablepub_message_ids), (SELECT s::text FROM reliablepub_server() AS s),
+    extract(epoch FROM clock_timestamp())::double precision
 FROM counts, (
     SELECT turn, run, token, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
@@ -252,7 +253,7 @@ SELECT
         THEN set_config('synchronous_commit', 'local', true) END;
 
 -- name: server
-SELECT s::text FROM reliablepub_server() AS s;
+SELECT s::text, extract(epoch FROM clock_timestamp())::double precision FROM reliablepub_server() AS s;
 
 -- name: counted
 SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;

@@ -383,13 +383,16 @@ CREATE FUNCTION reliablepub_store(
     expires_at double precision,
     ordering_key text
 ) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    wall double precision := extract(epoch FROM clock_timestamp());
 BEGIN
     INSERT INTO reliablepub_messages (
         id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body, due_at,
         expires_at, ordering_key, shard
     ) VALUES (
+        -- A deadline counts from now by this clock: that of the enqueuer may be wrong.
         coalesce(id, nextval('reliablepub_message_ids'::regclass)), message_id, exchange, routing_key, properties,
-        stored_at, size, checksum, body, due_at, expires_at, ordering_key,
+        wall, size, checksum, body, due_at, wall + (expires_at - stored_at), ordering_key,
         reliablepub_shard_of(ordering_key, exchange, routing_key)
     );
     IF NOT FOUND THEN

@@ -124,24 +124,21 @@ class Server:
             "the URL, or set PGSSLMODE"
         )
 
-    def connect(self, patience: Patience | None = None) -> psycopg.Connection[Any]:
+    def connect(self) -> Connection:
         """Open a connection.
-
-        Args:
-            patience: that of its statements.
 
         Raises:
             OutboxUnreachable: the server cannot be reached, or refuses.
         """
         with reported(self):
-            connection = _Connection.connect(self.url, autocommit=True, prepare_threshold=None)
-        connection.patience = patience or Patience(str(self))
+            connection = Connection.connect(self.url, autocommit=True, prepare_threshold=None)
+        connection.patience = Patience(str(self))
         # Text as bytes: the checksum covers them, and a message is decoded once.
         connection.adapters.register_loader("text", ByteaBinaryLoader)
         return connection
 
 
-class _Connection(psycopg.Connection[Any]):
+class Connection(psycopg.Connection[Any]):
     """A connection whose waits are told, and end with the patience.
 
     Attributes:
@@ -368,7 +365,7 @@ class Link:
         self._is_relays = is_relays
         self.connections = 0
         self.queries = queries(server.schema)
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: Connection | None = None
         self._refusal: OutboxError | None = None
         self._connect_at = 0.0
         self._needs_settings = False
@@ -582,7 +579,7 @@ class Link:
         """
         return self.open().info.backend_pid
 
-    def open(self) -> psycopg.Connection[Any]:
+    def open(self) -> Connection:
         """Return the connection; open one if there is none.
 
         Raises:
@@ -594,7 +591,8 @@ class Link:
             if self.patience.is_over:
                 raise OutboxUnreachable(f"outbox {self.server}: no time is left to connect")
             try:
-                self._connection = self.server.connect(self.patience)
+                self._connection = self.server.connect()
+                self._connection.patience = self.patience
                 self._connection.add_notice_handler(partial(_note_wait, self._cancelled_waits))
                 self.connections += 1
                 self._check_version()

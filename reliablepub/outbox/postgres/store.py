@@ -62,6 +62,7 @@ from reliablepub.outbox.entry import (
 from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.postgres import rows
 from reliablepub.outbox.postgres.bell import Bell
+from reliablepub.outbox.postgres.clock import ServerClock
 from reliablepub.outbox.postgres.ownership import (
     BEAT_S,
     EXPIRY_S,
@@ -157,7 +158,7 @@ class PostgresStore:
         server: where the outbox is.
         keep_confirmed_s: how long to keep confirmed messages for inspection; 0 keeps none.
         keys: keys to encrypt new messages and decrypt stored ones; None for no encryption.
-        clock: wall clock, seconds since 1970.
+        clock: wall clock, seconds since 1970; None for the server's.
 
     Raises:
         OutboxInUse: the relay of another process owns the outbox, or each of its shards.
@@ -177,12 +178,13 @@ class PostgresStore:
         *,
         keep_confirmed_s: float = 0.0,
         keys: OutboxKeys | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._server = server
         self._keep_confirmed_s = keep_confirmed_s
         self._keys = keys
-        self._clock = clock
+        self._server_clock = ServerClock()
+        self._clock = clock or self._server_clock
         self._pid = os.getpid()
         self._is_closed = self._is_changed = self._has_followed = self._is_ledger_old = False
         self._damaged: list[DamagedRow] = []
@@ -205,6 +207,10 @@ class PostgresStore:
         Args:
             own: the shard and the run of this process until now; None at the start.
         """
+        read_at = time.monotonic()
+        [(server, at)] = self._link.rows("server")
+        self._server_known = server.decode()
+        self._server_clock.read(at, read_at)
         now = self._clock()
         owned = take_over(self._link, self._token, now, own, self._over_because)
         self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
@@ -217,8 +223,6 @@ class PostgresStore:
         self._retention = Retention(self._link, self._keep_confirmed_s, now, self._shards)
         at = {"shard": self._shard}
         self._seen = _Seen("1:1:", 0, [])
-        [(server,)] = self._link.rows("server")
-        self._server_known = server.decode()
         self._raise_sequences()
         self._touched = ID_MAX  # interventions before this run do not matter
         [(is_moved,)] = self._link.read("is_moved", at | {"turn": self._turn})
@@ -283,6 +287,10 @@ class PostgresStore:
         return self._run
 
     # ------------------------------------------------------------------ rows of other processes
+
+    def wall(self) -> float:
+        """The time by the server's clock, seconds since 1970."""
+        return self._clock()
 
     @property
     def patience(self) -> Patience:
@@ -363,11 +371,13 @@ class PostgresStore:
             "xip": xip.split(",") if xip else [],
             "last_id": seen.last_id,
         }
+        read_at = time.monotonic()
         looked = self._link.read("look", values)
         if not looked:
             raise emptied(self._server)
-        [(turn, run, token, intervention, text, *found, last_drawn, server)] = looked
+        [(turn, run, token, intervention, text, *found, last_drawn, server, at)] = looked
         count, size, last_id, late, last_xid = found
+        self._server_clock.read(at, read_at)
         self._follow(turn, run, token, intervention)
         self._meet(server)
         if last_drawn < seen.last_id:
@@ -684,7 +694,7 @@ class PostgresStore:
             self._committed(newest, is_counting=is_counting)
             return True
         self._follow(newest.turn, newest.run, newest.token, newest.intervention)
-        [(server,)] = self._link.rows("server")
+        [(server, _)] = self._link.rows("server")
         self._meet(server)
         if self._is_untold:
             raise Intervened

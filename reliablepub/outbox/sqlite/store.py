@@ -385,6 +385,7 @@ class SqliteStore:
     check: Final = None
 
     patience: Final = None
+    wall: Final = staticmethod(time.time)
     rest_s: Final = 0.05
     """To ask a file is cheap."""
 
