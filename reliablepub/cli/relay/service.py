@@ -247,7 +247,7 @@ class Service:
         if status.link is Link.FAILED:
             publisher.flush(timeout_s=0)  # raises the cause; a standby says it, and stands by again
         self._notes.look(status)
-        if is_draining and (not status.open or publisher.flush(timeout_s=_LOOK_S).is_flushed):
+        if is_draining and publisher.flush(timeout_s=_LOOK_S).is_flushed:  # by the rows, not counts
             return True
         self._look_after(status, time.monotonic())
         if self._stop.is_reopen_due:
