@@ -221,8 +221,12 @@ def postgres_outbox(new_postgres_outbox: Callable[[], str]) -> str:
 
 
 @pytest.fixture
-def pgbouncer_url(postgres_server: "PostgresServer", postgres_database: str) -> Iterator[str]:
+def pgbouncer_url(
+    request: pytest.FixtureRequest, postgres_server: "PostgresServer", postgres_database: str
+) -> Iterator[str]:
     """The URL of that database behind a PgBouncer, which lends its connections by transaction.
+
+    A test may ask for another mode by an indirect parameter.
 
     It ends with the test: a smart stop of the server would wait for its connections.
     """
@@ -230,7 +234,8 @@ def pgbouncer_url(postgres_server: "PostgresServer", postgres_database: str) -> 
 
     if not postgres.is_pgbouncer_installed():
         _miss("PgBouncer", "pgbouncer")
-    with postgres.pgbouncer(postgres_server) as port:
+    mode = getattr(request, "param", "transaction")
+    with postgres.pgbouncer(postgres_server, pool_mode=mode) as port:
         yield postgres_server.url_of(postgres_database, port=port)
 
 

@@ -766,6 +766,9 @@ class Store(Protocol):
         from.
         """
 
+    def missed(self, id_: int) -> None:
+        """Note that a message is open and due, and that no read finds it."""
+
     def held_exchanges(self, limit: int) -> Sequence[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
 

@@ -339,6 +339,9 @@ class MemoryStore:
             self._lowest_id += 1  # ids only grow, so the search goes on where it ended
         return self._lowest_id
 
+    def missed(self, id_: int) -> None:
+        """Do nothing: what hides a message from reads will hide it from the next ones."""
+
     def held_exchanges(self, limit: int) -> list[HeldExchange]:  # noqa: ARG002 - of the contract
         """Return nothing: no entry is held from an earlier run."""
         return []

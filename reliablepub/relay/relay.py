@@ -76,8 +76,8 @@ LOOK_S: Final = 1.0
 STRANDED_S: Final = 60.0
 """Interval at which a relay without work looks for messages that no read has found."""
 STRANDED: Final = (
-    "message {} is open and due, and no read finds it: the outbox is damaged; see "
-    "`reliablepub outbox check`"
+    "message {} is open and due, and no read finds it: the outbox is damaged, or was changed; see "
+    "`reliablepub outbox check`, or in PostgreSQL `reliablepub doctor`"
 )
 """Text of `Status.reason`."""
 
@@ -447,16 +447,19 @@ class Relay:
     def _look_for_stranded(self, wall: float) -> None:
         """Look for a message that was due before the last look, and that no read has found.
 
-        A damaged index or tree of a file can hide a message from one read and not from another.
+        A damaged index or tree of a file can hide a message from one read and not from another; and
+        a program that changes rows by hand may count them nowhere.
         """
         lowest = None
         is_idle = self._loaded.is_empty and self._pauses.is_idle
-        if self._snapshot.counters.open and is_idle and not self._is_stepping:
+        if is_idle and not self._is_stepping:
             with suppress(*TRANSIENT):
                 lowest = self._store.lowest_awaited(self._stranded_from, wall - STRANDED_S)
         # It may be only the id to go on from. A message is found again at the next look.
         is_found = lowest is not None and lowest == self._stranded_from
         self._stranded = STRANDED.format(lowest) if is_found else ""
+        if is_found and lowest is not None:
+            self._store.missed(lowest)
         self._stranded_from = lowest or 0
 
     # ------------------------------------------------------------------ commit, send

@@ -898,6 +898,19 @@ def test_a_pgbouncer_may_lend_its_connections_by_transaction(
     assert counted(url) == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("pgbouncer_url", ["session", "statement"], indirect=True)
+def test_a_pgbouncer_may_lend_its_connections_otherwise(url: str, pgbouncer_url: str) -> None:
+    """In statement mode, it refuses transactions of several round trips; a turn has one."""
+    with FakeBroker() as broker, Publisher(broker.url, outbox=pgbouncer_url) as publisher:
+        broker.declare_queue("orders")
+        with Outbox(pgbouncer_url) as outbox:
+            publisher.publish(b"", routing_key="orders", message_id="p").result(20)
+            outbox.enqueue(Message(b"", routing_key="orders", message_id="e"), key="k")
+            assert publisher.flush(20).is_flushed
+        assert sent_ids(broker) == ["p", "e"]
+    assert counted(url) == (0, 0, 0, 0)
+
+
 def test_a_pgbouncer_that_replaces_a_connection_says_nothing_of_the_owner(
     url: str, pgbouncer_url: str, postgres_server: PostgresServer
 ) -> None:

@@ -28,6 +28,7 @@ from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.relay import relay as relay_module
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer, can_connect
@@ -436,6 +437,23 @@ def test_a_relay_publishes_the_message_that_has_got_the_id_of_a_lost_one(
         before.result(10)
     assert told >= {"before", "other"}
     assert not Outbox(url).audit().differences
+
+
+def test_a_message_that_another_program_has_stored_its_own_way_is_sent(
+    url: str, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No look finds it, and no ledger counts it. It is told, and a run of its own reads it."""
+    monkeypatch.setattr(relay_module, "STRANDED_S", 0.5)
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("q")
+        publisher.publish(b"", routing_key="q").result(20)
+        admin.execute(
+            "INSERT INTO reliablepub.messages (stored_at, run, size, message_id, exchange,"
+            " routing_key, body) VALUES (1, 5, 200, 'm', '', 'q', '')"
+        )
+        until(lambda: len(broker.messages("q")) == 2)
+    why = admin.execute("SELECT began_anew FROM reliablepub.runs ORDER BY id DESC LIMIT 1")
+    assert why.fetchone() == ("message 2 is open and due, and no read has found it",)
 
 
 def test_receipts_outlive_a_restart_of_the_server(

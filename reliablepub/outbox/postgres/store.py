@@ -194,6 +194,7 @@ class PostgresStore:
         self._token = new_id()
         self._commits = 0
         self._over_because = ""  # why this run has ended, until another has begun
+        self._missed = 0  # id of the message for which a run has ended
         try:
             self._begin(None)
         except BaseException:
@@ -208,9 +209,9 @@ class PostgresStore:
             own: the shard and the run of this process until now; None at the start.
         """
         read_at = time.monotonic()
-        [(server, at)] = self._link.rows("server")
+        [(server, told_at)] = self._link.rows("server")
         self._server_known = server.decode()
-        self._server_clock.read(at, read_at)
+        self._server_clock.read(told_at, read_at)
         now = self._clock()
         owned = take_over(self._link, self._token, now, own, self._over_because)
         self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
@@ -919,6 +920,12 @@ class PostgresStore:
         values = {"shard": self._shard, "first_id": first, "last_id": last, "at": at}
         found = self._link.read("lowest_awaited", values)
         return int(found[0][0]) if found else self._next_id_stored(last + 1, ID_MAX)
+
+    def missed(self, id_: int) -> None:
+        """End this run, once, so that the next one reads all rows: another program changed some."""
+        if id_ != self._missed:
+            self._missed = id_
+            self._over_because = f"message {id_} is open and due, and no read has found it"
 
     def _next_id_stored(self, first_id: int, last_id: int) -> int | None:
         """Return the lowest open id of a range, in whichever shard.

@@ -629,6 +629,9 @@ class SqliteStore:
             (lowest,) = connection.execute(QUERIES["lowest_awaited"], limits).fetchone() or (None,)
             return _next_id_stored(connection, last + 1, ID_MAX) if lowest is None else int(lowest)
 
+    def missed(self, id_: int) -> None:
+        """Do nothing: what hides a message from reads will hide it from the next ones."""
+
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
         found: list[HeldExchange] = []
