@@ -6,6 +6,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from reliablepub import Message, Outbox, OutboxInUse, Publisher
 from reliablepub.outbox.postgres import ownership
@@ -93,7 +94,8 @@ def test_an_idle_relay_writes_nothing_and_asks_rarely(url: str, admin: psycopg.C
 def test_a_commit_wakes_a_relay_at_rest_and_others_notify_nobody(
     url: str, own: PostgresStore, admin: psycopg.Connection
 ) -> None:
-    admin.execute('LISTEN "reliablepub.0"')
+    [channel] = admin.execute("SELECT reliablepub.channel(0)").fetchone() or ("",)
+    admin.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     with Outbox(url) as outbox:
         outbox.enqueue(Message(b""))
         assert own.changed_elsewhere()
@@ -109,6 +111,16 @@ def test_a_commit_wakes_a_relay_at_rest_and_others_notify_nobody(
         outbox.enqueue(Message(b""))
         assert not has_rung(own)
     assert len(list(admin.notifies(timeout=0.1))) == 1
+
+
+def test_a_schema_with_a_long_name_wakes_its_relay(server: PostgresServer) -> None:
+    url = f"{server.url_of()}?schema={'s' * 63}"
+    create_outbox(Server.of(url))
+    with closing(PostgresStore(Server.of(url))) as own, Outbox(url) as outbox:
+        assert rest(own)
+        outbox.enqueue(Message(b""))
+        until(lambda: has_rung(own))
+    server.execute("DROP SCHEMA {} CASCADE", "s" * 63)
 
 
 def test_a_relay_does_not_rest_while_a_transaction_may_bring_a_message(

@@ -129,7 +129,9 @@ SELECT
 -- notifies the relay if it cannot get one. So nothing is stored that neither is seen by the relay before it
 -- rests nor wakes it.
 -- name: rest
-SELECT pg_try_advisory_lock(hashtext('reliablepub_' || '.rest'), :shard::integer);
+SELECT
+    pg_try_advisory_lock(hashtext('reliablepub_' || '.rest'), :shard::integer),
+    reliablepub_channel(:shard::integer);
 
 -- name: rise
 SELECT pg_advisory_unlock(hashtext('reliablepub_' || '.rest'), :shard::integer);

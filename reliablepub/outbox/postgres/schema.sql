@@ -64,6 +64,11 @@ RETURNS integer LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtext(coalesce(ordering_key, exchange || ' ' || routing_key)) & 2147483647) % {shards}
 $$;
 
+-- Where the relay of a shard is notified. The name of a schema may be as long as that of a channel.
+CREATE FUNCTION reliablepub_channel(shard integer) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT 'reliablepub ' || hashtext('reliablepub_')::text || '.' || shard::text
+$$;
+
 -- Open messages. A row is deleted in the transaction that records its final outcome. Messages in
 -- flight are not marked.
 --
@@ -402,7 +407,9 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock_shared(
         hashtext('reliablepub_' || '.rest'), reliablepub_shard_of(ordering_key, exchange, routing_key)
     ) THEN
-        PERFORM pg_notify('reliablepub_' || '.' || reliablepub_shard_of(ordering_key, exchange, routing_key), '');
+        PERFORM pg_notify(
+            reliablepub_channel(reliablepub_shard_of(ordering_key, exchange, routing_key)), ''
+        );
     END IF;
     RETURN 1;
 END

@@ -637,12 +637,12 @@ class Link:
             OutboxError: the connection cannot be used.
         """
         with reported(self.server):
-            [(is_alone,)] = self._run("rest", {"shard": shard})
+            [(is_alone, channel)] = self._run("rest", {"shard": shard})
             connection = self.open()
             if is_alone and not self._is_listening:
                 connection.add_notify_handler(lambda _: rang())
-                channel = sql.Identifier(f"{self.server.schema}.{shard}")
-                connection.execute(sql.SQL("LISTEN {}").format(channel))
+                named = sql.Identifier(channel.decode())
+                connection.execute(sql.SQL("LISTEN {}").format(named))
                 self._is_listening = True
         return bool(is_alone)
 
