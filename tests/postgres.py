@@ -196,6 +196,25 @@ class PostgresServer:
         """End the recovery of a replica: it accepts writes when this returns."""
         self.execute("SELECT pg_promote()")
 
+    def recover_until(self, point: str, origin: "PostgresServer") -> None:
+        """Start a copy that was made earlier, and recover up to a restore point of its origin."""
+        origin.execute("SELECT pg_switch_wal()")
+        archive = self._folder / "archive"
+        shutil.copytree(origin.data / "pg_wal", archive)
+        if os.geteuid() == 0:
+            for path in (archive, *archive.rglob("*")):
+                shutil.chown(path, *_user())
+        with (self.data / "postgresql.conf").open("a") as config:
+            config.write(f"restore_command = 'cp {archive}/%f %p'\n")
+            config.write(f"recovery_target_name = '{point}'\n")
+            config.write("recovery_target_action = promote\n")
+        (self.data / "recovery.signal").touch()
+        self.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while self.execute("SELECT pg_is_in_recovery()") == [(True,)]:
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+
     def run(self, program: str, *arguments: str, stdin: bytes = b"") -> bytes:
         """Run a program of PostgreSQL's in the folder of this server; its output.
 
@@ -215,7 +234,8 @@ class PostgresServer:
                 stderr=log,
             )
         assert ended.returncode == 0, self.log
-        return ended.stdout
+        written: bytes = ended.stdout
+        return written
 
     # ------------------------------------------------------------------ looking
 
@@ -397,7 +417,7 @@ def _command(folder: Path, *command: str | Path, root: Path = _ROOT) -> list[str
     become = [f"--reuid={user}", f"--regid={group}", "--clear-groups"]
     # SIGQUIT is an immediate shutdown of PostgreSQL: nothing stays behind in the kernel.
     setpriv = ["setpriv", "--pdeathsig=QUIT", *(become if os.geteuid() == 0 else [])]
-    enter = ["unshare", "--mount", "bash", "-euc", _ENTER, root, folder]
+    enter: list[str | Path] = ["unshare", "--mount", "bash", "-euc", _ENTER, root, folder]
     return [*([] if root == _HERE else enter), *setpriv, *command]
 
 
