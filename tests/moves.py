@@ -390,13 +390,15 @@ def subscribe(source: PostgresServer, target: PostgresServer, name: str) -> None
     catch_up(source, target, name)
 
 
-def catch_up(source: PostgresServer, target: PostgresServer, name: str) -> None:
+def catch_up(
+    source: PostgresServer, target: PostgresServer, name: str, timeout_s: float = _PATIENCE_S
+) -> None:
     """Wait until the subscriber has everything."""
     rest = "SELECT 1 FROM pg_subscription_rel WHERE srsubstate <> 'r'"
     until(lambda: not execute(target, name, rest), what="the first copy")
     [(upto,)] = execute(source, name, "SELECT pg_current_wal_lsn()")
     lag = f"SELECT 1 FROM pg_stat_replication WHERE replay_lsn >= '{upto}'"
-    until(lambda: execute(source, name, lag), what="the subscriber")
+    until(lambda: execute(source, name, lag), timeout_s, what="the subscriber")
 
 
 def unsubscribe(target: PostgresServer, name: str) -> None:

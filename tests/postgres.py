@@ -34,8 +34,8 @@ ROOT_VARIABLE: Final = "RELIABLEPUB_TEST_POSTGRES_ROOT"
 """The folder of another Debian whose PostgreSQL the tests shall use: make postgres-versions."""
 
 _HERE: Final = Path("/")
-_ROOT: Final = Path(os.environ.get(ROOT_VARIABLE, _HERE)).absolute()
-_VERSIONS: Final = _ROOT / "usr/lib/postgresql"
+ROOT: Final = Path(os.environ.get(ROOT_VARIABLE, _HERE)).absolute()
+_VERSIONS: Final = Path("usr/lib/postgresql")
 _PGBOUNCER: Final = Path("/usr/sbin/pgbouncer")
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _SHARED_MEMORY_BYTES_MIN: Final = 2 * 1024**3
@@ -90,7 +90,7 @@ kill -CONT $children $1 2>/dev/null
 
 def is_installed() -> bool:
     """Whether Debian's postgresql package is here, in any version."""
-    return next(_VERSIONS.glob("*/bin/postgres"), None) is not None
+    return next((ROOT / _VERSIONS).glob("*/bin/postgres"), None) is not None
 
 
 def is_pgbouncer_installed() -> bool:
@@ -111,6 +111,7 @@ class PostgresServer:
         copy_of: A server that runs, of which it begins as a physical copy.
         is_replica: Whether the copy follows that server, until it is promoted.
         is_started: Whether it is started on entry.
+        root: The folder of the Debian whose PostgreSQL it shall be; another one needs root.
     """
 
     def __init__(
@@ -121,12 +122,14 @@ class PostgresServer:
         copy_of: "PostgresServer | None" = None,
         is_replica: bool = False,
         is_started: bool = True,
+        root: Path = ROOT,
     ) -> None:
         self._settings = _SETTINGS | dict(settings or {})
         self._parent = parent or _roomy_folder()
         self._copy_of = copy_of
         self._is_replica = is_replica
         self._is_started = is_started
+        self._root = root
         self._numbers = itertools.count(1)
         self._exit = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,7 +139,9 @@ class PostgresServer:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._folder = stack.enter_context(_private_folder("postgres-", self._parent))
+            self._folder = stack.enter_context(
+                _private_folder("postgres-", self._parent, self._root)
+            )
             (self.port,) = free_ports(1)
             self._create_data()
             stack.callback(self._end)
@@ -155,8 +160,8 @@ class PostgresServer:
         starter is gone.
         """
         assert not self.is_running, "the server is running"
-        program = _program("postgres")
-        self._process = _start(self._folder, program, "-D", self.data, "-p", str(self.port))
+        command = (_program("postgres", self._root), "-D", self.data, "-p", str(self.port))
+        self._process = _start(self._folder, *command, root=self._root)
         self._wait_until_ready()
 
     def stop(self, mode: StopMode = "fast", *, wait: bool = True) -> None:
@@ -203,7 +208,7 @@ class PostgresServer:
         shutil.copytree(origin.data / "pg_wal", archive)
         if os.geteuid() == 0:
             for path in (archive, *archive.rglob("*")):
-                shutil.chown(path, *_user())
+                shutil.chown(path, *_user(self._root))
         with (self.data / "postgresql.conf").open("a") as config:
             config.write(f"restore_command = 'cp {archive}/%f %p'\n")
             config.write(f"recovery_target_name = '{point}'\n")
@@ -223,7 +228,8 @@ class PostgresServer:
             arguments: Of the program.
             stdin: Its input.
         """
-        command = _command(self._folder, _program(program), *arguments)
+        path = _program(program, self._root)
+        command = _command(self._folder, path, *arguments, root=self._root)
         with (self._folder / "log").open("ab") as log:
             ended = subprocess.run(
                 command,
@@ -379,10 +385,16 @@ def can_connect(url: str) -> bool:
     return True
 
 
-def _program(name: str) -> Path:
+def programs() -> str:
+    """The folder of the programs, as its path is inside the root."""
+    return str(_program("postgres").parent)
+
+
+def _program(name: str, root: Path = ROOT) -> Path:
     """A program of the newest version that is installed, as its path is inside the root."""
-    found = max(_VERSIONS.glob(f"*/bin/{name}"), key=lambda path: int(path.parent.parent.name))
-    return _HERE / found.relative_to(_ROOT)
+    found = (root / _VERSIONS).glob(f"*/bin/{name}")
+    newest = max(found, key=lambda path: int(path.parent.parent.name))
+    return _HERE / newest.relative_to(root)
 
 
 def _roomy_folder() -> Path | None:
@@ -394,7 +406,7 @@ def _roomy_folder() -> Path | None:
 
 
 @contextlib.contextmanager
-def _private_folder(prefix: str, parent: Path | None, root: Path = _ROOT) -> Iterator[Path]:
+def _private_folder(prefix: str, parent: Path | None, root: Path = ROOT) -> Iterator[Path]:
     """A temporary folder of the user that the servers run as: none of them runs as root."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         if os.geteuid() == 0:
@@ -402,7 +414,7 @@ def _private_folder(prefix: str, parent: Path | None, root: Path = _ROOT) -> Ite
         yield Path(name)
 
 
-def _user(root: Path = _ROOT) -> tuple[int, int]:
+def _user(root: Path = ROOT) -> tuple[int, int]:
     """The number of the servers' user, and that of its group; of each Debian its own."""
     for line in (root / "etc/passwd").read_text().splitlines():
         name, _, user, group, *_ = line.split(":")
@@ -411,7 +423,7 @@ def _user(root: Path = _ROOT) -> tuple[int, int]:
     raise LookupError(f"no user {USER} in {root}")
 
 
-def _command(folder: Path, *command: str | Path, root: Path = _ROOT) -> list[str | Path]:
+def _command(folder: Path, *command: str | Path, root: Path = ROOT) -> list[str | Path]:
     """A command that becomes the servers' user, and ends with this process."""
     user, group = _user(root)
     become = [f"--reuid={user}", f"--regid={group}", "--clear-groups"]
@@ -429,7 +441,7 @@ def _surroundings(folder: Path) -> dict[str, Any]:
     }
 
 
-def _start(folder: Path, *command: str | Path, root: Path = _ROOT) -> subprocess.Popen[bytes]:
+def _start(folder: Path, *command: str | Path, root: Path = ROOT) -> subprocess.Popen[bytes]:
     """Start a process that ends with this one; it logs to a file in the folder."""
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(

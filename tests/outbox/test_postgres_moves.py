@@ -5,24 +5,28 @@ parked one. A relay goes through the move, or another one is started after it.
 """
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import pytest
 
-from reliablepub import Outbox
+from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
 from tests import moves
 from tests.chaos.proxy import Proxy
 from tests.moves import World
-from tests.postgres import PostgresServer
+from tests.postgres import ROOT, PostgresServer, programs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(90)]
 
 Copy = Callable[..., PostgresServer]
 Make = Callable[[PostgresServer, PostgresServer], World]
+TARGET_VARIABLE = "RELIABLEPUB_TEST_POSTGRES_TARGET_ROOT"
+"""Another Debian, to whose PostgreSQL the outbox is moved; what is moved to it is `behind`."""
 _NAMES = itertools.count(1)
 
 relays = pytest.mark.parametrize("is_running", [True, False], ids=["through", "after"])
@@ -45,7 +49,8 @@ def near() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="module")
 def far() -> Iterator[PostgresServer]:
     """A server whose numbers of transactions are above 12 thousand million."""
-    with PostgresServer(settings=moves.REPLICATION, is_started=False) as server:
+    root = Path(os.environ.get(TARGET_VARIABLE, ROOT)).absolute()
+    with PostgresServer(settings=moves.REPLICATION, is_started=False, root=root) as server:
         server.run("pg_resetwal", "--epoch=3", f"--pgdata={server.data}")
         server.start()
         yield server
@@ -66,7 +71,7 @@ def copy() -> Iterator[Copy]:
         pytest.param((60, True), id="long", marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
     ]
 )
-def make(request: pytest.FixtureRequest, copy: Copy) -> Iterator[Make]:  # noqa: ARG001
+def make(request: pytest.FixtureRequest, copy: Copy) -> Iterator[Make]:
     """Make a world: its outbox is on the first server, and the second one has the database too.
 
     In the long form there are more messages, and the relay is killed all the time. Copies of a
@@ -178,6 +183,31 @@ def test_rows_arrive_while_the_new_relay_runs(
     world.finish()
 
 
+@pytest.mark.soak
+@pytest.mark.xfail(
+    reason="a turn of the old server has the number of one of the new relay's: replication stops"
+    " at turns_pkey, and what was enqueued later does not come",
+    raises=AssertionError,
+)
+def test_a_message_is_cancelled_on_the_old_server_while_the_new_relay_runs(
+    near: PostgresServer, far: PostgresServer, make: Make
+) -> None:
+    world = make(near, far)
+    world.begin(is_running=False)
+    empty(world, far)
+    moves.subscribe(near, far, world.name)
+    world.go_to(far)
+    world.settle()
+    with closing(Outbox(near.url_of(world.name))) as old:
+        assert old.cancel("later")
+        old.enqueue(Message(b"late", exchange="x", routing_key="somewhere"))
+    try:
+        moves.catch_up(near, far, world.name, timeout_s=5)
+    finally:
+        moves.execute(far, world.name, f"ALTER SUBSCRIPTION moved_{world.name} DISABLE")
+        moves.unsubscribe(far, world.name)
+
+
 def in_place(world: World, script: bytes, *, is_whole: bool) -> None:
     if is_whole:
         world.execute("DROP SCHEMA reliablepub CASCADE")
@@ -253,17 +283,20 @@ def test_a_server_is_restored_as_it_was_earlier(
 def test_a_replica_is_promoted_that_has_everything(
     near: PostgresServer, make: Make, copy: Copy, *, is_running: bool
 ) -> None:
+    """The URL names both hosts; applications store messages all the time."""
     world = make(near, near)
     replica = copy(near, is_replica=True)
-    with synchronous(near):
+    world.url = near.url_of(world.name).replace("/moves", f",127.0.0.1:{replica.port}/moves")
+    with synchronous(near), Outbox(world.url) as world.outbox:
         world.begin(is_running=is_running)
         with world.load():
             time.sleep(0.3)
             near.kill()
             replica.promote()
-            world.go_to(replica)
+            world.server = replica
             world.store(1)
-    world.finish()
+        world.finish()
+        world.end()
     assert not any("lost commits" in why for why in world.told())
 
 
@@ -304,6 +337,27 @@ def synchronous(server: PostgresServer) -> Iterator[None]:
         server.recover()
         server.execute("ALTER SYSTEM RESET synchronous_standby_names")
         server.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.soak
+@relays
+def test_a_server_is_upgraded(
+    near: PostgresServer, make: Make, copy: Copy, *, is_running: bool
+) -> None:
+    """By pg_upgrade, from this version to itself."""
+    world = make(near, near)
+    world.begin(is_running=is_running)
+    world.away()
+    old = copy(near)
+    old.stop()
+    with PostgresServer(settings=moves.REPLICATION, is_started=False) as new:
+        data = [f"--old-datadir={old.data}", f"--new-datadir={new.data}"]
+        new.run("pg_upgrade", f"--old-bindir={programs()}", "--username=postgres", *data)
+        new.start()
+        world.go_to(new)
+        world.finish()
+        world.end()
+        world.server = near
 
 
 # ---------------------------------------------------------------------------- in place
