@@ -34,6 +34,20 @@ from tests.waiting import until
 
 T = TypeVar("T")
 
+_HISTORY: Final = """
+    INSERT INTO reliablepub.attempts (
+        id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
+    )
+    SELECT nextval('reliablepub.message_ids'), 'old', extract(epoch FROM now()), '0-1', n,
+        'nacked', 0, '', 'not written'
+    FROM generate_series(1, 1000) AS n;
+    INSERT INTO reliablepub.interventions (
+        id, message_id, exchange, routing_key, at, action, person, note
+    )
+    SELECT id, message_id, 'x', 'somewhere', at, 'retry', 'an operator', ''
+    FROM reliablepub.attempts;
+"""
+
 REPLICATION: Final = {
     "wal_level": "logical",
     "max_replication_slots": "30",
@@ -92,6 +106,7 @@ class World:
     def prepare(self) -> None:
         """Create the outbox, with a history: confirmed, parked, retried and parked again."""
         self.outbox.create()
+        self.execute(_HISTORY)
         with self._publisher() as publisher:
             self.store(self.scale)
             self.store(1, key=HELD, routing_key="nowhere")
