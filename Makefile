@@ -10,7 +10,7 @@ COMPILE = $(BIN)/uv pip compile --quiet $(if $(NEWEST),--upgrade) --universal --
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
-# The same for PostgreSQL; 250 MB each.
+# The same for PostgreSQL; 450 MB each.
 POSTGRES_CACHE ?= $(CURDIR)/.postgres-versions
 
 # Other Pythons to test, each found as python3.12 and so on, and where their environments are kept.
@@ -198,12 +198,14 @@ rabbitmq-versions: .venv/.installed
 			$(BIN)/pytest -m soak tests/facts/test_tokens.py; \
 	done
 
-# The outbox in PostgreSQL, at those of other Debians: 17 and the newest.
+# The outbox in PostgreSQL, at those of other Debians, 17 and the newest; and moved to them from this one.
 postgres-versions: .venv/.installed postgres
 	set -e; for suite in trixie sid; do \
 		.ci/debootstrap $$suite $(POSTGRES_CACHE)/$$suite postgresql; \
 		RELIABLEPUB_TEST_POSTGRES_ROOT=$(POSTGRES_CACHE)/$$suite \
 			$(BIN)/pytest -m "postgres and not soak and not bench" tests/outbox/test_postgres*.py; \
+		RELIABLEPUB_TEST_POSTGRES_TARGET_ROOT=$(POSTGRES_CACHE)/$$suite \
+			$(BIN)/pytest -m postgres -k "behind and short" tests/outbox/test_postgres_moves.py; \
 	done
 
 # The tests without Spark on other Pythons; for Spark see `spark-versions`.
