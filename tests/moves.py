@@ -256,6 +256,7 @@ class World:
         self.broker.clear_faults()
         self.broker.release_confirms()
         if self.victims is not None:
+            self.wait_for_sequences()
             self.store_each()
             time.sleep(3)
             self._end_victims()
@@ -322,6 +323,11 @@ class World:
         """How many arrivals there were beyond the first ones."""
         arrived = self.arrived()
         return len(arrived) - len(set(arrived))
+
+    def wait_for_sequences(self) -> None:
+        """Wait until a relay has raised them: until then, a message may overtake its key."""
+        behind = "SELECT FROM reliablepub.sequences WHERE last_value < most"
+        until(lambda: not self.execute(behind), what="a relay that raises the sequences")
 
     def told(self) -> list[str]:
         """Why relays have begun anew, as `outbox audit` tells it."""

@@ -410,6 +410,5 @@ def test_a_sequence_is_set_back(
     world.execute(f"ALTER SEQUENCE reliablepub.{sequence} RESTART")
     world.store(world.scale)  # some may get the ids of messages that are gone
     if is_running and sequence == "message_ids":  # or those of a key may get them, too
-        behind = "SELECT FROM reliablepub.sequences WHERE last_value < most"
-        until(lambda: not world.execute(behind), what="a relay that raises the sequence")
+        world.wait_for_sequences()
     world.finish()
