@@ -314,7 +314,7 @@ class World:
         key_of = dict(self.stored)
         for key in (*KEYS, HELD, "load", "new"):
             firsts = [one for one in dict.fromkeys(arrived) if key_of.get(one) == key]
-            assert firsts == sorted(firsts), key
+            assert firsts == sorted(firsts), (key, firsts)
         audit = self.outbox.audit()
         assert bool(audit.differences) == is_emptied, audit.differences
         assert not audit.damaged
@@ -326,7 +326,7 @@ class World:
 
     def wait_for_sequences(self) -> None:
         """Wait until a relay has raised them: until then, a message may overtake its key."""
-        behind = "SELECT FROM reliablepub.sequences WHERE last_value < most"
+        behind = "SELECT 1 FROM reliablepub.sequences WHERE last_value < most"
         until(lambda: not self.execute(behind), what="a relay that raises the sequences")
 
     def told(self) -> list[str]:

@@ -68,7 +68,7 @@ def copy() -> Iterator[Copy]:
 @pytest.fixture(
     params=[
         pytest.param((3, False), id="short"),
-        pytest.param((60, True), id="long", marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
+        pytest.param((30, True), id="long", marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
     ]
 )
 def make(request: pytest.FixtureRequest, copy: Copy) -> Iterator[Make]:
