@@ -104,7 +104,7 @@ from reliablepub.outbox.rows import (
 
 PART_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of new messages in one statement."""
-_COMPARE_S: Final = 5.0
+_COMPARE_S: Final = 20.0
 """How often a relay that runs compares the sequences with the rows."""
 _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
