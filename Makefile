@@ -10,6 +10,9 @@ COMPILE = $(BIN)/uv pip compile --quiet $(if $(NEWEST),--upgrade) --universal --
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
+# The same for PostgreSQL; 450 MB each.
+POSTGRES_CACHE ?= $(CURDIR)/.postgres-versions
+
 # Other Pythons to test, each found as python3.12 and so on, and where their environments are kept.
 PYTHONS := 3.12 3.13
 PYTHON_CACHE ?= $(CURDIR)/.python-versions
@@ -30,7 +33,7 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
 
 # Six at once on two cores, which then have work all the time. The long ones start first, and with them what mostly waits:
 # the alerts of tests/observe; the short ones that never wait fill both cores at the end.
@@ -185,13 +188,24 @@ servers:
 	@.ci/install rabbitmq postgres prometheus fuse java
 
 # Every test that needs a broker, at the RabbitMQ of other Debians: 4.0 and the newest.
+RABBITMQ_PACKAGES := make python3-venv rabbitmq-server
 rabbitmq-versions: .venv/.installed
 	set -e; for suite in trixie sid; do \
-		.ci/debootstrap-rabbitmq $$suite $(RABBITMQ_CACHE)/$$suite; \
+		.ci/debootstrap $$suite $(RABBITMQ_CACHE)/$$suite $(RABBITMQ_PACKAGES); \
 		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
 			$(BIN)/pytest -m "rabbit and not soak and not bench and not spark_versions"; \
 		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
 			$(BIN)/pytest -m soak tests/facts/test_tokens.py; \
+	done
+
+# The outbox in PostgreSQL, at those of other Debians, 17 and the newest; and moved to them from this one.
+postgres-versions: .venv/.installed postgres
+	set -e; for suite in trixie sid; do \
+		.ci/debootstrap $$suite $(POSTGRES_CACHE)/$$suite postgresql; \
+		RELIABLEPUB_TEST_POSTGRES_ROOT=$(POSTGRES_CACHE)/$$suite \
+			$(BIN)/pytest -m "postgres and not soak and not bench" tests/outbox/test_postgres*.py; \
+		RELIABLEPUB_TEST_POSTGRES_TARGET_ROOT=$(POSTGRES_CACHE)/$$suite \
+			$(BIN)/pytest -m postgres -k "behind and short" tests/outbox/test_postgres_moves.py; \
 	done
 
 # The tests without Spark on other Pythons; for Spark see `spark-versions`.
@@ -202,7 +216,7 @@ python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse jav
 
 # The newest Python with the newest RabbitMQ, both Debian's, in a chroot with this folder in it.
 python-sid:
-	.ci/debootstrap-rabbitmq sid $(RABBITMQ_CACHE)/sid
+	.ci/debootstrap sid $(RABBITMQ_CACHE)/sid $(RABBITMQ_PACKAGES)
 	.ci/enter $(RABBITMQ_CACHE)/sid make python-3.14 PYTHON_CACHE=$(PYTHON_CACHE)
 
 $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt

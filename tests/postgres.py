@@ -1,5 +1,7 @@
 """`PostgresServer`: a private PostgreSQL from Debian's package, to be killed and frozen by tests.
 
+The package may also be that of another Debian, unpacked into a folder and entered by chroot.
+
 This module knows processes, ports and the files of one server, and of a PgBouncer in front of it.
 Everything it starts lives in one temporary folder, listens on loopback only, and ends with it: by
 process id, and through the parent death signal even when the test run itself is killed. It must
@@ -9,7 +11,6 @@ never know reliablepub.
 import contextlib
 import itertools
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,12 @@ StopMode = Literal["smart", "fast", "immediate"]
 USER: Final = "postgres"
 """Superuser of the server, and the user that it runs as if the tests run as root."""
 
-_VERSIONS: Final = Path("/usr/lib/postgresql")
+ROOT_VARIABLE: Final = "RELIABLEPUB_TEST_POSTGRES_ROOT"
+"""The folder of another Debian whose PostgreSQL the tests shall use: make postgres-versions."""
+
+_HERE: Final = Path("/")
+ROOT: Final = Path(os.environ.get(ROOT_VARIABLE, _HERE)).absolute()
+_VERSIONS: Final = Path("usr/lib/postgresql")
 _PGBOUNCER: Final = Path("/usr/sbin/pgbouncer")
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _SHARED_MEMORY_BYTES_MIN: Final = 2 * 1024**3
@@ -61,6 +67,15 @@ pool_mode = {pool_mode}
 default_pool_size = 4
 server_login_retry = 0.1
 """
+# Both the shell and chroot become what they start. In there, the folder of the server has its own
+# path, and devices are the host's, /dev/shm among them; the mounts end with the process.
+_ENTER: Final = """\
+mount -t tmpfs tmpfs "$0/tmp"
+mount --rbind /dev "$0/dev"
+mkdir -p "$0$1"
+mount --bind "$1" "$0$1"
+exec chroot "$0" env --chdir="$@"
+"""
 # The kernel closes the pipe of this shell when the test run is killed, which ends the freeze too.
 _FREEZE: Final = """\
 kill -STOP $1 || exit
@@ -75,7 +90,7 @@ kill -CONT $children $1 2>/dev/null
 
 def is_installed() -> bool:
     """Whether Debian's postgresql package is here, in any version."""
-    return next(_VERSIONS.glob("*/bin/postgres"), None) is not None
+    return next((ROOT / _VERSIONS).glob("*/bin/postgres"), None) is not None
 
 
 def is_pgbouncer_installed() -> bool:
@@ -93,13 +108,28 @@ class PostgresServer:
         settings: As in postgresql.conf: ``{"fsync": "off"}``.
         parent: Where its folder is made. By default in memory, if there is enough: what was synced
             there outlives `kill` as on a disk, in a third of the time.
+        copy_of: A server that runs, of which it begins as a physical copy.
+        is_replica: Whether the copy follows that server, until it is promoted.
+        is_started: Whether it is started on entry.
+        root: The folder of the Debian whose PostgreSQL it shall be; another one needs root.
     """
 
     def __init__(
-        self, *, settings: Mapping[str, str] | None = None, parent: Path | None = None
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        parent: Path | None = None,
+        copy_of: "PostgresServer | None" = None,
+        is_replica: bool = False,
+        is_started: bool = True,
+        root: Path = ROOT,
     ) -> None:
         self._settings = _SETTINGS | dict(settings or {})
         self._parent = parent or _roomy_folder()
+        self._copy_of = copy_of
+        self._is_replica = is_replica
+        self._is_started = is_started
+        self._root = root
         self._numbers = itertools.count(1)
         self._exit = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,11 +139,14 @@ class PostgresServer:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._folder = stack.enter_context(_private_folder("postgres-", self._parent))
+            self._folder = stack.enter_context(
+                _private_folder("postgres-", self._parent, self._root)
+            )
             (self.port,) = free_ports(1)
             self._create_data()
             stack.callback(self._end)
-            self.start()
+            if self._is_started:
+                self.start()
             self._exit = stack.pop_all()
         return self
 
@@ -127,8 +160,8 @@ class PostgresServer:
         starter is gone.
         """
         assert not self.is_running, "the server is running"
-        program = _program("postgres")
-        self._process = _start(self._folder, program, "-D", self.data, "-p", str(self.port))
+        command = (_program("postgres", self._root), "-D", self.data, "-p", str(self.port))
+        self._process = _start(self._folder, *command, root=self._root)
         self._wait_until_ready()
 
     def stop(self, mode: StopMode = "fast", *, wait: bool = True) -> None:
@@ -163,6 +196,52 @@ class PostgresServer:
             self.kill()
         if not self.is_running:
             self.start()
+
+    def promote(self) -> None:
+        """End the recovery of a replica: it accepts writes when this returns."""
+        self.execute("SELECT pg_promote()")
+
+    def recover_until(self, point: str, origin: "PostgresServer") -> None:
+        """Start a copy that was made earlier, and recover up to a restore point of its origin."""
+        origin.execute("SELECT pg_switch_wal()")
+        archive = self._folder / "archive"
+        shutil.copytree(origin.data / "pg_wal", archive)
+        if os.geteuid() == 0:
+            for path in (archive, *archive.rglob("*")):
+                shutil.chown(path, *_user(self._root))
+        with (self.data / "postgresql.conf").open("a") as config:
+            config.write(f"restore_command = 'cp {archive}/%f %p'\n")
+            config.write(f"recovery_target_name = '{point}'\n")
+            config.write("recovery_target_action = promote\n")
+        (self.data / "recovery.signal").touch()
+        self.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while self.execute("SELECT pg_is_in_recovery()") == [(True,)]:
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+
+    def run(self, program: str, *arguments: str, stdin: bytes = b"") -> bytes:
+        """Run a program of PostgreSQL's in the folder of this server; its output.
+
+        Args:
+            program: Such as ``pg_dump``; its user is that of the server.
+            arguments: Of the program.
+            stdin: Its input.
+        """
+        path = _program(program, self._root)
+        command = _command(self._folder, path, *arguments, root=self._root)
+        with (self._folder / "log").open("ab") as log:
+            ended = subprocess.run(
+                command,
+                check=False,
+                **_surroundings(self._folder),
+                input=stdin,
+                stdout=-1,
+                stderr=log,
+            )
+        assert ended.returncode == 0, self.log
+        written: bytes = ended.stdout
+        return written
 
     # ------------------------------------------------------------------ looking
 
@@ -202,7 +281,7 @@ class PostgresServer:
         found = []
         for link in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-                if link.readlink() == self.data:
+                if link.samefile(self.data):
                     found.append(int(link.parent.name))
         return found
 
@@ -249,10 +328,13 @@ class PostgresServer:
     # ------------------------------------------------------------------ inside
 
     def _create_data(self) -> None:
-        options = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8"]
-        options += [f"--username={USER}", "--wal-segsize=1"]
-        initdb = _start(self._folder, _program("initdb"), "-D", self.data, *options)
-        assert initdb.wait() == 0, self.log
+        if (origin := self._copy_of) is not None:
+            options = ["--checkpoint=fast", "--no-sync", *(["-R"] if self._is_replica else [])]
+            self.run("pg_basebackup", f"--dbname={origin.url_of()}", f"-D{self.data}", *options)
+        else:
+            options = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8"]
+            options += [f"--username={USER}", "--wal-segsize=1"]
+            self.run("initdb", f"-D{self.data}", *options)
         settings = self._settings | {"unix_socket_directories": str(self._folder)}
         with (self.data / "postgresql.conf").open("a") as config:
             config.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
@@ -275,7 +357,7 @@ class PostgresServer:
 def pgbouncer(server: PostgresServer, *, pool_mode: str = "transaction") -> Iterator[int]:
     """Run a PgBouncer in front of a server; its port."""
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(_private_folder("pgbouncer-", server.folder.parent))
+        folder = stack.enter_context(_private_folder("pgbouncer-", server.folder.parent, _HERE))
         (port,) = free_ports(1)
         config = folder / "pgbouncer.ini"
         config.write_text(
@@ -283,7 +365,7 @@ def pgbouncer(server: PostgresServer, *, pool_mode: str = "transaction") -> Iter
                 server_port=server.port, port=port, user=USER, pool_mode=pool_mode
             )
         )
-        process = _start(folder, _PGBOUNCER, config)
+        process = _start(folder, _PGBOUNCER, config, root=_HERE)
         stack.callback(process.wait)
         stack.callback(process.kill)
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -303,9 +385,16 @@ def can_connect(url: str) -> bool:
     return True
 
 
-def _program(name: str) -> Path:
-    """A program of the newest version that is installed."""
-    return max(_VERSIONS.glob(f"*/bin/{name}"), key=lambda path: int(path.parent.parent.name))
+def programs() -> str:
+    """The folder of the programs, as its path is inside the root."""
+    return str(_program("postgres").parent)
+
+
+def _program(name: str, root: Path = ROOT) -> Path:
+    """A program of the newest version that is installed, as its path is inside the root."""
+    found = (root / _VERSIONS).glob(f"*/bin/{name}")
+    newest = max(found, key=lambda path: int(path.parent.parent.name))
+    return _HERE / newest.relative_to(root)
 
 
 def _roomy_folder() -> Path | None:
@@ -317,26 +406,48 @@ def _roomy_folder() -> Path | None:
 
 
 @contextlib.contextmanager
-def _private_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
+def _private_folder(prefix: str, parent: Path | None, root: Path = ROOT) -> Iterator[Path]:
     """A temporary folder of the user that the servers run as: none of them runs as root."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         if os.geteuid() == 0:
-            shutil.chown(name, USER, pwd.getpwnam(USER).pw_gid)
+            shutil.chown(name, *_user(root))
         yield Path(name)
 
 
-def _start(folder: Path, *command: str | Path) -> subprocess.Popen[bytes]:
-    """Start a process that ends with this one; it logs to a file in the folder."""
-    become = [f"--reuid={USER}", f"--regid={pwd.getpwnam(USER).pw_gid}", "--clear-groups"]
+def _user(root: Path = ROOT) -> tuple[int, int]:
+    """The number of the servers' user, and that of its group; of each Debian its own."""
+    for line in (root / "etc/passwd").read_text().splitlines():
+        name, _, user, group, *_ = line.split(":")
+        if name == USER:
+            return int(user), int(group)
+    raise LookupError(f"no user {USER} in {root}")
+
+
+def _command(folder: Path, *command: str | Path, root: Path = ROOT) -> list[str | Path]:
+    """A command that becomes the servers' user, and ends with this process."""
+    user, group = _user(root)
+    become = [f"--reuid={user}", f"--regid={group}", "--clear-groups"]
     # SIGQUIT is an immediate shutdown of PostgreSQL: nothing stays behind in the kernel.
     setpriv = ["setpriv", "--pdeathsig=QUIT", *(become if os.geteuid() == 0 else [])]
+    enter: list[str | Path] = ["unshare", "--mount", "bash", "-euc", _ENTER, root, folder]
+    return [*([] if root == _HERE else enter), *setpriv, *command]
+
+
+def _surroundings(folder: Path) -> dict[str, Any]:
+    return {
+        "env": {"PATH": os.environ["PATH"], "HOME": str(folder), "LANG": "C.UTF-8"},
+        "cwd": folder,
+        "start_new_session": True,  # Ctrl-C is for pytest
+    }
+
+
+def _start(folder: Path, *command: str | Path, root: Path = ROOT) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one; it logs to a file in the folder."""
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
-            [*setpriv, *command],
-            env={"PATH": os.environ["PATH"], "HOME": str(folder), "LANG": "C.UTF-8"},
-            cwd=folder,
+            _command(folder, *command, root=root),
+            **_surroundings(folder),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is for pytest
         )

@@ -99,6 +99,11 @@ class Proxy:
         """Reset every connection, at both ends."""
         self._call(self._cut)
 
+    def lead_to(self, target_port: int) -> None:
+        """Pass everything on to another port from now on; every connection is reset."""
+        self._target_port = target_port
+        self.cut()
+
     def inject(self, data: bytes) -> None:
         """Have every client hear this from its broker, between two things that it says."""
         self._call(lambda: self._inject(data))

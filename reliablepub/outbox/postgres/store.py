@@ -104,6 +104,8 @@ from reliablepub.outbox.rows import (
 
 PART_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of new messages in one statement."""
+_COMPARE_S: Final = 20.0
+"""How often a relay that runs compares the sequences with the rows."""
 _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
 _NEXT: Final = object()
@@ -253,6 +255,7 @@ class PostgresStore:
         Raises:
             OutboxError: this user may not; it says what to run.
         """
+        self._compared_at = time.monotonic()
         for row in self._link.read("sequences_behind", {}):
             name, most = row[0].decode(), row[1]
             try:
@@ -328,6 +331,8 @@ class PostgresStore:
             OutboxInUse: another relay has taken over.
         """
         self._go_on()
+        if time.monotonic() - self._compared_at > _COMPARE_S:
+            self._raise_sequences()
         is_silent = not self._link.is_visible and time.monotonic() - self._turn_at > BEAT_S
         is_beating = self._is_reconnected or is_silent
         if is_beating:  # before the look, which may wait for a lock and fail
