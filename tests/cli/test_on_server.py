@@ -341,6 +341,19 @@ def test_what_loses_accepted_messages_is_found(
     assert "application's transactions" in row["remedy"]
 
 
+def test_tables_that_a_crash_empties_are_found(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    execute(postgres_outbox, "ALTER TABLE reliablepub.parked SET UNLOGGED")
+    execute(postgres_outbox, "ALTER TABLE reliablepub.runs SET UNLOGGED")
+    row = findings(run, as_role("reader"), code=4)["durability"]
+    assert row["level"] == "problem"
+    assert row["found"].startswith("unlogged: reliablepub.parked, reliablepub.runs")
+    for table in ("parked", "runs"):
+        execute(postgres_outbox, f"ALTER TABLE reliablepub.{table} SET LOGGED")
+    assert findings(run, postgres_outbox)["durability"]["level"] == "ok"
+
+
 @contextmanager
 def a_replica(server: PostgresServer) -> Iterator[None]:
     """Receive the server's log as an asynchronous replica does."""
@@ -413,6 +426,7 @@ SERVER: dict[str, Any] = {
     "slot_age": None,
     "dead": 0,
     "live": 0,
+    "unlogged": None,
 }
 
 

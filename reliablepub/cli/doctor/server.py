@@ -130,6 +130,9 @@ def _durability(server: Mapping[str, Any]) -> Finding:
         found = f"{found}, full_page_writes {server['full_page_writes']}"
         remedy = "a crash of the server's host loses or damages messages: set both to on"
         return finding("durability", Level.PROBLEM, found, remedy)
+    if server["unlogged"]:
+        remedy = "a crash of the server empties them: ALTER TABLE ... SET LOGGED"
+        return finding("durability", Level.PROBLEM, f"unlogged: {server['unlogged']}", remedy)
     if commit != "off":
         return finding("durability", Level.OK, found)
     if server["allows_loss"]:

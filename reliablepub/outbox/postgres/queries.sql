@@ -950,6 +950,10 @@ SELECT
     ) AS prepared_s,
     (SELECT max(greatest(age(xmin), age(catalog_xmin))) FROM pg_replication_slots) AS slot_age,
     t.dead, t.live,
+    (
+        SELECT string_agg(oid::regclass::text, ', ' ORDER BY relname) FROM pg_class
+        WHERE relnamespace = 'reliablepub_'::regnamespace AND relkind IN ('r', 'S') AND relpersistence = 'u'
+    ) AS unlogged,
     extract(epoch FROM clock_timestamp())::double precision AS now
 FROM (
     SELECT
