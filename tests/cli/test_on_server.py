@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,11 +25,12 @@ from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres import database as postgres_database
 from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
-from reliablepub.testing import FakeBroker
+from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import Run
 from tests.postgres import PostgresServer
 from tests.waiting import until
@@ -406,6 +408,122 @@ def test_a_transaction_that_holds_the_horizon_is_found(
         assert "was prepared" in findings(run, postgres_outbox)["vacuum horizon"]["found"]
     finally:
         execute(postgres_outbox, "ROLLBACK PREPARED 'forgotten'")
+
+
+# ------------------------------------------------------- after a move or a fail-over
+
+
+def test_a_sequence_behind_its_rows_is_found_by_a_reader(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    with Outbox(postgres_outbox) as outbox:
+        for _ in range(3):
+            outbox.enqueue(Message(b"", routing_key="q"))
+    execute(postgres_outbox, "SELECT setval('reliablepub.message_ids', 2)")
+    row = findings(run, as_role("reader"), code=4)["sequences"]
+    assert (row["level"], row["found"]) == ("problem", "behind their rows: reliablepub.message_ids")
+    remedy = "SELECT setval('reliablepub.message_ids', 3)"
+    assert row["remedy"].endswith(remedy)
+    execute(postgres_outbox, remedy)
+    assert findings(run, postgres_outbox, code=4)["sequences"]["level"] == "ok"
+
+
+def test_a_fail_over_that_has_lost_commits_is_told(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    def began_anew(hours_ago: int, why: str) -> None:
+        execute(
+            postgres_outbox,
+            "INSERT INTO reliablepub.runs (shard, pid, host, started_at, began_anew) VALUES"
+            f" (0, 1, 'h', extract(epoch FROM now()) - 3600 * {hours_ago}, '{why}')",
+        )
+
+    began_anew(30, "it has lost commits: turn 3 of this relay is gone")
+    began_anew(2, "the server was started again, or is another one")
+    assert findings(run, as_role("reader"))["fail-over"]["level"] == "ok"
+    began_anew(1, "it has lost commits: turn 7 of this relay is gone")
+    row = findings(run, as_role("reader"))["fail-over"]
+    assert row["level"] == "warning"
+    assert row["found"].startswith("run 3 began anew 1 h 0 min ago: it has lost commits: turn 7")
+    audit = ("outbox", "audit", "--outbox", postgres_outbox)
+    told = run(*audit).stderr
+    assert [line.partition(" began")[0] for line in told.splitlines()] == ["run 3", "run 1"]
+    shown = json.loads(run(*audit, "--json").stdout)
+    assert shown["is_right"], "it is past"
+    assert [one["run"] for one in shown["lost"]] == [3, 1]
+
+
+LEFT_OUT = """
+INSERT INTO reliablepub.messages
+    (id, run, stored_at, size, message_id, exchange, routing_key, body, ordering_key, due_at)
+VALUES (%(id)s, 0, 1, 200, 'm', '', 'q', '', %(key)s, %(due_at)s)
+"""
+
+
+def leave_out(url: str, id_: int, key: str | None = None, due_at: float | None = None) -> None:
+    """Store a message that no relay finds: its id is below those that were read."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(LEFT_OUT, {"id": id_, "key": key, "due_at": due_at})
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_database, "DUE_S", 0.3)
+    monkeypatch.setattr(postgres_database, "_STATUS_S", 0.1)
+
+
+def settled(url: str) -> bool:
+    """Whether the relay shows that it has been at rest for longer than `DUE_S`."""
+    [relay] = read_relays(outbox_at(url))
+    shown = relay.status
+    at_rest = shown.get("link") == "connected" and not shown["in_flight"] + shown["buffered"]
+    return at_rest and time.time() - shown["since"] > 0.5
+
+
+@pytest.mark.usefixtures("soon")
+def test_messages_that_a_relay_at_rest_leaves_out_are_found(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str, fake: FakeBroker
+) -> None:
+    fake.declare_queue("q")
+    reader = as_role("reader")
+    with Publisher(fake.url, outbox=postgres_outbox) as publisher:
+        for _ in range(9):
+            publisher.publish(b"", routing_key="q").result(20)
+        until(lambda: settled(postgres_outbox))
+        assert findings(run, reader)["passed over"]["level"] == "ok"
+        leave_out(postgres_outbox, 2, due_at=4e9)
+        leave_out(postgres_outbox, 3, due_at=float("inf"))
+        leave_out(postgres_outbox, 4)
+        leave_out(postgres_outbox, 5, "k")
+        leave_out(postgres_outbox, 6, "k")
+        row = findings(run, reader, code=4)["passed over"]
+        assert row["level"] == "problem"
+        assert row["found"].startswith("2 messages due")
+        assert row["found"].endswith("from id 4")
+        audit = ("outbox", "audit", "--outbox", postgres_outbox)
+        assert json.loads(run(*audit, "--json", code=4).stdout)["passed_over"] == [4, 5]
+        assert "2 messages due for more than a minute" in run(*audit, code=4).stderr
+    assert findings(run, reader)["passed over"]["level"] == "ok", "no relay runs"
+
+
+@pytest.mark.usefixtures("soon")
+def test_messages_that_a_relay_at_work_leaves_out_are_found(
+    run: Run, postgres_outbox: str, fake: FakeBroker
+) -> None:
+    fake.declare_queue("q")
+    with Publisher(fake.url, outbox=postgres_outbox) as publisher:
+        for _ in range(3):
+            publisher.publish(b"", routing_key="q").result(20)
+        until(lambda: settled(postgres_outbox))
+        fake.inject(faults.HoldConfirms())
+        publisher.publish(b"", routing_key="q")
+        until(lambda: not settled(postgres_outbox))
+        leave_out(postgres_outbox, 2)
+        leave_out(postgres_outbox, 9)  # may be read next
+        leave_out(postgres_outbox, 1, due_at=0)  # may have been released now
+        found = findings(run, postgres_outbox, code=4)["passed over"]["found"]
+        assert found.startswith("1 message due")
+        assert found.endswith("from id 2")
 
 
 SERVER: dict[str, Any] = {

@@ -17,9 +17,9 @@ from reliablepub.cli.doctor.diagnosis import (
     of_messages,
     warn_unless,
 )
-from reliablepub.cli.output import age, count_of
+from reliablepub.cli.output import age, count_of, passed_over_words
 from reliablepub.outbox.admin.inspection import OutboxStatus
-from reliablepub.outbox.database import Relaying
+from reliablepub.outbox.database import LostCommits, Relaying
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.printable import one_line
 
@@ -30,6 +30,7 @@ LONG_S: Final = 600.0
 OLD_TRANSACTIONS: Final = 1_000_000
 DEAD_MANY: Final = 200_000
 """Ten times the dead rows after which autovacuum is to clean a table of the outbox."""
+DAY_S: Final = 86_400.0
 _FULL: Final = 0.9
 
 
@@ -54,6 +55,9 @@ def of_server(
     server = around.server
     yield _server(server)
     yield _functions(around.changed)
+    yield _sequences(around.behind)
+    yield _lost(around.lost, now)
+    yield _passed_over(around.passed_over)
     yield _durability(server)
     yield _replicas(server)
     yield _horizon(server)
@@ -121,6 +125,36 @@ def _functions(changed: Sequence[str]) -> Finding:
         "another version has created the outbox, or another program has changed it: take these "
         "functions from `reliablepub outbox create --sql`, as CREATE OR REPLACE FUNCTION",
     )
+
+
+def _sequences(behind: Mapping[str, int]) -> Finding:
+    level = Level.PROBLEM if behind else Level.OK
+    found = f"behind their rows: {', '.join(behind)}" if behind else "not behind their rows"
+    calls = "; ".join(f"SELECT setval('{name}', {most})" for name, most in behind.items())
+    remedy = f"start a relay, which raises them, or run as the owner of the outbox: {calls}"
+    return finding("sequences", level, found, remedy)
+
+
+def _lost(lost: Sequence[LostCommits], now: float) -> Finding:
+    recent = [one for one in lost if now - one.at < DAY_S]
+    if not recent:
+        return finding("fail-over", Level.OK, "no relay has lost commits in the last day")
+    run, ago = recent[0].run, age(max(0.0, now - recent[0].at))
+    found = f"run {run} began anew {ago} ago: {one_line(recent[0].reason)}"
+    remedy = (
+        "messages that were accepted before may be lost, and others are sent again: compare with "
+        "what the applications have stored; `reliablepub outbox audit` lists each fail-over"
+    )
+    return finding("fail-over", Level.WARNING, found, remedy)
+
+
+def _passed_over(ids: Sequence[int]) -> Finding:
+    if not ids:
+        return finding("passed over", Level.OK, "a relay at work leaves out no due message")
+    remedy = (
+        "restart the relay; if they stay, `reliablepub outbox explain` the first, and report it"
+    )
+    return finding("passed over", Level.PROBLEM, passed_over_words(ids), remedy)
 
 
 def _durability(server: Mapping[str, Any]) -> Finding:

@@ -7,10 +7,10 @@ the broker.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from reliablepub.outbox.database import Database, Session
+from reliablepub.outbox.database import Database, LostCommits, Session
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, functions
 
 
@@ -46,6 +46,9 @@ class ServerSurroundings:
             100.
         queues: queues that open or parked messages name through the default exchange; at most 100.
         changed: functions of the outbox that differ from those that this version creates.
+        behind: sequences that are behind their rows: the highest number in use, by name.
+        lost: fail-overs that have lost commits, the newest first.
+        passed_over: ids of messages that are due and that a relay at work does not send.
     """
 
     server: dict[str, Any]
@@ -55,6 +58,9 @@ class ServerSurroundings:
     exchanges: list[str]
     queues: list[str]
     changed: list[str]
+    behind: dict[str, int] = field(default_factory=dict)
+    lost: list[LostCommits] = field(default_factory=list)
+    passed_over: list[int] = field(default_factory=list)
 
 
 def look_around(database: Database) -> ServerSurroundings:
@@ -72,6 +78,7 @@ def look_around(database: Database) -> ServerSurroundings:
         exchanges = sorted(row["exchange"] for row in session.rows("exchanges_named"))
         queues = sorted(row["routing_key"] for row in session.rows("queues_named"))
         changed = _changed(session)
+        behind = {row["name"]: row["most"] for row in session.rows("sequences_behind")}
     return ServerSurroundings(
         server=server,
         owners=owners,
@@ -80,6 +87,9 @@ def look_around(database: Database) -> ServerSurroundings:
         exchanges=exchanges,
         queues=queues,
         changed=changed,
+        behind=behind,
+        lost=database.lost_commits(),
+        passed_over=database.passed_over(),
     )
 
 

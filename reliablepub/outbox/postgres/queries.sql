@@ -972,6 +972,31 @@ FROM (
     FROM pg_stat_user_tables WHERE schemaname = 'reliablepub_'
 ) AS t;
 
+-- name: lost_commits
+SELECT id, started_at AS at, began_anew AS reason FROM reliablepub_runs
+WHERE began_anew LIKE '%lost commits%' ORDER BY id DESC LIMIT 100;
+
+-- What was due at a time and waits for nothing. Of a relay at rest, any message that is first of its key;
+-- of one at work, only those below its lowest one in flight that were never tried and have no key: others
+-- may just have been read. Only the first 10,000 are compared with their keys.
+-- name: passed_over
+SELECT id FROM (
+    SELECT id, ordering_key FROM reliablepub_messages
+    WHERE shard = :shard AND stored_at < :at AND (due_at IS NULL OR :is_idle AND due_at <= :at)
+    AND id < CASE WHEN :is_idle THEN '9223372036854775807' ELSE (
+        SELECT min((r.value ->> 0)::bigint)
+        FROM reliablepub_in_flight AS f, json_array_elements(f.ids::json) AS r WHERE f.shard = :shard
+    ) END
+    ORDER BY id LIMIT 10000
+) AS m
+WHERE m.ordering_key IS NULL OR :is_idle AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_messages AS e WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+) AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
+)
+ORDER BY id LIMIT :limit;
+
 -- name: functions
 SELECT n.nspname::text AS schema, p.proname::text AS name, p.prosrc AS body
 FROM pg_namespace AS n JOIN pg_proc AS p ON p.pronamespace = n.oid
