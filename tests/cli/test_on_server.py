@@ -117,6 +117,64 @@ def test_a_file_has_no_such_options(run: Run, tmp_path: Any) -> None:
     assert Outbox(path).status().stored == 0
 
 
+# --------------------------------------------------- what a relay's role may not do
+
+
+@pytest.fixture
+def managed_url(postgres_server: PostgresServer, postgres_url: str) -> str:
+    """A database of a server that refuses functions, for a user who is no superuser."""
+    if not postgres_server.execute("SELECT 1 FROM pg_roles WHERE rolname = 'tenant'"):
+        postgres_server.execute("CREATE ROLE tenant LOGIN")
+    execute(
+        postgres_url,
+        "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_postmaster_start_time(),"
+        " pg_stat_get_activity(integer) FROM PUBLIC",
+    )
+    name = postgres_url.rpartition("/")[2].partition("?")[0]
+    postgres_server.execute("GRANT CREATE ON DATABASE {} TO tenant", name)
+    return postgres_url.replace("postgres@", "tenant@")
+
+
+def test_create_tells_that_standbys_take_over_later(run: Run, managed_url: str) -> None:
+    told = run("outbox", "create", "--outbox", managed_url).stderr
+    assert "is created" in told
+    assert "warning: role tenant does not see the server's processes" in told
+    assert "GRANT EXECUTE ON FUNCTION pg_stat_get_activity(integer) TO tenant" in told
+
+
+def test_a_managed_server_that_refuses_functions_can_be_looked_at(
+    run: Run, managed_url: str
+) -> None:
+    Outbox(managed_url).create()
+    Outbox(managed_url).enqueue(Message(b"", routing_key="q"))
+    found = findings(run, managed_url, code=4, user="tenant")
+    levels = {row["check"]: row["level"] for row in found.values() if row["level"] != "ok"}
+    assert levels == {"relay": "problem", "privileges": "warning"}
+    assert found.keys().isdisjoint({"replicas", "vacuum horizon", "connections"})
+    assert (
+        json.loads(run("outbox", "status", "--json", "--outbox", managed_url).stdout)["open"] == 1
+    )
+    assert "everything adds up" in run("outbox", "audit", "--outbox", managed_url).stdout
+
+
+def test_sequences_that_a_relay_may_not_set_are_told(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    url = as_role("relay")
+    assert findings(run, url, user="only_relay")["privileges"]["level"] == "ok"
+    execute(
+        postgres_outbox, "REVOKE UPDATE ON SEQUENCE reliablepub.message_ids FROM reliablepub_relay"
+    )
+    row = findings(run, url, user="only_relay")["privileges"]
+    assert row["level"] == "warning"
+    grant = "GRANT UPDATE ON SEQUENCE reliablepub.message_ids TO only_relay"
+    assert row["remedy"].endswith(grant)
+    assert grant in run("outbox", "create", "--outbox", url).stderr
+    execute(postgres_outbox, grant)
+    assert findings(run, url, user="only_relay")["privileges"]["level"] == "ok"
+    assert findings(run, as_role("reader"))["privileges"]["level"] == "ok", "it is no relay's"
+
+
 # ---------------------------------------------------------------------- roles
 
 
@@ -304,8 +362,11 @@ def test_a_reader_sees_neither_bodies_nor_properties(
 # --------------------------------------------------------------------- doctor
 
 
-def findings(run: Run, url: str, code: int = 0) -> dict[str, dict[str, str]]:
-    found = json.loads(run("doctor", "--json", "--outbox", with_password(url), code=code).stdout)
+def findings(
+    run: Run, url: str, code: int = 0, user: str = "postgres"
+) -> dict[str, dict[str, str]]:
+    given = url.replace(f"{user}@", f"{user}:{SECRET}@")
+    found = json.loads(run("doctor", "--json", "--outbox", given, code=code).stdout)
     assert all(row["remedy"] for row in found if row["level"] != "ok")
     return {row["check"]: row for row in found if row["about"] == "outbox"}
 
@@ -545,6 +606,9 @@ SERVER: dict[str, Any] = {
     "dead": 0,
     "live": 0,
     "unlogged": None,
+    "role": "app",
+    "sees_activity": True,
+    "sequences_kept": None,
 }
 
 

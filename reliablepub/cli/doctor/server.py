@@ -59,16 +59,12 @@ def of_server(
     yield _lost(around.lost, now)
     yield _passed_over(around.passed_over)
     yield _durability(server)
-    yield _replicas(server)
-    yield _horizon(server)
+    yield of_privileges(server)
+    if server["sees_activity"]:
+        yield _replicas(server)
+        yield _horizon(server)
+        yield _connections(server)
     yield _dead(server)
-    share = server["connections"] / server["connections_max"]
-    yield finding(
-        "connections",
-        warn_unless(share < _FULL),
-        f"{server['connections']} of {server['connections_max']} in use",
-        "a new relay or enqueuer may get none: raise max_connections, or put PgBouncer in between",
-    )
     yield of_clock(around.ahead_s)
     off_s = around.clock_off_s
     yield finding(
@@ -212,6 +208,38 @@ def _horizon(server: Mapping[str, Any]) -> Finding:
         f"held by {', '.join(held)}" if held else "no long transaction holds it",
         "vacuum cannot remove what was deleted since, so the outbox grows: end it "
         "(pg_stat_activity, pg_prepared_xacts, pg_replication_slots)",
+    )
+
+
+def _connections(server: Mapping[str, Any]) -> Finding:
+    used, most = server["connections"], server["connections_max"]
+    return finding(
+        "connections",
+        warn_unless(used / most < _FULL),
+        f"{used} of {most} in use",
+        "a new relay or enqueuer may get none: raise max_connections, or put PgBouncer in between",
+    )
+
+
+def of_privileges(server: Mapping[str, Any]) -> Finding:
+    """The finding about what the role that asks may not do; ``outbox create`` prints it, too."""
+    role, kept = server["role"], server["sequences_kept"]
+    found, remedies = [], []
+    if kept:
+        found.append(f"may not set the sequences {kept}, which a relay raises after a move")
+        remedies.append(f"GRANT UPDATE ON SEQUENCE {kept} TO {role}")
+    if not server["sees_activity"]:
+        found.append(
+            "does not see the server's processes: a standby takes over in 3 to 5 s, not at once; "
+            "doctor sees neither connections, replicas nor long transactions"
+        )
+        remedies.append(f"GRANT EXECUTE ON FUNCTION pg_stat_get_activity(integer) TO {role}")
+    said = "; and ".join(found) or "has what a relay and doctor need"
+    return finding(
+        "privileges",
+        warn_unless(not found),
+        f"role {role} {said}",
+        f"as an administrator: {'; '.join(remedies)}",
     )
 
 

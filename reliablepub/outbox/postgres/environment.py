@@ -38,7 +38,8 @@ class ServerSurroundings:
     """Facts about the server of an outbox.
 
     Attributes:
-        server: settings and figures by name; see the statement ``surroundings``.
+        server: settings and figures by name; see the statements ``surroundings``, ``privileges``
+            and ``activity``. The last ones are missing if this role may not see them.
         owners: the owner of each shard.
         clock_off_s: the server's clock, minus the clock of this host, in seconds.
         ahead_s: seconds by which the newest open message was stored in the future, or 0.
@@ -73,6 +74,9 @@ def look_around(database: Database) -> ServerSurroundings:
     with database.reading() as session:
         (server,) = session.rows("surroundings")
         now = time.time()
+        server |= _privileges(session)
+        if server["sees_activity"]:
+            server |= next(session.rows("activity"))
         owners = [Owner(**row) for row in session.rows("owners")]
         newest = next(iter(session.rows("newest_stored_at")), {"stored_at": 0.0})
         exchanges = sorted(row["exchange"] for row in session.rows("exchanges_named"))
@@ -91,6 +95,16 @@ def look_around(database: Database) -> ServerSurroundings:
         lost=database.lost_commits(),
         passed_over=database.passed_over(),
     )
+
+
+def read_privileges(database: Database) -> dict[str, Any]:
+    """What this role may that a relay needs; see the statement ``privileges``."""
+    with database.reading() as session:
+        return _privileges(session)
+
+
+def _privileges(session: Session) -> dict[str, Any]:
+    return next(session.rows("privileges"))
 
 
 def _changed(session: Session) -> list[str]:

@@ -929,8 +929,7 @@ INSERT INTO reliablepub_parked (
     :is_skipped
 );
 
--- Facts about the server that any reader may query. Only members of pg_monitor see the age of other
--- users' sessions; for others it is null.
+-- Facts about the server that any reader may query.
 -- name: surroundings
 SELECT
     current_setting('server_version') AS version,
@@ -942,8 +941,6 @@ SELECT
     current_setting('autovacuum') AS autovacuum,
     current_setting('max_connections')::integer AS connections_max,
     (SELECT allows_loss FROM reliablepub_outbox) AS allows_loss,
-    (SELECT count(*) FROM pg_stat_replication) AS replicas,
-    a.connections, a.oldest_age, a.oldest_s,
     (
         SELECT max(extract(epoch FROM clock_timestamp() - prepared))::double precision
         FROM pg_prepared_xacts
@@ -956,21 +953,35 @@ SELECT
     ) AS unlogged,
     extract(epoch FROM clock_timestamp())::double precision AS now
 FROM (
-    SELECT
-        count(*) FILTER (WHERE backend_type = 'client backend') AS connections,
-        max(greatest(age(backend_xmin), age(backend_xid))) FILTER (WHERE holds) AS oldest_age,
-        max(extract(epoch FROM clock_timestamp() - xact_start)) FILTER (WHERE holds)
-            ::double precision AS oldest_s
-    FROM (
-        SELECT *, pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
-            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AS holds
-        FROM pg_stat_activity
-    ) AS s
-) AS a,
-(
     SELECT coalesce(sum(n_dead_tup), 0)::bigint AS dead, coalesce(sum(n_live_tup), 0)::bigint AS live
     FROM pg_stat_user_tables WHERE schemaname = 'reliablepub_'
 ) AS t;
+
+-- What this role may: the sequences that it may not set, if it is to relay, and whether it sees the server's
+-- processes, which administrators of managed servers may refuse.
+-- name: privileges
+SELECT
+    current_user::text AS role,
+    has_function_privilege('pg_catalog.pg_stat_get_activity(integer)', 'EXECUTE') AS sees_activity,
+    (
+        SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.relname) FROM pg_class AS c
+        WHERE c.relnamespace = 'reliablepub_'::regnamespace AND has_table_privilege('reliablepub_turns', 'INSERT')
+        AND NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, 'UPDATE') ELSE true END
+    ) AS sequences_kept;
+
+-- Only members of pg_monitor see the age of other users' sessions; for others it is null.
+-- name: activity
+SELECT
+    count(*) FILTER (WHERE backend_type = 'client backend') AS connections,
+    max(greatest(age(backend_xmin), age(backend_xid))) FILTER (WHERE holds) AS oldest_age,
+    max(extract(epoch FROM clock_timestamp() - xact_start)) FILTER (WHERE holds)
+        ::double precision AS oldest_s,
+    (SELECT count(*) FROM pg_stat_replication) AS replicas
+FROM (
+    SELECT *, pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+        AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AS holds
+    FROM pg_stat_activity
+) AS s;
 
 -- name: lost_commits
 SELECT id, started_at AS at, began_anew AS reason FROM reliablepub_runs
