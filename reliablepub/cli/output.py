@@ -26,6 +26,7 @@ from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.grid import lay_out
 from reliablepub.cli.passwords import without_passwords
+from reliablepub.outbox.database import PASSED_OVER_MAX
 from reliablepub.printable import one_line, printable
 
 _AGE_MAX_S: Final = 1e11
@@ -260,6 +261,12 @@ def same_outbox(name: object) -> str:
 def count_of(number: int, noun: str) -> str:
     """``1 message``, ``2 messages``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def passed_over_words(ids: Sequence[int]) -> str:
+    """Describe messages that a relay leaves out, of which `PASSED_OVER_MAX` are told of a shard."""
+    count = f"{'at least ' if len(ids) >= PASSED_OVER_MAX else ''}{count_of(len(ids), 'message')}"
+    return f"{count} due for more than a minute, and left out by a relay at work: from id {ids[0]}"
 
 
 def age(seconds: float) -> str:

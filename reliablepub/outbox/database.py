@@ -64,6 +64,8 @@ NO_CHANGE: Final = dict.fromkeys(
 """Values of the statement ``change_ledger`` that change nothing. ``ids`` is the number of ids that
 are assigned: the ledger of a file does that; PostgreSQL has a sequence."""
 NO_VALUES: Final[Values] = {}
+PASSED_OVER_MAX: Final = 1_000
+"""Most messages that `Database.passed_over` returns of a shard."""
 IS_LAST: Final = "is_last"
 """A key that marks the last status of a relay that failed."""
 KEYS_KEPT_S: Final = 7 * 86_400.0
@@ -85,6 +87,21 @@ class Space:
     log_bytes: int
     bytes_unused: int
     is_disk_full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LostCommits:
+    """A fail-over after which commits of a relay were gone, and it began another run.
+
+    Attributes:
+        run: number of the run that began.
+        at: when it began (seconds since 1970).
+        reason: what the relay has found.
+    """
+
+    run: int
+    at: float
+    reason: str
 
 
 @dataclass(slots=True)
@@ -266,6 +283,15 @@ class Database(Protocol):
 
     def exposure(self) -> str:
         """Say who else can read or harm messages, and what to do; empty if nobody can."""
+
+    def lost_commits(self) -> list[LostCommits]:
+        """Return the fail-overs that have lost commits, the newest first; none of a file."""
+
+    def passed_over(self) -> list[int]:
+        """Return ids of messages that are due and that a relay, although at work, does not send.
+
+        At most `PASSED_OVER_MAX` of a shard. None of a file: `outbox check` compares its indexes.
+        """
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
         """Yield steps that return free space to the disk; each returns the bytes that it freed."""

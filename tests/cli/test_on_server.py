@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,11 +25,12 @@ from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres import database as postgres_database
 from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
-from reliablepub.testing import FakeBroker
+from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import Run
 from tests.postgres import PostgresServer
 from tests.waiting import until
@@ -113,6 +115,64 @@ def test_a_file_has_no_such_options(run: Run, tmp_path: Any) -> None:
     assert "is created" in run("outbox", "create", "--outbox", path).stderr
     assert "nothing was changed" in run("outbox", "create", "--outbox", path).stderr
     assert Outbox(path).status().stored == 0
+
+
+# --------------------------------------------------- what a relay's role may not do
+
+
+@pytest.fixture
+def managed_url(postgres_server: PostgresServer, postgres_url: str) -> str:
+    """A database of a server that refuses functions, for a user who is no superuser."""
+    if not postgres_server.execute("SELECT 1 FROM pg_roles WHERE rolname = 'tenant'"):
+        postgres_server.execute("CREATE ROLE tenant LOGIN")
+    execute(
+        postgres_url,
+        "REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_postmaster_start_time(),"
+        " pg_stat_get_activity(integer) FROM PUBLIC",
+    )
+    name = postgres_url.rpartition("/")[2].partition("?")[0]
+    postgres_server.execute("GRANT CREATE ON DATABASE {} TO tenant", name)
+    return postgres_url.replace("postgres@", "tenant@")
+
+
+def test_create_tells_that_standbys_take_over_later(run: Run, managed_url: str) -> None:
+    told = run("outbox", "create", "--outbox", managed_url).stderr
+    assert "is created" in told
+    assert "warning: role tenant does not see the server's processes" in told
+    assert "GRANT EXECUTE ON FUNCTION pg_stat_get_activity(integer) TO tenant" in told
+
+
+def test_a_managed_server_that_refuses_functions_can_be_looked_at(
+    run: Run, managed_url: str
+) -> None:
+    Outbox(managed_url).create()
+    Outbox(managed_url).enqueue(Message(b"", routing_key="q"))
+    found = findings(run, managed_url, code=4, user="tenant")
+    levels = {row["check"]: row["level"] for row in found.values() if row["level"] != "ok"}
+    assert levels == {"relay": "problem", "privileges": "warning"}
+    assert found.keys().isdisjoint({"replicas", "vacuum horizon", "connections"})
+    assert (
+        json.loads(run("outbox", "status", "--json", "--outbox", managed_url).stdout)["open"] == 1
+    )
+    assert "everything adds up" in run("outbox", "audit", "--outbox", managed_url).stdout
+
+
+def test_sequences_that_a_relay_may_not_set_are_told(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    url = as_role("relay")
+    assert findings(run, url, user="only_relay")["privileges"]["level"] == "ok"
+    execute(
+        postgres_outbox, "REVOKE UPDATE ON SEQUENCE reliablepub.message_ids FROM reliablepub_relay"
+    )
+    row = findings(run, url, user="only_relay")["privileges"]
+    assert row["level"] == "warning"
+    grant = "GRANT UPDATE ON SEQUENCE reliablepub.message_ids TO only_relay"
+    assert row["remedy"].endswith(grant)
+    assert grant in run("outbox", "create", "--outbox", url).stderr
+    execute(postgres_outbox, grant)
+    assert findings(run, url, user="only_relay")["privileges"]["level"] == "ok"
+    assert findings(run, as_role("reader"))["privileges"]["level"] == "ok", "it is no relay's"
 
 
 # ---------------------------------------------------------------------- roles
@@ -302,8 +362,11 @@ def test_a_reader_sees_neither_bodies_nor_properties(
 # --------------------------------------------------------------------- doctor
 
 
-def findings(run: Run, url: str, code: int = 0) -> dict[str, dict[str, str]]:
-    found = json.loads(run("doctor", "--json", "--outbox", with_password(url), code=code).stdout)
+def findings(
+    run: Run, url: str, code: int = 0, user: str = "postgres"
+) -> dict[str, dict[str, str]]:
+    given = url.replace(f"{user}@", f"{user}:{SECRET}@")
+    found = json.loads(run("doctor", "--json", "--outbox", given, code=code).stdout)
     assert all(row["remedy"] for row in found if row["level"] != "ok")
     return {row["check"]: row for row in found if row["about"] == "outbox"}
 
@@ -339,6 +402,19 @@ def test_what_loses_accepted_messages_is_found(
     row = findings(run, postgres_outbox)["durability"]
     assert row["level"] == "warning"
     assert "application's transactions" in row["remedy"]
+
+
+def test_tables_that_a_crash_empties_are_found(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    execute(postgres_outbox, "ALTER TABLE reliablepub.parked SET UNLOGGED")
+    execute(postgres_outbox, "ALTER TABLE reliablepub.runs SET UNLOGGED")
+    row = findings(run, as_role("reader"), code=4)["durability"]
+    assert row["level"] == "problem"
+    assert row["found"].startswith("unlogged: reliablepub.parked, reliablepub.runs")
+    for table in ("parked", "runs"):
+        execute(postgres_outbox, f"ALTER TABLE reliablepub.{table} SET LOGGED")
+    assert findings(run, postgres_outbox)["durability"]["level"] == "ok"
 
 
 @contextmanager
@@ -395,6 +471,122 @@ def test_a_transaction_that_holds_the_horizon_is_found(
         execute(postgres_outbox, "ROLLBACK PREPARED 'forgotten'")
 
 
+# ------------------------------------------------------- after a move or a fail-over
+
+
+def test_a_sequence_behind_its_rows_is_found_by_a_reader(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    with Outbox(postgres_outbox) as outbox:
+        for _ in range(3):
+            outbox.enqueue(Message(b"", routing_key="q"))
+    execute(postgres_outbox, "SELECT setval('reliablepub.message_ids', 2)")
+    row = findings(run, as_role("reader"), code=4)["sequences"]
+    assert (row["level"], row["found"]) == ("problem", "behind their rows: reliablepub.message_ids")
+    remedy = "SELECT setval('reliablepub.message_ids', 3)"
+    assert row["remedy"].endswith(remedy)
+    execute(postgres_outbox, remedy)
+    assert findings(run, postgres_outbox, code=4)["sequences"]["level"] == "ok"
+
+
+def test_a_fail_over_that_has_lost_commits_is_told(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str
+) -> None:
+    def began_anew(hours_ago: int, why: str) -> None:
+        execute(
+            postgres_outbox,
+            "INSERT INTO reliablepub.runs (shard, pid, host, started_at, began_anew) VALUES"
+            f" (0, 1, 'h', extract(epoch FROM now()) - 3600 * {hours_ago}, '{why}')",
+        )
+
+    began_anew(30, "it has lost commits: turn 3 of this relay is gone")
+    began_anew(2, "the server was started again, or is another one")
+    assert findings(run, as_role("reader"))["fail-over"]["level"] == "ok"
+    began_anew(1, "it has lost commits: turn 7 of this relay is gone")
+    row = findings(run, as_role("reader"))["fail-over"]
+    assert row["level"] == "warning"
+    assert row["found"].startswith("run 3 began anew 1 h 0 min ago: it has lost commits: turn 7")
+    audit = ("outbox", "audit", "--outbox", postgres_outbox)
+    told = run(*audit).stderr
+    assert [line.partition(" began")[0] for line in told.splitlines()] == ["run 3", "run 1"]
+    shown = json.loads(run(*audit, "--json").stdout)
+    assert shown["is_right"], "it is past"
+    assert [one["run"] for one in shown["lost"]] == [3, 1]
+
+
+LEFT_OUT = """
+INSERT INTO reliablepub.messages
+    (id, run, stored_at, size, message_id, exchange, routing_key, body, ordering_key, due_at)
+VALUES (%(id)s, 0, 1, 200, 'm', '', 'q', '', %(key)s, %(due_at)s)
+"""
+
+
+def leave_out(url: str, id_: int, key: str | None = None, due_at: float | None = None) -> None:
+    """Store a message that no relay finds: its id is below those that were read."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(LEFT_OUT, {"id": id_, "key": key, "due_at": due_at})
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_database, "DUE_S", 0.3)
+    monkeypatch.setattr(postgres_database, "_STATUS_S", 0.1)
+
+
+def settled(url: str) -> bool:
+    """Whether the relay shows that it has been at rest for longer than `DUE_S`."""
+    [relay] = read_relays(outbox_at(url))
+    shown = relay.status
+    at_rest = shown.get("link") == "connected" and not shown["in_flight"] + shown["buffered"]
+    return at_rest and time.time() - shown["since"] > 0.5
+
+
+@pytest.mark.usefixtures("soon")
+def test_messages_that_a_relay_at_rest_leaves_out_are_found(
+    run: Run, as_role: Callable[[str], str], postgres_outbox: str, fake: FakeBroker
+) -> None:
+    fake.declare_queue("q")
+    reader = as_role("reader")
+    with Publisher(fake.url, outbox=postgres_outbox) as publisher:
+        for _ in range(9):
+            publisher.publish(b"", routing_key="q").result(20)
+        until(lambda: settled(postgres_outbox))
+        assert findings(run, reader)["passed over"]["level"] == "ok"
+        leave_out(postgres_outbox, 2, due_at=4e9)
+        leave_out(postgres_outbox, 3, due_at=float("inf"))
+        leave_out(postgres_outbox, 4)
+        leave_out(postgres_outbox, 5, "k")
+        leave_out(postgres_outbox, 6, "k")
+        row = findings(run, reader, code=4)["passed over"]
+        assert row["level"] == "problem"
+        assert row["found"].startswith("2 messages due")
+        assert row["found"].endswith("from id 4")
+        audit = ("outbox", "audit", "--outbox", postgres_outbox)
+        assert json.loads(run(*audit, "--json", code=4).stdout)["passed_over"] == [4, 5]
+        assert "2 messages due for more than a minute" in run(*audit, code=4).stderr
+    assert findings(run, reader)["passed over"]["level"] == "ok", "no relay runs"
+
+
+@pytest.mark.usefixtures("soon")
+def test_messages_that_a_relay_at_work_leaves_out_are_found(
+    run: Run, postgres_outbox: str, fake: FakeBroker
+) -> None:
+    fake.declare_queue("q")
+    with Publisher(fake.url, outbox=postgres_outbox) as publisher:
+        for _ in range(3):
+            publisher.publish(b"", routing_key="q").result(20)
+        until(lambda: settled(postgres_outbox))
+        fake.inject(faults.HoldConfirms())
+        publisher.publish(b"", routing_key="q")
+        until(lambda: not settled(postgres_outbox))
+        leave_out(postgres_outbox, 2)
+        leave_out(postgres_outbox, 9)  # may be read next
+        leave_out(postgres_outbox, 1, due_at=0)  # may have been released now
+        found = findings(run, postgres_outbox, code=4)["passed over"]["found"]
+        assert found.startswith("1 message due")
+        assert found.endswith("from id 2")
+
+
 SERVER: dict[str, Any] = {
     "version": "15.18",
     "is_replica": False,
@@ -413,6 +605,10 @@ SERVER: dict[str, Any] = {
     "slot_age": None,
     "dead": 0,
     "live": 0,
+    "unlogged": None,
+    "role": "app",
+    "sees_activity": True,
+    "sequences_kept": None,
 }
 
 

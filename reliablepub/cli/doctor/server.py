@@ -17,9 +17,9 @@ from reliablepub.cli.doctor.diagnosis import (
     of_messages,
     warn_unless,
 )
-from reliablepub.cli.output import age, count_of
+from reliablepub.cli.output import age, count_of, passed_over_words
 from reliablepub.outbox.admin.inspection import OutboxStatus
-from reliablepub.outbox.database import Relaying
+from reliablepub.outbox.database import LostCommits, Relaying
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.printable import one_line
 
@@ -30,6 +30,7 @@ LONG_S: Final = 600.0
 OLD_TRANSACTIONS: Final = 1_000_000
 DEAD_MANY: Final = 200_000
 """Ten times the dead rows after which autovacuum is to clean a table of the outbox."""
+DAY_S: Final = 86_400.0
 _FULL: Final = 0.9
 
 
@@ -54,17 +55,16 @@ def of_server(
     server = around.server
     yield _server(server)
     yield _functions(around.changed)
+    yield _sequences(around.behind)
+    yield _lost(around.lost, now)
+    yield _passed_over(around.passed_over)
     yield _durability(server)
-    yield _replicas(server)
-    yield _horizon(server)
+    yield of_privileges(server)
+    if server["sees_activity"]:
+        yield _replicas(server)
+        yield _horizon(server)
+        yield _connections(server)
     yield _dead(server)
-    share = server["connections"] / server["connections_max"]
-    yield finding(
-        "connections",
-        warn_unless(share < _FULL),
-        f"{server['connections']} of {server['connections_max']} in use",
-        "a new relay or enqueuer may get none: raise max_connections, or put PgBouncer in between",
-    )
     yield of_clock(around.ahead_s)
     off_s = around.clock_off_s
     yield finding(
@@ -123,6 +123,36 @@ def _functions(changed: Sequence[str]) -> Finding:
     )
 
 
+def _sequences(behind: Mapping[str, int]) -> Finding:
+    level = Level.PROBLEM if behind else Level.OK
+    found = f"behind their rows: {', '.join(behind)}" if behind else "not behind their rows"
+    calls = "; ".join(f"SELECT setval('{name}', {most})" for name, most in behind.items())
+    remedy = f"start a relay, which raises them, or run as the owner of the outbox: {calls}"
+    return finding("sequences", level, found, remedy)
+
+
+def _lost(lost: Sequence[LostCommits], now: float) -> Finding:
+    recent = [one for one in lost if now - one.at < DAY_S]
+    if not recent:
+        return finding("fail-over", Level.OK, "no relay has lost commits in the last day")
+    run, ago = recent[0].run, age(max(0.0, now - recent[0].at))
+    found = f"run {run} began anew {ago} ago: {one_line(recent[0].reason)}"
+    remedy = (
+        "messages that were accepted before may be lost, and others are sent again: compare with "
+        "what the applications have stored; `reliablepub outbox audit` lists each fail-over"
+    )
+    return finding("fail-over", Level.WARNING, found, remedy)
+
+
+def _passed_over(ids: Sequence[int]) -> Finding:
+    if not ids:
+        return finding("passed over", Level.OK, "a relay at work leaves out no due message")
+    remedy = (
+        "restart the relay; if they stay, `reliablepub outbox explain` the first, and report it"
+    )
+    return finding("passed over", Level.PROBLEM, passed_over_words(ids), remedy)
+
+
 def _durability(server: Mapping[str, Any]) -> Finding:
     commit = server["synchronous_commit"]
     found = f"fsync {server['fsync']}, synchronous_commit {commit}"
@@ -130,6 +160,9 @@ def _durability(server: Mapping[str, Any]) -> Finding:
         found = f"{found}, full_page_writes {server['full_page_writes']}"
         remedy = "a crash of the server's host loses or damages messages: set both to on"
         return finding("durability", Level.PROBLEM, found, remedy)
+    if server["unlogged"]:
+        remedy = "a crash of the server empties them: ALTER TABLE ... SET LOGGED"
+        return finding("durability", Level.PROBLEM, f"unlogged: {server['unlogged']}", remedy)
     if commit != "off":
         return finding("durability", Level.OK, found)
     if server["allows_loss"]:
@@ -175,6 +208,38 @@ def _horizon(server: Mapping[str, Any]) -> Finding:
         f"held by {', '.join(held)}" if held else "no long transaction holds it",
         "vacuum cannot remove what was deleted since, so the outbox grows: end it "
         "(pg_stat_activity, pg_prepared_xacts, pg_replication_slots)",
+    )
+
+
+def _connections(server: Mapping[str, Any]) -> Finding:
+    used, most = server["connections"], server["connections_max"]
+    return finding(
+        "connections",
+        warn_unless(used / most < _FULL),
+        f"{used} of {most} in use",
+        "a new relay or enqueuer may get none: raise max_connections, or put PgBouncer in between",
+    )
+
+
+def of_privileges(server: Mapping[str, Any]) -> Finding:
+    """The finding about what the role that asks may not do; ``outbox create`` prints it, too."""
+    role, kept = server["role"], server["sequences_kept"]
+    found, remedies = [], []
+    if kept:
+        found.append(f"may not set the sequences {kept}, which a relay raises after a move")
+        remedies.append(f"GRANT UPDATE ON SEQUENCE {kept} TO {role}")
+    if not server["sees_activity"]:
+        found.append(
+            "does not see the server's processes: a standby takes over in 3 to 5 s, not at once; "
+            "doctor sees neither connections, replicas nor long transactions"
+        )
+        remedies.append(f"GRANT EXECUTE ON FUNCTION pg_stat_get_activity(integer) TO {role}")
+    said = "; and ".join(found) or "has what a relay and doctor need"
+    return finding(
+        "privileges",
+        warn_unless(not found),
+        f"role {role} {said}",
+        f"as an administrator: {'; '.join(remedies)}",
     )
 
 

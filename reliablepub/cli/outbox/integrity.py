@@ -14,7 +14,9 @@ import click
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
+    ago,
     count_of,
+    passed_over_words,
     print_error,
     print_json,
     print_note,
@@ -59,6 +61,10 @@ def audit(database: Database, as_json: bool) -> int:
         print_error(f"the ledger counts {by:+} {name} against the rows; was a table edited?")
     for id_, reason in found.damaged.items():
         print_error(f"message {id_}: {reason}; a relay parks it, and never sends it")
+    if found.passed_over:
+        print_error(passed_over_words(found.passed_over))
+    for lost in found.lost:
+        print_note(f"run {lost.run} began anew {ago(lost.at)}: {one_line(lost.reason)}")
     if found.is_right:
         print_result(f"everything adds up; {count_of(found.rows, 'message')} compared")
     return code

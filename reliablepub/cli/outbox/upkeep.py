@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from reliablepub.cli.choosing import Duration, ask
 from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.doctor.server import of_privileges
 from reliablepub.cli.options import inspected_option, json_option, relay_keys_options
 from reliablepub.cli.output import (
     count_of,
@@ -99,6 +100,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
         work = partial(create_outbox, server, shards=shards, allows_loss=allows_loss)
         code = _create(database, work)
         _check_made_with(database, shards, allows_loss=allows_loss)
+        _tell_privileges(database)
         return code
     return Exit.CONFIRMED
 
@@ -121,6 +123,15 @@ def _check_made_with(database: PostgresDatabase, shards: int, *, allows_loss: bo
         f"outbox {database.name} exists, and was created with {made}; this cannot be changed: "
         "export its messages, and import them into a new one"
     )
+
+
+def _tell_privileges(database: PostgresDatabase) -> None:
+    """Warn of privileges that this role lacks; the relay may have another role."""
+    from reliablepub.outbox.postgres.environment import read_privileges  # noqa: PLC0415
+
+    privileges = of_privileges(read_privileges(database))
+    if privileges.remedy:
+        print_note(f"warning: {privileges.found}; {privileges.remedy}")
 
 
 def _create(database: Database, work: Callable[[], None]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reliablepub.outbox.database import Database, Session, lost_ledger
+from reliablepub.outbox.database import Database, LostCommits, Session, lost_ledger
 from reliablepub.outbox.rows import MISTYPED, Unreadable, check, misfit_words, misfits
 
 _DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
@@ -34,17 +34,23 @@ class Audit:
             never writes; each with what is wrong. A relay parks such a row, and never sends it.
         structure: errors that the database reports about its pages. If there are any, neither the
             ledger nor the rows are read.
+        passed_over: ids of messages in PostgreSQL, at most 1,000 of a shard, that have been due for
+            a minute and that a relay, although at work, does not send.
+        lost: fail-overs of PostgreSQL that have lost commits of a relay, the newest first. They are
+            past, so they do not count against `is_right`.
     """
 
     rows: int
     differences: dict[str, int]
     damaged: dict[int, str]
     structure: tuple[str, ...]
+    passed_over: tuple[int, ...] = ()
+    lost: tuple[LostCommits, ...] = ()
 
     @property
     def is_right(self) -> bool:
         """Whether the audit found nothing wrong."""
-        return not (self.differences or self.damaged or self.structure)
+        return not (self.differences or self.damaged or self.structure or self.passed_over)
 
 
 def audit(database: Database) -> Audit:
@@ -77,7 +83,8 @@ def audit(database: Database) -> Audit:
                 else:
                     if any(misfits(beside)):
                         damaged[beside["id"]] = misfit_words(beside)
-        return Audit(rows, differences, damaged, ())
+    passed_over, lost = database.passed_over(), database.lost_commits()
+    return Audit(rows, differences, damaged, (), tuple(passed_over), tuple(lost))
 
 
 def _contents(

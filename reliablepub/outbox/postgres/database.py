@@ -24,7 +24,15 @@ from reliablepub.errors import (
     OutboxLocked,
     OutboxUnsure,
 )
-from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space
+from reliablepub.outbox.database import (
+    NO_VALUES,
+    PASSED_OVER_MAX,
+    Cursor,
+    LostCommits,
+    Relaying,
+    Session,
+    Space,
+)
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, new_id
 from reliablepub.outbox.postgres.enqueue import Enqueuing, execute, execute_text
@@ -49,6 +57,10 @@ _TAKING_S: Final = 1.0
 _RELAY_S: Final = 0.05
 """How long an operator's transaction lets relays take the turns after those of another operator."""
 _LOOK_S: Final = 0.005
+DUE_S: Final = 60.0
+"""How long a message is due, and its relay connected, before it counts as passed over."""
+_STATUS_S: Final = 1.2
+"""Time in which a relay shows what it has read."""
 _WRITE_S: Final = 10.0
 """How long an operator's transaction is retried because relays took their turns first."""
 
@@ -506,6 +518,35 @@ class PostgresDatabase:
     def exposure(self) -> str:
         """Say that messages may go over a network unencrypted. The grants control other access."""
         return self.server.exposure()
+
+    def lost_commits(self) -> list[LostCommits]:
+        """Return the fail-overs that have lost commits."""
+        with self.reading() as session:
+            rows = session.rows("lost_commits")
+            return [LostCommits(row["id"], row["at"], row["reason"]) for row in rows]
+
+    def passed_over(self) -> list[int]:
+        """Look twice: a transaction of old messages may just have ended, and a status lags."""
+        found = self._passed_over()
+        if found:
+            time.sleep(_STATUS_S)
+            found &= self._passed_over()
+        return sorted(found)
+
+    def _passed_over(self) -> set[int]:
+        now, found = time.time(), set()
+        with self.reading() as session:
+            for relay in session.relays():
+                shown = relay.status
+                is_at_work = relay.pid is not None and shown.get("link") == "connected"
+                # A relay that was away may still read what has come meanwhile.
+                if not is_at_work or now - shown.get("since", now) < DUE_S or shown.get("aside"):
+                    continue
+                is_idle = not (shown.get("in_flight") or shown.get("buffered"))
+                values = {"shard": relay.shard, "at": now - DUE_S, "is_idle": is_idle}
+                rows = session.rows("passed_over", values | {"limit": PASSED_OVER_MAX})
+                found |= {row["id"] for row in rows}
+        return found
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
         """Yield nothing: autovacuum keeps free space for the next messages."""

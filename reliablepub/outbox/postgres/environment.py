@@ -7,10 +7,10 @@ the broker.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from reliablepub.outbox.database import Database, Session
+from reliablepub.outbox.database import Database, LostCommits, Session
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, functions
 
 
@@ -38,7 +38,8 @@ class ServerSurroundings:
     """Facts about the server of an outbox.
 
     Attributes:
-        server: settings and figures by name; see the statement ``surroundings``.
+        server: settings and figures by name; see the statements ``surroundings``, ``privileges``
+            and ``activity``. The last ones are missing if this role may not see them.
         owners: the owner of each shard.
         clock_off_s: the server's clock, minus the clock of this host, in seconds.
         ahead_s: seconds by which the newest open message was stored in the future, or 0.
@@ -46,6 +47,9 @@ class ServerSurroundings:
             100.
         queues: queues that open or parked messages name through the default exchange; at most 100.
         changed: functions of the outbox that differ from those that this version creates.
+        behind: sequences that are behind their rows: the highest number in use, by name.
+        lost: fail-overs that have lost commits, the newest first.
+        passed_over: ids of messages that are due and that a relay at work does not send.
     """
 
     server: dict[str, Any]
@@ -55,6 +59,9 @@ class ServerSurroundings:
     exchanges: list[str]
     queues: list[str]
     changed: list[str]
+    behind: dict[str, int] = field(default_factory=dict)
+    lost: list[LostCommits] = field(default_factory=list)
+    passed_over: list[int] = field(default_factory=list)
 
 
 def look_around(database: Database) -> ServerSurroundings:
@@ -67,11 +74,15 @@ def look_around(database: Database) -> ServerSurroundings:
     with database.reading() as session:
         (server,) = session.rows("surroundings")
         now = time.time()
+        server |= _privileges(session)
+        if server["sees_activity"]:
+            server |= next(session.rows("activity"))
         owners = [Owner(**row) for row in session.rows("owners")]
         newest = next(iter(session.rows("newest_stored_at")), {"stored_at": 0.0})
         exchanges = sorted(row["exchange"] for row in session.rows("exchanges_named"))
         queues = sorted(row["routing_key"] for row in session.rows("queues_named"))
         changed = _changed(session)
+        behind = {row["name"]: row["most"] for row in session.rows("sequences_behind")}
     return ServerSurroundings(
         server=server,
         owners=owners,
@@ -80,7 +91,20 @@ def look_around(database: Database) -> ServerSurroundings:
         exchanges=exchanges,
         queues=queues,
         changed=changed,
+        behind=behind,
+        lost=database.lost_commits(),
+        passed_over=database.passed_over(),
     )
+
+
+def read_privileges(database: Database) -> dict[str, Any]:
+    """What this role may that a relay needs; see the statement ``privileges``."""
+    with database.reading() as session:
+        return _privileges(session)
+
+
+def _privileges(session: Session) -> dict[str, Any]:
+    return next(session.rows("privileges"))
 
 
 def _changed(session: Session) -> list[str]:

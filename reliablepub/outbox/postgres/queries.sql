@@ -932,8 +932,7 @@ INSERT INTO reliablepub_parked (
     :is_skipped
 );
 
--- Facts about the server that any reader may query. Only members of pg_monitor see the age of other
--- users' sessions; for others it is null.
+-- Facts about the server that any reader may query.
 -- name: surroundings
 SELECT
     current_setting('server_version') AS version,
@@ -945,31 +944,72 @@ SELECT
     current_setting('autovacuum') AS autovacuum,
     current_setting('max_connections')::integer AS connections_max,
     (SELECT allows_loss FROM reliablepub_outbox) AS allows_loss,
-    (SELECT count(*) FROM pg_stat_replication) AS replicas,
-    a.connections, a.oldest_age, a.oldest_s,
     (
         SELECT max(extract(epoch FROM clock_timestamp() - prepared))::double precision
         FROM pg_prepared_xacts
     ) AS prepared_s,
     (SELECT max(greatest(age(xmin), age(catalog_xmin))) FROM pg_replication_slots) AS slot_age,
     t.dead, t.live,
+    (
+        SELECT string_agg(oid::regclass::text, ', ' ORDER BY relname) FROM pg_class
+        WHERE relnamespace = 'reliablepub_'::regnamespace AND relkind IN ('r', 'S') AND relpersistence = 'u'
+    ) AS unlogged,
     extract(epoch FROM clock_timestamp())::double precision AS now
 FROM (
-    SELECT
-        count(*) FILTER (WHERE backend_type = 'client backend') AS connections,
-        max(greatest(age(backend_xmin), age(backend_xid))) FILTER (WHERE holds) AS oldest_age,
-        max(extract(epoch FROM clock_timestamp() - xact_start)) FILTER (WHERE holds)
-            ::double precision AS oldest_s
-    FROM (
-        SELECT *, pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
-            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AS holds
-        FROM pg_stat_activity
-    ) AS s
-) AS a,
-(
     SELECT coalesce(sum(n_dead_tup), 0)::bigint AS dead, coalesce(sum(n_live_tup), 0)::bigint AS live
     FROM pg_stat_user_tables WHERE schemaname = 'reliablepub_'
 ) AS t;
+
+-- What this role may: the sequences that it may not set, if it is to relay, and whether it sees the server's
+-- processes, which administrators of managed servers may refuse.
+-- name: privileges
+SELECT
+    current_user::text AS role,
+    has_function_privilege('pg_catalog.pg_stat_get_activity(integer)', 'EXECUTE') AS sees_activity,
+    (
+        SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.relname) FROM pg_class AS c
+        WHERE c.relnamespace = 'reliablepub_'::regnamespace AND has_table_privilege('reliablepub_turns', 'INSERT')
+        AND NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, 'UPDATE') ELSE true END
+    ) AS sequences_kept;
+
+-- Only members of pg_monitor see the age of other users' sessions; for others it is null.
+-- name: activity
+SELECT
+    count(*) FILTER (WHERE backend_type = 'client backend') AS connections,
+    max(greatest(age(backend_xmin), age(backend_xid))) FILTER (WHERE holds) AS oldest_age,
+    max(extract(epoch FROM clock_timestamp() - xact_start)) FILTER (WHERE holds)
+        ::double precision AS oldest_s,
+    (SELECT count(*) FROM pg_stat_replication) AS replicas
+FROM (
+    SELECT *, pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+        AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AS holds
+    FROM pg_stat_activity
+) AS s;
+
+-- name: lost_commits
+SELECT id, started_at AS at, began_anew AS reason FROM reliablepub_runs
+WHERE began_anew LIKE '%lost commits%' ORDER BY id DESC LIMIT 100;
+
+-- What was due at a time and waits for nothing. Of a relay at rest, any message that is first of its key;
+-- of one at work, only those below its lowest one in flight that were never tried and have no key: others
+-- may just have been read. Only the first 10,000 are compared with their keys.
+-- name: passed_over
+SELECT id FROM (
+    SELECT id, ordering_key FROM reliablepub_messages
+    WHERE shard = :shard AND stored_at < :at AND (due_at IS NULL OR :is_idle AND due_at <= :at)
+    AND id < CASE WHEN :is_idle THEN '9223372036854775807' ELSE (
+        SELECT min((r.value ->> 0)::bigint)
+        FROM reliablepub_in_flight AS f, json_array_elements(f.ids::json) AS r WHERE f.shard = :shard
+    ) END
+    ORDER BY id LIMIT 10000
+) AS m
+WHERE m.ordering_key IS NULL OR :is_idle AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_messages AS e WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+) AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
+)
+ORDER BY id LIMIT :limit;
 
 -- name: functions
 SELECT n.nspname::text AS schema, p.proname::text AS name, p.prosrc AS body

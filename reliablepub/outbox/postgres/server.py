@@ -12,6 +12,7 @@ and can rest (`reliablepub.outbox.postgres.bell`).
 from __future__ import annotations
 
 import os
+import re
 import select
 import time
 import weakref
@@ -128,10 +129,20 @@ class Server:
         """Open a connection.
 
         Raises:
-            OutboxUnreachable: the server cannot be reached, or refuses.
+            OutboxUnreachable: the server cannot be reached, or refuses for now.
+            OutboxError: it refuses what the URL says, and this process was never connected.
         """
-        with reported(self):
+        try:
             connection = Connection.connect(self.url, autocommit=True, prepare_threshold=None)
+        except psycopg.Error as error:
+            # A process that was connected keeps trying: its password is being changed, or its
+            # database restored. The relay then goes on by itself, and needs nobody to start it.
+            remedy = "" if self.url in _REACHED else _remedy(str(error))
+            if not remedy:
+                raise outbox_error(self, error) from error
+            msg = f"outbox {self} cannot be used: {_primary(error)}; {remedy}"
+            raise OutboxError(msg) from error
+        _REACHED.add(self.url)
         connection.patience = Patience(str(self))
         # Text as bytes: the checksum covers them, and a message is decoded once.
         connection.adapters.register_loader("text", ByteaBinaryLoader)
@@ -180,6 +191,41 @@ def _watched(gen: Generator[Any, Any, T], patience: Patience) -> Generator[Any, 
         patience.end()
 
 
+_REACHED: Final[set[str]] = set()
+"""URLs with which this process was connected."""
+_NO_WAIT_HEALS: Final = {
+    r'database ".*" does not exist': "correct the database in its URL, or create the database",
+    r"permission denied for database": "grant its user CONNECT on the database",
+    r'role ".*" does not exist|not permitted to log in|no password supplied|pg_hba\.conf'
+    r"|(password|[Pp]eer|certificate) authentication failed": "correct user and password in its "
+    "URL, PGPASSWORD or the password file, or the server's pg_hba.conf",
+    r"server does not support SSL|certificate verify failed|[Ss]erver certificate for"
+    r"|certificate file|private key file|channel binding required": "correct sslmode, "
+    "sslrootcert, sslcert and channel_binding in its URL, or the server's certificate",
+    r"unsupported startup parameter|unrecognized configuration parameter"
+    r'|invalid value for parameter|parameter ".*" cannot be (set|changed)'
+    r"|invalid command-line argument": "correct the parameter, or `options`, in its URL or "
+    "PGOPTIONS; PgBouncer takes no options unless its ignore_startup_parameters names them",
+    r"invalid \w+ value|definition of service": "correct it in its URL, the PG variables of the "
+    "environment, or pg_service.conf",
+}
+"""Texts of refused connections, each with the remedy: libpq does not tell their SQLSTATE. A server
+that speaks another language than English is tried again."""
+
+
+def _remedy(text: str) -> str:
+    """What must be changed before a server admits this process; empty if waiting may do.
+
+    One address of a host is enough, as `localhost` has two; of several hosts, all must refuse.
+    """
+    remedies: dict[str, str] = {}
+    for failure in text.split("\n- host: ")[1:] or [text]:
+        host = failure.partition(", hostaddr: ")[0]
+        found = (remedy for said, remedy in _NO_WAIT_HEALS.items() if re.search(said, failure))
+        remedies[host] = next(found, "") or remedies.get(host, "")
+    return next(iter(remedies.values())) if all(remedies.values()) else ""
+
+
 def _is_local(host: str) -> bool:
     """Whether traffic to a host stays on this one: a socket's folder, or a loopback address."""
     try:
@@ -224,8 +270,8 @@ _RECONNECT_S: Final = 0.2
 """Minimum time between two failed attempts to connect."""
 _CUT: Final = ("08", "57P")
 """The connection was lost, or the server ended it."""
-_REFUSED: Final = ("53300", "28")
-"""The server refused the connection: too many connections, or failed authentication."""
+_REFUSED: Final = ("53300", "28", "3D000")
+"""A PgBouncer could not connect: too many connections, failed authentication, no such database."""
 _READ_ONLY: Final = ("25006", "0A000")
 """A write on a replica, and the start of a transaction that may write there."""
 AGAIN: Final = ("40001", "40P01")

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFull, OutboxError, OutboxMoved, OutboxUnsure
-from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space, Values
+from reliablepub.outbox.database import (
+    NO_VALUES,
+    Cursor,
+    LostCommits,
+    Relaying,
+    Session,
+    Space,
+    Values,
+)
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.rows import MISTYPED, Unreadable
@@ -249,6 +257,14 @@ class SqliteDatabase:
     def exposure(self) -> str:
         """Say which other users can write to the folder."""
         return folder_exposure(self.file.parent) if self.file.parent.is_dir() else ""
+
+    def lost_commits(self) -> list[LostCommits]:
+        """Return nothing: a file does not fail over."""
+        return []
+
+    def passed_over(self) -> list[int]:
+        """Return nothing: the relay itself looks for such messages."""
+        return []
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
         """Yield steps until no page is free, or the file cannot be shortened."""
