@@ -24,6 +24,12 @@ SLACK_S = 3.0
 """For the steps of a closing relay that need no answer, on a busy machine."""
 
 
+END_OTHERS = """
+    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
@@ -35,6 +41,7 @@ def url(server: PostgresServer) -> Iterator[str]:
     url = server.url_of()
     create_outbox(Server.of(url))
     yield url
+    server.execute(END_OTHERS)  # what was frozen may still run
     server.execute("DROP SCHEMA reliablepub CASCADE")
 
 
