@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
-from reliablepub import Message, Outbox, OutboxError, OutboxInUse, Publisher
+from reliablepub import Message, Outbox, OutboxError, Publisher
 from reliablepub._core.events import Batch
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.postgres.server import Server
@@ -348,16 +348,6 @@ class World:
         return json.dumps({**counts, "duplicates": self.duplicates(), "told": self.told()})
 
     def _publisher(self) -> Publisher:
-        """A relay; it is begun again for as long as another one seems to live, as by systemd."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                return self._new_publisher()
-            except OutboxInUse:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
-
-    def _new_publisher(self) -> Publisher:
         return Publisher(self.broker.url, outbox=self.url, retry=AT_ONCE, keep_confirmed_s=3_600.0)
 
 

@@ -433,7 +433,7 @@ def test_an_owner_that_reconnects_is_not_replaced(
     for _ in range(3):
         killed(own)
         assert not own.changed_elsewhere()
-        [(*_, is_cut_off)] = own._link.rows("newest_turns")
+        [(*_, is_cut_off, _)] = own._link.rows("newest_turns", {"active_s": 1.0})
         assert not is_cut_off
 
 
@@ -453,7 +453,7 @@ def test_a_server_that_was_restarted_says_nothing_of_the_owner(
     postgres_server.stop("immediate")
     postgres_server.start()
     with closing(Link(Server.of(url))) as link:
-        [(*_, is_cut_off)] = link.rows("newest_turns")
+        [(*_, is_cut_off, _)] = link.rows("newest_turns", {"active_s": 1.0})
     assert not is_cut_off
 
 
@@ -473,7 +473,7 @@ def test_a_restart_of_the_server_makes_no_owner_old(
     postgres_server.stop("fast")
     postgres_server.start()
     with closing(Link(Server.of(url))) as link:
-        [(*_, age_s, _)] = link.rows("newest_turns")
+        [(*_, age_s, _, _)] = link.rows("newest_turns", {"active_s": 1.0})
     assert age_s < 30.0
     with outbox_at(url).reading() as session:
         assert Relaying.first(session.relays()).pid == os.getpid()
@@ -691,7 +691,7 @@ def test_the_first_turn_of_a_run_is_as_old_as_its_commit(
 
     monkeypatch.setattr(PostgresStore, "_take_turn", take_slowly)
     with closing(PostgresStore(Server.of(url))) as own:
-        [(*_, age_s, _)] = own._link.rows("newest_turns")
+        [(*_, age_s, _, _)] = own._link.rows("newest_turns", {"active_s": 1.0})
         lasted_s = time.monotonic() - begun
         monkeypatch.setattr(PostgresStore, "_take_turn", take)
     assert age_s < lasted_s - 1.9
@@ -922,7 +922,7 @@ def test_a_pgbouncer_that_replaces_a_connection_says_nothing_of_the_owner(
             "WHERE datname IS NOT NULL AND pid <> pg_backend_pid()"
         )
         with closing(Link(Server.of(url))) as link:
-            [(*_, is_cut_off)] = link.rows("newest_turns")
+            [(*_, is_cut_off, _)] = link.rows("newest_turns", {"active_s": 1.0})
         assert not is_cut_off
         own.commit(Changes(sources={"a": 1}))
         assert own.position("a") == 2

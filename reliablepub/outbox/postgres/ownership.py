@@ -50,7 +50,7 @@ EXPIRY_S: Final = 3.0
 CUT_OFF_S: Final = 0.5
 _WATCHED: Final = 0.8
 """Part of `EXPIRY_S` for which a process watches a turn: longer than a relay at rest needs."""
-_ALIVE: Final = 0.3
+_ACTIVE: Final = 0.3
 """Part of `EXPIRY_S`: an owner at rest gives a sign of life more often."""
 _LOOK_S: Final = 0.1
 _LOCKED_MAX: Final = 15
@@ -138,12 +138,12 @@ def take_over(
     process |= {"now": now, "began_anew": began_anew}
     locked: Counter[int] = Counter()
     while True:
-        newest = link.read("newest_turns", {})
+        newest = link.read("newest_turns", {"active_s": _ACTIVE * EXPIRY_S})
         if not newest:
             raise emptied(link.server)
         now_s = time.monotonic()
         lived = 0
-        for shard, turn, run, is_free, at, age_s, is_unlinked in newest:
+        for shard, turn, run, is_free, at, age_s, is_unlinked, is_active in newest:
             is_own = own == (shard, run)
             has_moved = watch.has_moved(shard, turn, at, now_s)
             is_silent = not has_moved and watch.is_old(shard, age_s, now_s)
@@ -158,8 +158,7 @@ def take_over(
                 else:
                     if new_run is not None:
                         return Ownership(shard, new_run, turn + 1, len(newest))
-            is_alive = has_moved or age_s < _ALIVE * EXPIRY_S
-            lived += (is_alive and not is_unlinked) or locked[shard] >= _LOCKED_MAX
+            lived += is_active or (has_moved and not is_unlinked) or locked[shard] >= _LOCKED_MAX
         if lived == len(newest):
             raise _held_up(link, max(locked)) if +locked else _in_use(link, newest)
         time.sleep(_LOOK_S)

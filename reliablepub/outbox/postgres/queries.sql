@@ -71,7 +71,8 @@ SELECT shards, allows_loss FROM reliablepub_outbox;
 -- name: newest_turns
 SELECT
     shard, turn, run, is_free, alive_at::text,
-    extract(epoch FROM clock_timestamp() - alive_at)::double precision, NOT is_linked
+    extract(epoch FROM clock_timestamp() - alive_at)::double precision, NOT is_linked,
+    CASE WHEN is_linked THEN extract(epoch FROM clock_timestamp() - active_at) < :active_s END
 FROM reliablepub_owners ORDER BY shard;
 
 -- name: newest_turn

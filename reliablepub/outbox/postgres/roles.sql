@@ -45,7 +45,8 @@ GRANT SELECT ON
     reliablepub_in_flight, reliablepub_attempts, reliablepub_interventions, reliablepub_sources,
     reliablepub_keys, reliablepub_uncounted, reliablepub_ledger, reliablepub_in_flight_tags,
     reliablepub_open, reliablepub_parked_messages, reliablepub_held_keys,
-    reliablepub_confirmed_messages, reliablepub_history, reliablepub_audit, reliablepub_sequences
+    reliablepub_confirmed_messages, reliablepub_history, reliablepub_audit, reliablepub_sequences,
+    reliablepub_owners
 TO role_reader;
 GRANT SELECT ON SEQUENCE reliablepub_message_ids TO role_reader;
 GRANT SELECT (

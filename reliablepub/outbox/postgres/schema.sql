@@ -267,14 +267,14 @@ EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_
 END
 $$;
 
--- The owner of each shard, by its newest turn, and when it last gave a sign of life: a relay at rest takes no
--- turns, but its connection is active. A restart of the server ends every connection, so it says nothing
--- about the owner: while the server was down, the owner could take no turn. `is_linked`: whether its
+-- The owner of each shard, by its newest turn, and since when it may be silent (`alive_at`): a relay at rest
+-- takes no turns, but its connection is active. A restart of the server ends every connection, so it says
+-- nothing about the owner: while the server was down, the owner could take no turn. `is_linked`: whether its
 -- connection is open; null if that cannot be told.
 CREATE VIEW reliablepub_owners AS
 SELECT
     t.shard, t.turn, t.run, t.token, t.is_free, greatest(t.at, v.started_at, a.active_at) AS alive_at,
-    a.active_at > '-infinity' AS is_linked
+    a.active_at > '-infinity' AS is_linked, a.active_at
 FROM (
     SELECT coalesce(to_timestamp(nullif(started, '')::double precision), '-infinity') AS started_at
     FROM reliablepub_server()
@@ -297,6 +297,22 @@ EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_
     UPDATE reliablepub_outbox SET created_at = created_at;
 END
 $$;
+
+-- Once a relay has taken a turn here, those of the server before, which still replicates, count no more. They
+-- would stop the replication, and the messages behind them would not come.
+CREATE FUNCTION reliablepub_follow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM reliablepub_turns AS t
+        WHERE t.shard = NEW.shard AND t.cluster = (SELECT s.cluster FROM reliablepub_server() AS s)
+    ) THEN
+        RETURN NULL;
+    END IF;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER follows BEFORE INSERT ON reliablepub_turns FOR EACH ROW EXECUTE FUNCTION reliablepub_follow();
+ALTER TABLE reliablepub_turns ENABLE REPLICA TRIGGER follows;
 
 -- The status that the relay of a shard shows. No decision depends on it.
 CREATE TABLE reliablepub_status (
