@@ -598,6 +598,7 @@ SERVER: dict[str, Any] = {
     "connections_max": 100,
     "allows_loss": False,
     "replicas": 0,
+    "replica_wait_s": None,
     "connections": 1,
     "oldest_age": None,
     "oldest_s": None,
@@ -623,6 +624,12 @@ SERVER: dict[str, Any] = {
         ({"synchronous_commit": "off", "allows_loss": True}, "durability", "warning"),
         ({"synchronous_commit": "local"}, "durability", "ok"),
         ({"replicas": 1, "synchronous_standbys": "*"}, "replicas", "ok"),
+        ({"replicas": 0, "synchronous_standbys": "gone"}, "replicas", "problem"),
+        (
+            {"replicas": 1, "synchronous_standbys": "gone", "replica_wait_s": 9.0},
+            "replicas",
+            "problem",
+        ),
         (
             {"replicas": 1, "synchronous_standbys": "*", "synchronous_commit": "local"},
             "replicas",

@@ -31,6 +31,8 @@ OLD_TRANSACTIONS: Final = 1_000_000
 DEAD_MANY: Final = 200_000
 """Ten times the dead rows after which autovacuum is to clean a table of the outbox."""
 DAY_S: Final = 86_400.0
+_REPLICA_S: Final = 5.0
+"""A commit that waits for a replica for longer is told."""
 _FULL: Final = 0.9
 
 
@@ -177,12 +179,18 @@ def _durability(server: Mapping[str, Any]) -> Finding:
 
 
 def _replicas(server: Mapping[str, Any]) -> Finding:
-    count = server["replicas"]
-    if not count:
-        return finding("replicas", Level.OK, "none is connected")
-    found = count_of(count, "replica") + " connected"
+    count, waits_s = server["replicas"], server["replica_wait_s"] or 0.0
+    found = count_of(count, "replica") + " connected" if count else "none is connected"
     is_named = bool(server["synchronous_standbys"])
-    if is_named and server["synchronous_commit"] not in ("off", "local"):
+    is_waited_for = is_named and server["synchronous_commit"] not in ("off", "local")
+    if waits_s > _REPLICA_S or (is_waited_for and not count):
+        found += f", synchronous_standby_names is {server['synchronous_standbys']!r}"
+        found += f", a commit has waited for {waits_s:.0f} s" if waits_s else ""
+        remedy = "a commit does not return: start the replica, or take it from the setting"
+        return finding("replicas", Level.PROBLEM, found, remedy)
+    if not count:
+        return finding("replicas", Level.OK, found)
+    if is_waited_for:
         return finding("replicas", Level.OK, f"{found}, a commit waits for synchronous ones")
     remedy = (
         "a fail-over to a replica loses messages that were accepted and had not reached it: set "

@@ -980,6 +980,8 @@ SELECT
     max(greatest(age(backend_xmin), age(backend_xid))) FILTER (WHERE holds) AS oldest_age,
     max(extract(epoch FROM clock_timestamp() - xact_start)) FILTER (WHERE holds)
         ::double precision AS oldest_s,
+    max(extract(epoch FROM clock_timestamp() - state_change)) FILTER (WHERE wait_event = 'SyncRep')
+        ::double precision AS replica_wait_s,
     (SELECT count(*) FROM pg_stat_replication) AS replicas
 FROM (
     SELECT *, pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
