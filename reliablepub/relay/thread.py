@@ -405,10 +405,14 @@ class RelayThread:
                     return
             except RunEnded as ended:
                 waiters = self._begin_anew(ended)
-            except TRANSIENT:
-                if waiters is None or self._close_at is not None:
+            except TRANSIENT as error:
+                if self.failure is not None or not self._started.is_set():
                     raise
-                time.sleep(RETRY_S)  # it cannot begin yet
+                if self._close_at is not None and time.monotonic() >= self._close_at:
+                    return
+                for chunk in self.inbox.take(lambda _: True):
+                    chunk.failed(error)
+                time.sleep(RETRY_S)  # the next run cannot begin yet
 
     def _end_at(self) -> float | None:
         """When the store must wait no longer for its database (monotonic), or None."""
@@ -420,8 +424,7 @@ class RelayThread:
         Raises:
             PublisherFailed: a caller waits for a message that the store may have lost.
         """
-        assert self._relay is not None
-        waiters = self._relay.end()
+        waiters = Waiters() if self._relay is None else self._relay.end()
         if ended.has_lost and waiters.are_wanted:
             lost = PublisherFailed(
                 f"{ended}; receipts cannot tell which messages are lost: compare what the outbox "
@@ -460,10 +463,10 @@ class RelayThread:
             lone=self.lone,
             waiters=waiters,
         )
-        stack.callback(self._sleep)
+        stack.callback(self._part)
         self._wake = transport.wake
         self._relay = relay
-        if waiters is None:
+        if not self._started.is_set():
             self._started.set()
             self._observer.started()
         try:
@@ -475,7 +478,7 @@ class RelayThread:
             self._fail(error)  # before the clean-up ends the waits of callers
             raise
 
-    def _sleep(self) -> None:
+    def _part(self) -> None:
         """Cut callers off from the transport, before it is torn down."""
         self._wake = lambda: None
 

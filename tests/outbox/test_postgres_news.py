@@ -473,6 +473,38 @@ def test_receipts_outlive_a_restart_of_the_server(
     assert not Outbox(url).audit().differences
 
 
+def test_callers_are_told_while_the_next_run_cannot_begin(
+    url: str, restart: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("q")
+        publisher.publish(b"", routing_key="q").result(20)
+        with monkeypatch.context() as patch:
+            failed: list[object] = []
+
+            def fail(_: PostgresStore, limit: int) -> Any:
+                failed.append(limit)
+                raise OutboxUnreachable("the server is down again")
+
+            patch.setattr(PostgresStore, "held_exchanges", fail)
+            restart()
+            until(lambda: failed)
+            with pytest.raises(OutboxUnreachable, match="down again"):
+                publisher.publish(b"", routing_key="q")
+        until(lambda: can_publish(publisher))
+        assert publisher.flush(20).is_flushed
+        told = {message.properties.message_id for message in broker.messages("q")}
+        assert len(told) == 2  # the first perhaps twice: its confirm was not recorded yet
+
+
+def can_publish(publisher: Publisher) -> bool:
+    try:
+        publisher.publish(b"", routing_key="q")
+    except OutboxUnreachable:
+        return False
+    return True
+
+
 def test_a_publisher_whose_receipts_may_be_of_lost_messages_fails(
     url: str, admin: psycopg.Connection
 ) -> None:
