@@ -167,11 +167,7 @@ class PostgresSession:
         return iter(self._run(within(self._schema, query), values, dict_row))
 
     def take_turns(self) -> None:
-        """Block the relay of each shard until this transaction ends; count new messages.
-
-        Raises:
-            OutboxLocked: relays were faster each time; roll back.
-        """
+        """Block the relay of each shard until this transaction ends; count new messages."""
         self.run("settle_in", {"allows_loss": self._allows_loss})
         self._take_each_turn()
         self._each("count_new")
@@ -340,13 +336,7 @@ class JoinedSession(PostgresSession):
         super().__init__(connection, server, allows_loss=True)
 
     def take_turns(self) -> None:
-        """Block the relay of each shard until the transaction ends; count new messages.
-
-        Raises:
-            ConfigurationError: there is no transaction, or its isolation level hides the turns that
-                relays commit after its start.
-            OutboxLocked: relays were faster each time.
-        """
+        """Block the relay of each shard until the transaction ends; count new messages."""
         (isolation,) = self.run("isolation").fetchone()
         if isolation != "read committed":
             raise ConfigurationError(

@@ -270,12 +270,7 @@ class PostgresStore:
                 ) from error
 
     def check(self, message: Message) -> None:
-        """Check a new message; any thread may call this.
-
-        Raises:
-            InvalidMessage: it has the character U+0000 in a text; or it has an ordering key, and
-                the outbox has several shards, so the key may belong to the shard of another relay.
-        """
+        """Check a new message; any thread may call this."""
         check_texts(texts_of(message))
         if self._shards > 1 and message.ordering_key is not None:
             raise InvalidMessage(
@@ -325,11 +320,7 @@ class PostgresStore:
         return replace(self._snapshot(), late=late)
 
     def changed_elsewhere(self) -> bool:
-        """Whether another process has written to the store since the last call.
-
-        Raises:
-            OutboxInUse: another relay has taken over.
-        """
+        """Whether another process has written to the store since the last call."""
         self._go_on()
         if time.monotonic() - self._compared_at > _COMPARE_S:
             self._raise_sequences()
@@ -481,18 +472,7 @@ class PostgresStore:
         return 0.0
 
     def commit(self, changes: Changes) -> Snapshot:
-        """Store the changes of one turn in one transaction, and set the ids of new entries.
-
-        Raises:
-            Intervened: an operator changed messages; nothing was stored.
-            OutboxDiskFull: the disk of the database is full; nothing was stored.
-            OutboxDiskFailed: the disk of the database failed; nothing was stored.
-            OutboxUnreachable: the server cannot be reached; nothing was stored.
-            OutboxLocked: the server refused for now; nothing was stored.
-            OutboxUnsure: the connection was lost during the commit, and cannot be opened again.
-            OutboxInUse: another relay has taken over the outbox; this one must stop.
-            OutboxError: the store cannot be used any more.
-        """
+        """Store the changes of one turn in one transaction, and set the ids of new entries."""
         self._check_usable()
         if changes.is_empty:
             return self._snapshot()
@@ -803,22 +783,14 @@ class PostgresStore:
     def read_due(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``.
-
-        Raises:
-            Intervened: an operator changed messages since the last `touched`.
-        """
+        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``."""
         page = Page(limit, bytes_max, self._keys)
         return self._read_timed(page, "waiting", now, loaded)
 
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``.
-
-        Raises:
-            Intervened: an operator changed messages since the last `touched`.
-        """
+        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``."""
         page = Page(limit, bytes_max, self._keys)
         return self._read_timed(page, "expiring", now, loaded)
 
@@ -979,11 +951,7 @@ class PostgresStore:
             self._link.transact([*self._link.own_settings(), BRIEFLY, ("show", values)])
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
-        """Close the connection, and let another relay take over. Committed entries remain.
-
-        Args:
-            last: final status to leave; None leaves none.
-        """
+        """Close the connection, and let another relay take over. Committed entries remain."""
         if os.getpid() != self._pid or self._is_closed:
             return
         self._is_closed = True
