@@ -63,10 +63,12 @@ class Bell:
         if self._poll is None or not is_calm or not self._link.may_rest:
             return
         with suppress(OutboxError):  # the next look raises it
-            if self._link.rest(self.shard, self._rang):
-                self._armed_on = self._link.connections
-                self._socket = self._link.fileno()
-                self._poll.register(self._socket, select.EPOLLIN)
+            if not self._link.rest(self.shard, self._rang):
+                self._calm_since = time.monotonic()  # try again later
+                return
+            self._armed_on = self._link.connections
+            self._socket = self._link.fileno()
+            self._poll.register(self._socket, select.EPOLLIN)
 
     def has_rung(self) -> bool:
         """Whether it has rung since the last call. If so, the relay rests no more."""

@@ -417,7 +417,8 @@ class Link:
         self._needs_settings = False
         self._cancelled_waits: list[str] = []  # warnings since `open`
         self.allows_loss = self.is_visible = self.may_rest = False
-        self._is_direct = self._is_listening = False
+        self._is_direct = False
+        self._channel = b""  # where this connection listens
         self.patience = Patience(str(server))
         self._pid = os.getpid()
 
@@ -667,7 +668,7 @@ class Link:
             with reported(self.server):
                 [standing] = self._run("standing", {"backend": self.backend})
             self._is_direct, self.is_visible, self.may_rest = standing
-            self._is_listening = False
+            self._channel = b""
 
     def rest(self, shard: int, rang: Callable[[], None]) -> bool:
         """Have enqueuers notify this connection; see ``rest`` in queries.sql.
@@ -685,11 +686,11 @@ class Link:
         with reported(self.server):
             [(is_alone, channel)] = self._run("rest", {"shard": shard})
             connection = self.open()
-            if is_alone and not self._is_listening:
+            if is_alone and self._channel != channel:
                 connection.add_notify_handler(lambda _: rang())
                 named = sql.Identifier(channel.decode())
                 connection.execute(sql.SQL("LISTEN {}").format(named))
-                self._is_listening = True
+                self._channel = channel
         return bool(is_alone)
 
     def rise(self, shard: int) -> None:
