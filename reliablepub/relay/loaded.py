@@ -22,7 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from operator import attrgetter
 from typing import Any, Final
 from weakref import ref
@@ -146,8 +146,8 @@ class Waiters:
     @property
     def are_wanted(self) -> bool:
         """Whether an application still holds a receipt."""
-        single = (waiter() for waiter in self._single.values())
-        return any((*single, *(found.waiter() for found in self._ranges)))
+        waiters = chain(self._single.values(), (found.waiter for found in self._ranges))
+        return any(waiter() is not None for waiter in waiters)
 
     def stored(self, first: int, last: int, waiter: Waiter, *, apart: set[int]) -> None:
         """Remember the waiter of new ids, higher than all before.

@@ -185,7 +185,7 @@ class Service:
 
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying; a standby may have to wait."""
-        if not self._take_over():
+        if not self._take_over(waits=self._is_standby):
             print_note(self._why, event="standing_by")
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
         return self
@@ -255,20 +255,27 @@ class Service:
             self._reopen(publisher)
         return False
 
-    def _take_over(self) -> bool:
+    def _take_over(self, *, waits: bool) -> bool:
         """Open the publisher; return whether the outbox is relayed here.
+
+        Args:
+            waits: whether a later try is to come if the outbox cannot be opened for now.
 
         Raises:
             OutboxInUse: another relay owns the outbox, and this one is no standby.
+            OutboxError: the outbox cannot be opened.
         """
         try:
             self._publisher = self._opened()
-        except (OutboxInUse, *TRANSIENT) as error:
+        except OutboxInUse:
             if not self._is_standby:
                 raise
-            is_owned = isinstance(error, OutboxInUse)
-            self.standing_by = _OWNED if is_owned else _NOT_OPENED
-            self._why = _OWNED if is_owned else f"standing by: {error}"
+            self.standing_by = self._why = _OWNED
+            return False
+        except TRANSIENT as error:
+            if not waits:
+                raise
+            self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
             return False
         self.standing_by = self._why = ""
         self._before = self._publisher.status
@@ -296,12 +303,7 @@ class Service:
 
     def _stand_by(self) -> None:
         before = self._why
-        try:
-            has_taken_over = self._take_over()
-        except TRANSIENT as error:  # of a relay that has lost the outbox and is no standby
-            has_taken_over = False
-            self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
-        if has_taken_over:
+        if self._take_over(waits=True):
             self._notes = _link_notes()
             print_note("this relay has taken over the outbox", event="taken_over")
             return
@@ -394,7 +396,7 @@ class Service:
         except ReliablePubError as error:
             is_address_kept = self._new.outbox_as_given == self._settings.outbox_as_given
             if isinstance(error, TRANSIENT) and is_address_kept:
-                raise  # another address may be wrong: a refused password is OutboxUnreachable
+                raise  # another address may be wrong, and seem to be unreachable
             publisher = self._settings.open(self._hooks)
             print_note(f"reopened with the earlier settings: {error}", event="not_reopened")
         else:

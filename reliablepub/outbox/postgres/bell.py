@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reliablepub.outbox.postgres.server import Link
 
 CALM_S: Final = 1.0
+"""How long nothing must have come before a relay rests: each rest costs two statements."""
 
 
 class Bell:

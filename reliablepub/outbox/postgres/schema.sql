@@ -406,6 +406,7 @@ CREATE FUNCTION reliablepub_store(
 ) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     wall double precision := extract(epoch FROM clock_timestamp());
+    shard integer := reliablepub_shard_of(ordering_key, exchange, routing_key);
 BEGIN
     INSERT INTO reliablepub_messages (
         id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body, due_at,
@@ -413,19 +414,14 @@ BEGIN
     ) VALUES (
         -- A deadline counts from now by this clock: that of the enqueuer may be wrong.
         coalesce(id, nextval('reliablepub_message_ids'::regclass)), message_id, exchange, routing_key, properties,
-        wall, size, checksum, body, due_at, wall + (expires_at - stored_at), ordering_key,
-        reliablepub_shard_of(ordering_key, exchange, routing_key)
+        wall, size, checksum, body, due_at, wall + (expires_at - stored_at), ordering_key, shard
     );
     IF NOT FOUND THEN
         RAISE EXCEPTION 'a trigger or rule of the table messages has left the message out';
     END IF;
     -- See `rest` in queries.sql.
-    IF NOT pg_try_advisory_xact_lock_shared(
-        hashtext('reliablepub_' || '.rest'), reliablepub_shard_of(ordering_key, exchange, routing_key)
-    ) THEN
-        PERFORM pg_notify(
-            reliablepub_channel(reliablepub_shard_of(ordering_key, exchange, routing_key)), ''
-        );
+    IF NOT pg_try_advisory_xact_lock_shared(hashtext('reliablepub_' || '.rest'), shard) THEN
+        PERFORM pg_notify(reliablepub_channel(shard), '');
     END IF;
     RETURN 1;
 END
