@@ -26,7 +26,7 @@ from tests.certificates import broker_with, signed
 from tests.rabbitmq import RabbitMQNode
 
 SCHEMA = StructType([StructField("value", StringType())])
-SOON_S = 12.0
+SOON_S = 50.0  # seconds, on a busy machine; without a refusal, a minute or two
 
 
 @pytest.fixture
