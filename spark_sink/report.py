@@ -17,10 +17,12 @@ replayed micro-batch deletes the rows that earlier runs of the query have collec
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -528,7 +530,10 @@ def _sync(files: fs.FileSystem, path: str) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        if sys.platform == "darwin":  # whose fsync leaves the data in the drive's cache
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
     except OSError as error:
         # Some file systems cannot flush a folder: what is renamed there may be lost with the power.
         if not (Path(path).is_dir() and error.errno in {errno.EINVAL, errno.ENOTSUP}):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import json
 import math
 import os
@@ -76,7 +77,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         with open(part, "xb", opener=opener) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            _sync(file.fileno())
         _name(part, path)
     except FileExistsError:
         raise exists from None
@@ -104,9 +105,16 @@ def _name(part: Path, path: Path) -> None:
     with suppress(OSError):  # of a folder that this user may not read
         fd = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(fd)
+            _sync(fd)
         finally:
             os.close(fd)
+
+
+def _sync(fd: int) -> None:
+    if sys.platform == "darwin":  # whose fsync leaves the data in the drive's cache
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(fd)
 
 
 def print_result(text: str) -> None:

@@ -340,7 +340,7 @@ def test_a_file_system_that_only_seems_to_have_shared_memory_is_refused(path: Pa
     with shim() as files:
         for use in (SqliteStore, lambda p: Outbox(p).enqueue(Message(b""))):
             files.fail("shm_map", at=1, code=IOERR_SHMMAP, is_persistent=True)
-            with pytest.raises(OutboxError, match="check the disk"):
+            with pytest.raises(OutboxError, match="file system without shared memory"):
                 use(path)
             files.heal()
     SqliteStore(path).close()

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from reliablepub._core.events import Batch
-from reliablepub.errors import OutboxDiskFull, OutboxUnsure
+from reliablepub.errors import OutboxDiskFull
 from reliablepub.message import Message
 from reliablepub.outbox.admin.pruning import Times, prune
 from reliablepub.outbox.entry import Attempt, Changes, Entry
@@ -357,7 +357,7 @@ def test_who_only_enqueues_leaves_room_for_a_relay(disk: Path) -> None:
 
 
 def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int]) -> None:
-    """EFBIG is an I/O error to SQLite: if the commit gets it, what is on disk is not known."""
+    """EFBIG is an I/O error to SQLite, and no full disk."""
 
     def fill() -> None:
         store = SqliteStore(path)
@@ -367,7 +367,7 @@ def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, resource.RLIM_INFINITY))
         new = [entry(body=KIB) for _ in range(50)]
         for _ in range(2):
-            with pytest.raises(OutboxUnsure, match="it is unknown whether"):
+            with pytest.raises(OutboxDiskFull, match=r"may not make longer files \(ulimit -f"):
                 store.commit(Changes(new=new))
             assert {e.id for e in new} == {0}
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)

@@ -11,9 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
+from reliablepub.cli.app import main
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes
@@ -291,6 +294,101 @@ def test_who_may_write_to_the_outbox_may_own_its_log(path: Path, stranger: Plant
     path.chmod(0o660)
     with pytest.raises(OutboxError, match="belongs to user 4321"):
         check_side_files(path)
+
+
+@pytest.fixture
+def of_owner(shared: Path) -> Path:
+    """An outbox of `OWNER` that the members of a group can read and write."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    with Outbox(shared) as outbox:
+        outbox.enqueue(Message(BODY, routing_key="q"))
+    shared.chmod(0o660)
+    for file in (shared.parent, *shared.parent.iterdir()):
+        os.chown(file, OWNER, STRANGER)
+    shared.parent.chmod(0o2770)
+    return shared
+
+
+def become(user: int) -> None:
+    os.setgroups([])
+    os.setgid(STRANGER)
+    os.setuid(user)
+
+
+def files_at(path: Path) -> dict[str, int]:
+    """The owner of each file in the folder."""
+    return {file.name: file.stat().st_uid for file in path.parent.iterdir()}
+
+
+LOOKS = ("outbox status", "outbox list", "outbox audit", "outbox check", "doctor")
+
+
+def look(path: Path, command: str) -> str:
+    """Run a command that changes nothing, and return its errors."""
+    return CliRunner().invoke(main, [*command.split(), "--outbox", str(path)]).stderr
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_a_look_of_another_user_is_refused_and_leaves_nothing(
+    of_owner: Path, child: Callable[..., int], command: str
+) -> None:
+    before = files_at(of_owner)
+    look(of_owner.with_name("missing.db"), command)  # that user may not import the modules
+
+    def run() -> None:
+        become(OWNER + 1)
+        told = look(of_owner, command)
+        assert f"outbox {of_owner} belongs to user {OWNER}" in told
+        assert f"as root: chown {OWNER + 1} {of_owner} {of_owner}.ballast" in told
+
+    assert child(run) == 0
+    assert files_at(of_owner) == before
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_a_look_of_root_leaves_only_files_of_the_owner(of_owner: Path, command: str) -> None:
+    assert look(of_owner, command) == ""
+    assert set(files_at(of_owner).values()) == {OWNER}
+
+
+def test_root_that_may_not_give_files_away_leaves_none(
+    of_owner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files_at(of_owner)
+    monkeypatch.setattr(os, "fchown", Mock(side_effect=PermissionError))
+    assert "may not give files to that user (CAP_CHOWN)" in look(of_owner, "outbox status")
+    assert files_at(of_owner) == before
+
+
+def test_an_outbox_goes_to_another_user_by_the_command_in_the_error(
+    of_owner: Path, child: Callable[..., int]
+) -> None:
+    with pytest.raises(OutboxError) as caught:
+        Outbox(of_owner).enqueue(Message(b""))
+    [command] = re.findall(r"as root: chown 0 (.*)", str(caught.value))
+    subprocess.run(f"chown {OWNER + 1} {command}", shell=True, check=True)
+
+    def run() -> None:
+        become(OWNER + 1)
+        with Outbox(of_owner) as outbox:
+            outbox.enqueue(Message(b""))
+
+    assert child(run) == 0
+
+
+def test_without_root_a_copy_can_be_used(of_owner: Path, child: Callable[..., int]) -> None:
+    def run() -> None:
+        become(OWNER + 1)
+        copy = of_owner.parent / "copy" / "p.db"
+        copy.parent.mkdir()
+        for file in (of_owner, Path(f"{of_owner}-wal")):
+            with suppress(FileNotFoundError):
+                shutil.copy(file, copy.parent)
+        with Outbox(copy) as outbox:
+            assert outbox.status().open == 1
+
+    assert child(run) == 0
 
 
 def test_root_of_a_container_cannot_give_a_file_to_every_group(

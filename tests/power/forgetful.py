@@ -227,4 +227,11 @@ class Forgetful(mfusepy.Operations):
 
 if __name__ == "__main__":
     with Path(sys.argv[2]).open("wb") as file:
-        mfusepy.FUSE(Forgetful(file), sys.argv[1], foreground=True, nothreads=True, use_ino=True)
+        mfusepy.FUSE(
+            Forgetful(file),
+            sys.argv[1],
+            foreground=True,
+            nothreads=True,
+            use_ino=True,
+            **json.loads(sys.argv[3]),
+        )

@@ -112,13 +112,13 @@ def need_mounts() -> None:
 
 
 @contextmanager
-def forgetful(folder: Path) -> Iterator[Mounted]:
-    """Mount one in a new folder; its log is complete when it is unmounted again."""
+def forgetful(folder: Path, **options: str | bool) -> Iterator[Mounted]:
+    """Mount one in a new folder, with options of FUSE; its log is complete when it is unmounted."""
     need_mounts()
     point, log = folder / "disk", folder / "log"
     point.mkdir()
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.power.forgetful", str(point), str(log)],
+        [sys.executable, "-m", "tests.power.forgetful", str(point), str(log), json.dumps(options)],
         cwd=Path(__file__).parents[2],
     )
     try:

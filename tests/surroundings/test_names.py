@@ -11,7 +11,7 @@ import pytest
 from reliablepub import Outbox
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.sqlite.location import _escaped
+from reliablepub.outbox.sqlite.mounts import _escaped
 from tests.surroundings.app import DOORS, App, Ended
 
 

@@ -21,6 +21,7 @@ from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.sqlite.checkup import Checkup
 from reliablepub.outbox.sqlite.environment import Surroundings
+from reliablepub.outbox.sqlite.mounts import UNSHARED_VARIABLE, Mount
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, silent_s
 from reliablepub.transport.address import Address
@@ -107,6 +108,8 @@ def of_outbox(
     yield _sqlite(around)
     yield _sync(around.sync_ms, around.sync_problem)
     yield _disk(status, around)
+    if around.mount is not None:
+        yield _mount(around.mount)
     yield _log(status)
     yield of_clock(around.ahead_s)
 
@@ -413,6 +416,16 @@ def _sync(sync_ms: float | None, sync_problem: str = "") -> Finding:
         remedy = "every publish() and every batch waits that long: use batches, or a faster disk"
         return finding("durability", Level.WARNING, found, remedy)
     return finding("durability", Level.OK, found)
+
+
+def _mount(mount: Mount) -> Finding:
+    found = f"{mount.kind}, mounted at {mount.point}"
+    if mount.is_in_memory:
+        remedy = "in memory: a restart of the machine loses the messages; keep the outbox on a disk"
+        return finding("mount", Level.WARNING, found, remedy)
+    if mount.is_shared:
+        found += f", which {UNSHARED_VARIABLE} says no other machine uses"
+    return finding("mount", Level.OK, found)
 
 
 def _log(status: OutboxStatus) -> Finding:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sqlite3
 import stat
 import time
@@ -45,6 +46,8 @@ from reliablepub.outbox.sqlite.failures import (
 )
 from reliablepub.outbox.sqlite.forks import GATE, Inode, abandon
 from reliablepub.outbox.sqlite.location import (
+    OF_SQLITE,
+    OURS,
     Place,
     WritingConnection,
     check_side_files,
@@ -55,6 +58,7 @@ from reliablepub.outbox.sqlite.location import (
     takes_over,
     warn_of_folder,
 )
+from reliablepub.outbox.sqlite.mounts import refuse_shared
 from reliablepub.outbox.sqlite.space import PAGE_BYTES, Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.transactions import roll_back, transaction
@@ -193,8 +197,10 @@ def check_file(path: Path) -> bool:
         NotAnOutbox: it is a symbolic link, a folder or a device.
         OutboxForked: it was open when this process was forked.
         OutboxMoved: it was overwritten while this process had it open.
-        OutboxError: its folder is missing, another user owns it, or it has a second name.
+        OutboxError: its folder is missing or on a mount that other machines use, another user owns
+            it, or it has a second name.
     """
+    refuse_shared(path)
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -208,15 +214,28 @@ def check_file(path: Path) -> bool:
     if not stat.S_ISREG(found.st_mode):
         what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
         raise NotAnOutbox(f"{path} is {what}; an outbox is a regular file: name it directly")
-    if found.st_uid != os.geteuid():
-        raise OutboxError(
-            f"outbox {path} belongs to user {found.st_uid}, and this process runs as user "
-            f"{os.geteuid()}; run it as the owner, so that both can go on writing"
-        )
+    _refuse_stranger(path, found)
     refuse_second_name(path, found)
     refuse_overwritten(path, found)
     GATE.check(path, found)
     return True
+
+
+def _refuse_stranger(path: Path, found: os.stat_result) -> None:
+    """Refuse a process whose user is not the owner: SQLite makes files that the owner cannot use.
+
+    Raises:
+        OutboxError: it is such a process.
+    """
+    user = os.geteuid()
+    if found.st_uid != user:
+        beside = (Path(f"{path}{suffix}") for suffix in ("", *OF_SQLITE, *OURS))
+        files = " ".join(shlex.quote(os.fspath(file)) for file in beside if file.exists())
+        raise OutboxError(
+            f"outbox {path} belongs to user {found.st_uid}, and this process runs as user {user}; "
+            "run it as the owner. If the owner shall be another, stop every process that uses the "
+            f"outbox, and as root: chown {user} {files}"
+        )
 
 
 def check_database(path: Path) -> None:
@@ -337,7 +356,7 @@ def looking(
 
     Raises:
         NotAnOutbox: there is no file, it is no database, or its outbox is of another version.
-        OutboxError: this user may not look for the file.
+        OutboxError: this user may not look at the file, or other machines may use its mount.
     """
     try:
         found = path.stat()
@@ -350,8 +369,12 @@ def looking(
     if not stat.S_ISREG(found.st_mode):
         raise NotAnOutbox(f"{path} is not a regular file; an outbox is a regular file")
     real = path.resolve()
+    refuse_shared(real)
+    if os.geteuid():
+        _refuse_stranger(real, found)
     check_side_files(real)
-    if takes_over(real):
+    if found.st_uid != os.geteuid() or takes_over(real):
+        # Root may look; what it creates must belong to the owner.
         claim_log(real)
     GATE.check(path, found)
     with GATE.use(), reported(path):
@@ -423,6 +446,9 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
     )
     retry_while_locked(_write_ahead, connection, path)
     connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
+    # On macOS, fsync leaves the data in the drive's cache. Elsewhere SQLite ignores these.
+    connection.execute("PRAGMA fullfsync = ON")
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
     # A rewrite of the file fails where no temporary file can be created, as in many containers. It
     # needs 8 MiB (see `space.LEFT_PAGES_MAX`).
     connection.execute("PRAGMA temp_store = MEMORY")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import closing
@@ -355,6 +356,14 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
             "can undo its last commits, and with them messages; set it to FULL",
             path,
             ("OFF", "NORMAL")[synchronous],
+            extra={"event": "unsafe_pragma"},
+        )
+    (is_full,) = cursor.execute("PRAGMA fullfsync").fetchone()
+    if sys.platform == "darwin" and not is_full:
+        LOGGER.warning(
+            "the application's connection to outbox %s has PRAGMA fullfsync = OFF, and on macOS a "
+            "power cut can then undo its last commits, and with them messages; set it to ON",
+            path,
             extra={"event": "unsafe_pragma"},
         )
     (journal,) = cursor.execute("PRAGMA journal_mode").fetchone()

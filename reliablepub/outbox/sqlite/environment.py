@@ -6,10 +6,12 @@ Knows: how to measure each. Must never know: which values are good or bad, the b
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import sqlite3
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from reliablepub.outbox.sqlite.connections import reading
+from reliablepub.outbox.sqlite.mounts import Mount, mount_of
 from reliablepub.outbox.sqlite.sql import QUERIES
 
 _SYNCS: Final = 10
@@ -39,6 +42,7 @@ class Surroundings:
         exchanges: exchanges, other than the default one, that open or parked messages name; at most
             100.
         queues: queues that open or parked messages name through the default exchange; at most 100.
+        mount: the mount that the outbox is on; None if it is unknown.
         sync_problem: why nothing can be written beside the outbox; empty if it can, or if the disk
             is full.
     """
@@ -52,6 +56,7 @@ class Surroundings:
     ahead_s: float
     exchanges: list[str]
     queues: list[str]
+    mount: Mount | None = None
     sync_problem: str = ""
 
 
@@ -84,6 +89,7 @@ def look_around(path: Path) -> Surroundings:
         ahead_s=max(0.0, newest_at - time.time()),
         exchanges=exchanges,
         queues=queues,
+        mount=mount_of(path.parent),
         sync_problem=sync_problem,
     )
 
@@ -101,7 +107,10 @@ def _sync_ms(folder: Path) -> tuple[float | None, str]:
             for _ in range(_SYNCS):
                 begun = time.perf_counter()
                 file.write(page)
-                os.fsync(file.fileno())
+                if sys.platform == "darwin":  # whose fsync leaves the page in the drive's cache
+                    fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+                else:
+                    os.fsync(file.fileno())
                 times.append(time.perf_counter() - begun)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import errno
 import math
 import os
+import resource
 import sqlite3
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,7 @@ _CORRUPT: Final = 11
 _FULL: Final = 13
 _IOERR_WRITE: Final = 10 | 3 << 8
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
+_IOERR_SHMMAP: Final = 10 | 21 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _READONLY_DBMOVED: Final = 8 | 4 << 8
 _BUSY: Final = 5
@@ -142,7 +144,7 @@ def is_decided(path: Path, error: sqlite3.Error) -> bool:
 
     After any other error (a failed write or sync), the transaction may be on disk.
     """
-    return _code(error) in _DECIDED or _is_over_quota(path, error)
+    return _code(error) in _DECIDED or _is_over_quota(path, error) or _is_too_long(path, error)
 
 
 def commit_unsure(path: Path, error: sqlite3.Error) -> OutboxUnsure:
@@ -168,6 +170,18 @@ def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
     """Whether a write failed because a quota is used up, which SQLite reports as a disk error."""
     is_write = getattr(error, "sqlite_errorcode", 0) == _IOERR_WRITE
     return is_write and not may_take(path.parent, _TRIED_BYTES)
+
+
+def _is_too_long(path: Path, error: sqlite3.Error) -> bool:
+    """Whether a write failed because this process may not make files so long (``EFBIG``)."""
+    if getattr(error, "sqlite_errorcode", 0) != _IOERR_WRITE:
+        return False
+    bytes_max, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    longest = 0
+    for file in (path, Path(f"{path}-wal")):
+        with suppress(OSError):
+            longest = max(longest, file.stat().st_size)
+    return bytes_max != resource.RLIM_INFINITY and longest + _TRIED_BYTES > bytes_max
 
 
 _LOCKED: Final = (
@@ -229,6 +243,20 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
 }
 
+_TOO_LONG: Final = (
+    OutboxDiskFull,
+    (
+        "cannot grow, because this process may not make longer files (ulimit -f, LimitFSIZE=): "
+        "nothing was stored, and messages accepted before are safe; raise that limit"
+    ),
+)
+_NO_SHARED_MEMORY: Final = (
+    OutboxError,
+    (
+        "is on a file system without shared memory, which its log needs (a FUSE mount with "
+        "direct_io has none): nothing was stored; use a disk of this machine or PostgreSQL"
+    ),
+)
 _SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _DESCRIPTORS: Final = 4
 """Files that a connection opens: database, log, index, and a folder."""
@@ -260,6 +288,10 @@ def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
     if lacks_index(error) or _is_over_quota(path, error):
         kind, meaning = _MEANING[_FULL]
+    elif _is_too_long(path, error):
+        kind, meaning = _TOO_LONG
+    if getattr(error, "sqlite_errorcode", 0) == _IOERR_SHMMAP:
+        kind, meaning = _NO_SHARED_MEMORY
     if _code(error) == _CANTOPEN and _lacks_descriptors():
         kind, meaning = _SHORTAGE
     if getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT:

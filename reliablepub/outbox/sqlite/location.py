@@ -55,6 +55,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxMoved
+from reliablepub.outbox.sqlite import mounts
 from reliablepub.outbox.sqlite.forks import GATE, Inode, forked, open_files
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def claim_log(outbox: Path) -> list[tuple[int, int]]:
     Nothing is created beside an empty database, because SQLite would remove it.
 
     Raises:
-        OutboxError: an existing file is refused, for the reasons of `check_side_files`.
+        OutboxError: an existing file is refused, for the reasons of `check_side_files`; or a new
+            one cannot be given to the owner of the outbox.
     """
     main = outbox.stat()
     files: list[tuple[int, int]] = []
@@ -118,6 +120,13 @@ def claim_log(outbox: Path) -> list[tuple[int, int]]:
                 # In a container, the group may be one that cannot be given. SQLite goes on, too.
                 with suppress(OSError):
                     os.fchown(fd, main.st_uid, main.st_gid)
+                if os.fstat(fd).st_uid != main.st_uid:
+                    Path(f"{outbox}{suffix}").unlink()  # only root can have opened it
+                    raise OutboxError(
+                        f"outbox {outbox} belongs to user {main.st_uid}, and this process, though "
+                        "it runs as root, may not give files to that user (CAP_CHOWN); run it as "
+                        f"the owner: setpriv --reuid={main.st_uid} reliablepub ..."
+                    )
                 os.fchmod(fd, stat.S_IMODE(main.st_mode))
             finally:
                 os.close(fd)
@@ -169,9 +178,12 @@ def warn_of_folder(folder: Path) -> None:
     """Log, once for each folder, that other users can create files in the folder of an outbox.
 
     Such a mode is not an error, because container volumes often have it. A planted file is one.
+    Log also that the folder is in memory.
     """
     if words := folder_exposure(folder):
         LOGGER.warning("%s", words, extra={"event": "exposed"})
+    if words := mounts.forgets(folder):
+        LOGGER.warning("%s", words, extra={"event": "in_memory"})
 
 
 def folder_exposure(folder: Path) -> str:
@@ -209,7 +221,8 @@ def _check(outbox: Path, suffix: str, found: os.stat_result) -> None:
         raise _refused(
             outbox,
             f"{name} belongs to user {found.st_uid}, and the outbox to user {owner}",
-            "give the file back (chown) if it was made by mistake, and remove it if it was planted",
+            f"chown {owner} {shlex.quote(name)} if it was made by mistake, and remove it if it was "
+            "planted",
         )
     if found.st_mode & ~mode & _OTHERS:
         raise _refused(
@@ -545,8 +558,7 @@ def refuse_second_name(path: Path, found: os.stat_result) -> None:
             "each, so messages would be lost. Copy the file, and remove the other names "
             f"(find / -samefile {path})"
         )
-    # The list of mounts has the folder's real name.
-    if _is_mount_point(os.fsencode(path.parent.resolve() / path.name)):
+    if mounts.is_mount_point(path):
         raise OutboxError(
             f"outbox {path} is mounted as a single file, so its log is not beside the original, "
             "and messages would be lost; mount the folder that holds it instead"
@@ -711,29 +723,6 @@ def _read_each(fds: Sequence[int], count: int, offset: int) -> Iterator[bytes]:
     for fd in fds:
         with suppress(OSError):
             yield os.pread(fd, count, offset)
-
-
-def _is_mount_point(path: bytes) -> bool:
-    """Whether the fifth field of a line of ``mountinfo``, as of proc(5), is this path."""
-    try:
-        fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        mounts = b"".join(iter(lambda: os.read(fd, 65_536), b""))
-    finally:
-        os.close(fd)
-    name = _escaped(path)
-    # A host of containers has hundreds of lines, and each message of an application's transaction
-    # comes here: only a line that has the path somewhere is taken apart.
-    return b" %b " % name in mounts and any(
-        line.split(b" ", 5)[4:5] == [name] for line in mounts.splitlines()
-    )
-
-
-def _escaped(name: bytes) -> bytes:
-    """Write space, tab, newline and backslash as octal escapes, as proc(5) does."""
-    return re.sub(rb"[ \t\n\\]", lambda byte: b"\\%03o" % ord(byte[0]), name)
 
 
 RESCUED: Final = ".rescued-"
