@@ -45,6 +45,7 @@ from reliablepub.message import Message, MessageFields
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
 
 if TYPE_CHECKING:
+    from reliablepub.certificates import CertificateFiles, ContextProvider
     from reliablepub.credentials import Credentials, CredentialsProvider, PasswordFile
     from reliablepub.front.async_publisher import AsyncPublisher
     from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt
@@ -72,8 +73,10 @@ __all__ = [
     "BatchReceipt",
     "Binding",
     "Breaker",
+    "CertificateFiles",
     "ConfigurationError",
     "Confirmed",
+    "ContextProvider",
     "Counters",
     "Credentials",
     "CredentialsProvider",
@@ -139,6 +142,8 @@ __all__ = [
 
 
 _LAZY = {
+    "CertificateFiles": "certificates",
+    "ContextProvider": "certificates",
     "Credentials": "credentials",
     "CredentialsProvider": "credentials",
     "PasswordFile": "credentials",

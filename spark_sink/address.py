@@ -10,14 +10,13 @@ every connection, because a password may change.
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, quote, urlsplit
 
 from pyspark import SparkFiles
 
-from reliablepub import ConfigurationError, PasswordFile
+from reliablepub import CertificateFiles, ConfigurationError, PasswordFile
 from spark_sink.options import NEEDS_USER, have_users_alone, split_urls
 from spark_sink.settings import Settings
 
@@ -58,32 +57,19 @@ def credentials(settings: Settings) -> PasswordFile | None:
     return PasswordFile(found("passwordFile", settings.password_file))
 
 
-def ssl_context(settings: Settings) -> ssl.SSLContext | None:
-    """The TLS context of the certificate options; None if there are none (system authorities).
+def ssl_context(settings: Settings) -> CertificateFiles | None:
+    """The files of the certificate options; None if there are none (system authorities).
 
     Raises:
         ConfigurationError: a file is missing, or is not a certificate or key.
     """
-    if settings.ca_file is None and settings.cert_file is None:
-        return None
-    try:
-        ca = settings.ca_file and str(found("caFile", settings.ca_file))
-        context = ssl.create_default_context(cafile=ca)
-        if settings.cert_file is not None:
-            key = settings.key_file and str(found("keyFile", settings.key_file))
-            certificate = str(found("certFile", settings.cert_file))
-            context.load_cert_chain(certificate, key, password=_no_passphrase)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigurationError(f"a certificate cannot be read: {error}") from None
-    return context
-
-
-def _no_passphrase() -> str:
-    """Called for an encrypted key; without it, OpenSSL would ask on the terminal, and wait."""
-    raise ConfigurationError(
-        "option 'keyFile' (or 'certFile'): the key is encrypted with a passphrase, which nobody "
-        "can enter on an executor; give a key without one"
+    options = (
+        ("authorities", "caFile", settings.ca_file),
+        ("certificate", "certFile", settings.cert_file),
+        ("key", "keyFile", settings.key_file),
     )
+    files = {name: found(option, file) for name, option, file in options if file is not None}
+    return CertificateFiles(**files) if files else None
 
 
 def found(option: str, name: str) -> Path:

@@ -118,6 +118,7 @@ def _open(settings: Settings, addresses: tuple[str, ...]) -> Lent:
         open_bytes_max=OPEN_BYTES_MAX,
         ssl_context=ssl_context(settings),
         credentials=credentials(settings),
+        connection_name=settings.connection_name,
     )
     return lent
 

@@ -149,6 +149,12 @@ class Settings:
         "keyFile", "file with the key of `certFile` (PEM), if not in the same file", parse=_file
     )
     heartbeat_s: int = _connection("heartbeat", "AMQP heartbeat, in seconds", 10, _whole(1, 65_535))
+    connection_name: str | None = _connection(
+        "connectionName",
+        "name of the connections on RabbitMQ's management page; by default it names host and "
+        "process",
+        parse=_text,
+    )
     idle_timeout_s: float = _connection(
         "idleTimeout",
         "seconds for which a Python worker keeps its connection for the next task",

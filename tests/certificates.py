@@ -6,6 +6,7 @@ Knows: openssl's command line, `FakeBroker`. Must never know: who connects.
 import ssl
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from reliablepub.testing import FakeBroker
 
@@ -26,19 +27,20 @@ def signed(folder: Path, *names: str) -> Path:
     return path
 
 
-def broker_with(certificate: Path, *, asks: bool = False) -> FakeBroker:
+def broker_with(certificate: Path, *, asks: bool = False, **options: Any) -> FakeBroker:
     """Started, with a queue `q`; it speaks TLS only.
 
     Args:
         certificate: of `signed`.
         asks: whether clients must show a certificate of the same authority.
+        options: further ones of the broker.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     if asks:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(certificate.with_name("ca.crt"))
-    broker = FakeBroker(tls=context)
+    broker = FakeBroker(tls=context, **options)
     broker.start()
     broker.declare_queue("q")
     return broker

@@ -31,7 +31,7 @@ CONFIG_VARIABLE: Final = "RELIABLEPUB_CONFIG"
 TABLES: Final = ("publish", "relay")
 """Commands that read the file; each has a table for its own options."""
 SHARED: Final = (
-    *("accept-plaintext", "json", "outbox", "outbox-keys", "password-file"),
+    *("accept-plaintext", "connection-name", "json", "outbox", "outbox-keys", "password-file"),
     *("tls-ca", "tls-certificate", "tls-key", "tracing", "url", "window", "window-min"),
 )
 """Top-level keys of the file: options that all of these commands have."""

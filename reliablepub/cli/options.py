@@ -9,14 +9,14 @@ reopens.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
+from reliablepub.certificates import CertificateFiles
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import misspelled_variables, variable_of
 from reliablepub.cli.output import print_note
@@ -152,8 +152,11 @@ _TLS: Final = {
 }
 
 
-def _remember(ctx: click.Context, option: click.Parameter, path: Path | None) -> None:
-    ctx.meta[f"reliablepub.{option.opts[0]}"] = path
+_NAME: Final = "--connection-name"
+
+
+def _remember(ctx: click.Context, option: click.Parameter, value: Path | str | None) -> None:
+    ctx.meta[f"reliablepub.{option.opts[0]}"] = value
 
 
 tls_options: Final = together(
@@ -172,7 +175,23 @@ tls_options: Final = together(
 )
 
 
-def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
+connection_name_option: Final = click.option(
+    _NAME,
+    metavar="TEXT",
+    expose_value=False,
+    callback=_remember,
+    help="Name of the connection on RabbitMQ's management page; by default it names the outbox, "
+    "the host and the process.",
+)
+
+
+def connection_name_of(ctx: click.Context) -> str | None:
+    """The value of ``--connection-name``."""
+    name: str | None = ctx.meta.get(f"reliablepub.{_NAME}")
+    return name
+
+
+def tls_context(ctx: click.Context) -> CertificateFiles | None:
     """The TLS settings of a command; None: the system's authorities and no client certificate.
 
     Raises:
@@ -184,33 +203,12 @@ def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
     if authorities is None and certificate is None:
         return None
     try:
-        context = ssl.create_default_context(cafile=authorities)
-    except OSError as error:  # ssl.SSLError is an OSError
-        raise click.UsageError(f"--tls-ca: cannot use {authorities}: {_reason(error)}") from None
+        files = CertificateFiles(authorities=authorities, certificate=certificate, key=key)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
     if certificate is not None:
-        try:
-            context.load_cert_chain(certificate, key, password=_refuse_to_ask)
-        except OSError as error:
-            files = f"{certificate} with {key}" if key is not None else str(certificate)
-            problem = f"--tls-certificate: cannot use {files}: {_reason(error)}"
-            raise click.UsageError(problem) from None
         note_exposure(key if key is not None else certificate)
-    return context
-
-
-def _refuse_to_ask() -> NoReturn:
-    """Refuse an encrypted key.
-
-    Without this callback OpenSSL prompts for the password on the terminal, and a service would wait
-    for ever.
-    """
-    raise click.UsageError("the key of --tls-certificate is encrypted; give an unencrypted key")
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"not a PEM file of that kind, or certificate and key do not match ({error.reason})"
-    return error.strerror or str(error)
+    return files
 
 
 # -------------------------------------------------------------------------- the outbox, its keys

@@ -9,6 +9,8 @@ a turn of the relay does.
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -16,6 +18,7 @@ from math import inf
 from typing import Final, TypedDict
 
 from reliablepub._core.session import Session
+from reliablepub.certificates import ContextProvider
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.relay_client import RelayClient
@@ -78,13 +81,17 @@ class PublisherOptions(TypedDict, total=False):
     close_timeout_s: float
     """Seconds that closing, or the end of a ``with`` block, waits for open messages unless it is
     told otherwise; 10 by default."""
-    ssl_context: ssl.SSLContext | None
-    """For ``amqps``; None, the default, verifies certificates and host names against the system's
+    ssl_context: ssl.SSLContext | ContextProvider | None
+    """For ``amqps``: a context, `CertificateFiles`, or another callable that returns a context at
+    each connection; None, the default, verifies certificates and host names against the system's
     certificate authorities."""
     credentials: CredentialsProvider | None
     """A callable that returns `Credentials`, asked at each connection and before their lifetime
     ends; None, the default, takes user and password from the URL. It runs on a thread of its own.
     While it raises or hangs there is no connection, and ``status.reason`` says why."""
+    connection_name: str | None
+    """Name of the connection on RabbitMQ's management page; None, the default, names the outbox,
+    the host and the process."""
 
 
 def check_names(options: Iterable[str]) -> None:
@@ -127,8 +134,9 @@ def new_client(
     open_bytes_max: int | None = None,
     full_timeout_s: float | None = None,
     close_timeout_s: float = 10.0,
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: ssl.SSLContext | ContextProvider | None = None,
     credentials: CredentialsProvider | None = None,
+    connection_name: str | None = None,
 ) -> RelayClient:
     """Check the arguments of a publisher, and make its relay and its side of it from them.
 
@@ -142,6 +150,8 @@ def new_client(
         ssl_context=ssl_context,
         topology=topology,
         credentials=credentials,
+        connection_name=connection_name,
+        outbox=outbox,
     )
     _check_positive(confirm_timeout_s=confirm_timeout_s)
     _check_whole(window_min=window_min, window_max=window_max, window_bytes_max=window_bytes_max)
@@ -218,7 +228,7 @@ def _check_types(
     retry: RetryPolicy | None,
     topology: Topology | None,
     outbox_keys: OutboxKeys | None,
-    ssl_context: ssl.SSLContext | None,
+    ssl_context: ssl.SSLContext | ContextProvider | None,
 ) -> None:
     """Check options that would fail later, on the relay's thread.
 
@@ -229,7 +239,7 @@ def _check_types(
         ("retry", retry, RetryPolicy),
         ("topology", topology, Topology),
         ("outbox_keys", outbox_keys, OutboxKeys),
-        ("ssl_context", ssl_context, ssl.SSLContext),
+        ("ssl_context", None if callable(ssl_context) else ssl_context, ssl.SSLContext),
     )
     for name, value, kind in kinds:
         if value is not None and not isinstance(value, kind):
@@ -245,17 +255,25 @@ def _transport(
     *,
     connection: object,
     heartbeat_s: int,
-    ssl_context: ssl.SSLContext | None,
+    ssl_context: ssl.SSLContext | ContextProvider | None,
     topology: Topology | None,
     credentials: CredentialsProvider | None,
+    connection_name: str | None,
+    outbox: Where | None,
 ) -> Callable[[int], Transport]:
     """A function that opens the transport, given the number of the store's run."""
     if connection is None and url is not None:
-        from reliablepub.transport.address import parse_addresses, warn_of_exposed
+        from reliablepub.transport.address import (
+            check_login,
+            client_properties_of,
+            parse_addresses,
+        )
         from reliablepub.transport.pika import PikaTransport
 
         addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
-        warn_of_exposed(addresses)
+        check_login(addresses, ssl_context, credentials)
+        shown = "" if outbox is None else outbox_at(outbox).name
+        name = _checked_name(connection_name) or _default_name(shown)
         return lambda run: PikaTransport(
             addresses,
             run=run,
@@ -263,6 +281,7 @@ def _transport(
             ssl_context=ssl_context,
             topology=topology,
             credentials=credentials,
+            client_properties=client_properties_of(name, shown),
         )
     if connection is None:
         msg = (
@@ -276,10 +295,37 @@ def _transport(
         raise ConfigurationError("declare the topology on the connection, which is yours")
     if credentials is not None:
         raise ConfigurationError("give credentials to the connection, which is yours")
+    if connection_name is not None:
+        raise ConfigurationError("give the name to the connection, which is yours")
     from reliablepub.transport.aio_pika import AioPikaTransport, lent
 
     host = lent(connection)
     return lambda run: AioPikaTransport(host, run=run)
+
+
+_NAME_BYTES_MAX: Final = 255
+
+
+def _checked_name(name: str | None) -> str:
+    """Check a name of a connection; empty if there is none.
+
+    Raises:
+        ConfigurationError: it is no text, or too long for the first frame.
+    """
+    if name is None:
+        return ""
+    try:
+        if isinstance(name, str) and 0 < len(name.encode()) <= _NAME_BYTES_MAX:
+            return name
+    except UnicodeEncodeError:
+        pass
+    msg = f"connection_name is {name!r:.80}; it must be a text of 1 to {_NAME_BYTES_MAX} bytes"
+    raise ConfigurationError(msg)
+
+
+def _default_name(outbox: str) -> str:
+    what = " ".join(["reliablepub", *outbox.rstrip("/").split("/")[-1:]]).strip()
+    return f"{what} on {socket.gethostname()} ({os.getpid()})"[:_NAME_BYTES_MAX]
 
 
 def _store(

@@ -5,7 +5,6 @@ Knows: addresses, `PikaTransport`, and how long to wait. Must never know: pika i
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,7 +14,12 @@ from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError, TopologyError
 from reliablepub.front.waits import is_number
 from reliablepub.topology import Topology
-from reliablepub.transport.address import parse_addresses, warn_of_exposed
+from reliablepub.transport.address import (
+    TLS,
+    check_login,
+    client_properties_of,
+    parse_addresses,
+)
 from reliablepub.transport.pika import PikaTransport
 
 
@@ -24,7 +28,7 @@ def provision(
     topology: Topology,
     *,
     timeout_s: float = 30.0,
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: TLS = None,
     credentials: CredentialsProvider | None = None,
 ) -> None:
     """Declare or check a topology at the first broker that answers.
@@ -34,8 +38,9 @@ def provision(
         topology: the topology; ``topology.declare`` says whether to declare or to check it.
         timeout_s: seconds for the whole call; each broker, and each IP address of its host name,
             gets an equal share of what is left.
-        ssl_context: for ``amqps``; None verifies certificates and host names against the system's
-            certificate authorities.
+        ssl_context: for ``amqps``: a context, `CertificateFiles`, or another callable that returns
+            a context at each connection; None verifies certificates and host names against the
+            system's certificate authorities.
         credentials: a callable that returns `Credentials`, asked at each connection; None for the
             user and password in the URL.
 
@@ -46,7 +51,7 @@ def provision(
         OSError: this process has no file descriptor left.
     """
     addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
-    warn_of_exposed(addresses)
+    check_login(addresses, ssl_context, credentials)
     if not isinstance(topology, Topology):
         raise ConfigurationError(f"topology is of type {type(topology).__name__}, not Topology")
     if not (is_number(timeout_s) and timeout_s > 0):
@@ -59,6 +64,7 @@ def provision(
         ssl_context=ssl_context,
         topology=topology,
         credentials=credentials,
+        client_properties=client_properties_of("reliablepub provision"),
     )
     reasons: dict[str, None] = {}
     is_worth_a_round = True

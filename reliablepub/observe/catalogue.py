@@ -144,6 +144,11 @@ STATUS_METRICS: Final = (
         "Destinations that are paused because they refuse messages (Breaker).",
     ),
     Metric(
+        "reliablepub_certificate_expiry_timestamp_seconds",
+        Type.GAUGE,
+        "When the client certificate expires, in seconds since 1970 (CertificateFiles only).",
+    ),
+    Metric(
         "reliablepub_paused_messages",
         Type.GAUGE,
         "Messages that wait for paused destinations (of the 100 that were paused first).",

@@ -47,7 +47,6 @@ from reliablepub.hooks import (
     MessageStored,
     Watched,
 )
-from reliablepub.observe import installed_version
 from reliablepub.observe.catalogue import (
     CATALOGUE,
     DELIVERY_BUCKETS_S,
@@ -64,6 +63,7 @@ from reliablepub.outbox.database import Database
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.relay.status import Link, Status
+from reliablepub.version import installed_version
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
@@ -366,6 +366,8 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_paused_destinations", "", status.paused_destinations
     yield "reliablepub_open_bytes", "", status.counters.open_bytes
     yield "reliablepub_last_turn_age_seconds", "", status.turn_age_s
+    if status.certificate_ends_at is not None:
+        yield "reliablepub_certificate_expiry_timestamp_seconds", "", status.certificate_ends_at
     yield "reliablepub_paused_messages", "", sum(one.waiting for one in status.paused)
 
 

@@ -26,8 +26,8 @@ from reliablepub.errors import ConfigurationError, InvalidMessage
 from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, Watched
 from reliablepub.message import Message
-from reliablepub.observe import installed_version
 from reliablepub.outcome import OutcomeKind
+from reliablepub.version import installed_version
 
 try:
     from opentelemetry import propagate, trace

@@ -664,6 +664,7 @@ class Relay:
             aside=session.aside,
             aside_reason=session.why_aside,
             hooks_off=self._transport.hooks_off,
+            certificate_ends_at=self._transport.certificate_ends_at,
             callback_errors=self._guard.errors,
             turns=self.turns,
             commits=self._commits,

@@ -191,6 +191,8 @@ class Status:
         hooks_off: why pika is used through its public interface only, which is slower and equally
             safe: an untested version of pika, or a hook into pika that failed. Empty if the hooks
             are on.
+        certificate_ends_at: when the client certificate in use expires, in seconds since 1970; None
+            if that is not known: only of `CertificateFiles` it is.
         callback_errors: number of exceptions raised by the application's callbacks.
         trouble: why the outbox accepts or records nothing for now, such as "disk full: ..."; else
             empty.
@@ -226,6 +228,7 @@ class Status:
     paused: tuple[Paused, ...] = ()
     paused_destinations: int = 0
     hooks_off: str = ""
+    certificate_ends_at: float | None = None
     callback_errors: int = 0
     trouble: str = ""
     refusals: int = field(default=0, compare=False)

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from reliablepub.testing.faults import load_faults
     from reliablepub.testing.history import Fate, Published, StoredMessage
     from reliablepub.testing.options import NodeOptions, Permissions
-    from reliablepub.testing.views import ConsumerState, QueueState, UnackedMessage
+    from reliablepub.testing.views import ClientState, ConsumerState, QueueState, UnackedMessage
 
 __all__ = [
+    "ClientState",
     "ConsumerState",
     "FakeBroker",
     "Fate",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "ClientState": "views",
     "ConsumerState": "views",
     "FakeBroker": "broker",
     "Fate": "history",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from reliablepub.testing.history import Published, StoredMessage
-    from reliablepub.testing.views import ConsumerState, QueueState, UnackedMessage
+    from reliablepub.testing.views import ClientState, ConsumerState, QueueState, UnackedMessage
 
 T = TypeVar("T")
 
@@ -420,6 +420,11 @@ class FakeBroker:
         """Return the consumers of all queues."""
         with self._changed:
             return views.consumers(self._node, self._vhost(virtual_host))
+
+    def clients(self, *, virtual_host: str | None = None) -> tuple[ClientState, ...]:
+        """Return the clients that have logged in, with what they told of themselves."""
+        with self._changed:
+            return views.clients(self._node, self._vhost(virtual_host))
 
     def unacked(self, *, virtual_host: str | None = None) -> tuple[UnackedMessage, ...]:
         """Return the messages that were delivered and are not acknowledged."""

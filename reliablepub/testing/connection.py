@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
@@ -29,7 +29,7 @@ from reliablepub.testing.replies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from pamqp.base import Frame
 
@@ -103,6 +103,15 @@ class Connection:
     def user(self) -> str:
         """The user that logged in."""
         return self._handshake.user
+
+    @property
+    def client_properties(self) -> Mapping[str, Any]:
+        """What the client told of itself."""
+        return self._handshake.client_properties
+
+    def handle_certificate(self, common_name: str) -> None:
+        """The client has shown a certificate."""
+        self._handshake.certificate_user = common_name
 
     @property
     def has_expired(self) -> bool:

@@ -433,6 +433,7 @@ _PATHS: Final[dict[tuple[str, int], dict[str, Action]]] = {
         "DELETE": _call("delete_exchange", vhost=_VHOST),
     },
     ("bindings", 1): {"POST": _BIND},
+    ("clients", 1): {"GET": _view("clients")},
     ("consumers", 1): {"GET": _view("consumers")},
     ("unacked", 1): {"GET": _view("unacked")},
     ("permissions", 2): {"PUT": _permit},

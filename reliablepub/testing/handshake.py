@@ -1,7 +1,7 @@
 """The opening of a connection: start, start-ok, tune, tune-ok, open.
 
-Knows: how a client logs in (PLAIN, AMQPLAIN), which limits are negotiated, the reply texts with
-which RabbitMQ refuses a client. Must never know: channels, messages, sockets.
+Knows: how a client logs in (PLAIN, AMQPLAIN, EXTERNAL), which limits are negotiated, the reply
+texts with which RabbitMQ refuses a client. Must never know: channels, messages, sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.replies import AmqpError, SilentlyRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pamqp.base import Frame
 
@@ -55,6 +55,9 @@ class Handshake:
         self.permissions = EVERYTHING
         self._expected: type[Frame] = Methods.StartOk
         self.user = ""
+        self.certificate_user = ""
+        """Common name of the certificate that the client has shown, if it has."""
+        self.client_properties: Mapping[str, Any] = {}
         self.token: Token | None = None
         self.capabilities: frozenset[str] = frozenset()
         self.frame_max = wire.FRAME_MIN_SIZE
@@ -86,7 +89,9 @@ class Handshake:
             "platform": "reliablepub fake broker",
             "version": "3.13.7",
         }
-        method = Methods.Start(server_properties=properties, mechanisms="PLAIN AMQPLAIN")
+        # As with rabbitmq_auth_mechanism_ssl and `ssl_cert_login_from = common_name`.
+        mechanisms = "PLAIN AMQPLAIN" + " EXTERNAL" * bool(self.certificate_user)
+        method = Methods.Start(server_properties=properties, mechanisms=mechanisms)
         return wire.encode_method(0, method)
 
     def handle(self, method: Frame) -> Frame | None:
@@ -151,11 +156,15 @@ class Handshake:
         raise ScriptedRefusal(fault.code, fault.text, (0, 0))
 
     def _log_in(self, method: Methods.StartOk) -> None:
+        self.client_properties = dict(method.client_properties)
         announced = method.client_properties.get("capabilities")
         if isinstance(announced, dict):
             self.capabilities = frozenset(name for name, is_on in announced.items() if is_on)
         response = method.response
         data = response.encode() if isinstance(response, str) else bytes(response)
+        if method.mechanism == "EXTERNAL" and self.certificate_user in self._node.options.users:
+            self.user = self.certificate_user
+            return
         user, password = _credentials(method.mechanism, data)
         known = self._node.options.users.get(user)
         token = self._node.tokens.get(password)
@@ -203,4 +212,6 @@ def _credentials(mechanism: str, response: bytes) -> tuple[str, str]:
         user, password = table.get("LOGIN"), table.get("PASSWORD")
         if isinstance(user, str) and isinstance(password, str):
             return user, password
+    elif mechanism == "EXTERNAL":
+        return "", ""
     raise SilentlyRefused

@@ -11,12 +11,14 @@ import selectors
 import socket
 import ssl
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing.connection import Ending
 from reliablepub.testing.flow import READ_MAX_BYTES, Flow
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from reliablepub.testing.connection import Connection
     from reliablepub.testing.faults import ConnectionFault
 
@@ -88,6 +90,8 @@ class Link:
         if self._tls is not None:
             try:
                 data = self._tls.decrypt(data)
+                if self._tls.peer:
+                    self.connection.handle_certificate(self._tls.peer)
             except ssl.SSLError:  # the next write sends the alert that tells the client why
                 self.connection.drop(reset=False)
                 self._out = None  # its backlog can no longer be encrypted; the alert is not in it
@@ -158,6 +162,8 @@ class _Tls:
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._is_open = False
+        self.peer = ""
+        """Common name of the client's certificate, once it has shown one."""
 
     def decrypt(self, data: bytes) -> bytes:
         """Return the decrypted input; empty during the handshake.
@@ -171,6 +177,7 @@ class _Tls:
             if not self._is_open:
                 self._tls.do_handshake()
                 self._is_open = True
+                self.peer = _common_name(self._tls.getpeercert() or {})
             while True:
                 part = self._tls.read(READ_MAX_BYTES)
                 if not part:
@@ -189,3 +196,9 @@ class _Tls:
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         return self._outgoing.read()
+
+
+def _common_name(certificate: Mapping[str, Any]) -> str:
+    """Return the common name of a certificate, as `ssl` decodes it; empty if it has none."""
+    names = (one for part in certificate.get("subject", ()) for one in part)
+    return next((value for name, value in names if name == "commonName"), "")

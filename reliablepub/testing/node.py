@@ -8,11 +8,11 @@ queues a crash or a freeze, which the server carries out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reliablepub.testing.clock import Clock, Timers
 from reliablepub.testing.consumers import check_reply_name, deliver
@@ -45,6 +45,10 @@ class Client(Protocol):
     @property
     def user(self) -> str:
         """The user that logged in."""
+
+    @property
+    def client_properties(self) -> Mapping[str, Any]:
+        """What the client told of itself."""
 
     @property
     def channels(self) -> int:

@@ -49,6 +49,18 @@ class ConsumerState:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientState:
+    """A client that has logged in; `connection` counts connections from 1.
+
+    `properties` is what it told of itself (connection.start-ok).
+    """
+
+    connection: int
+    user: str
+    properties: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class UnackedMessage(StoredMessage):
     """A message that was delivered and is not acknowledged.
 
@@ -109,6 +121,15 @@ def consumers(node: Node, vhost: VirtualHost) -> tuple[ConsumerState, ...]:
         for number, connection in _connections(node, vhost)
         for channel, consuming in connection.consuming()
         for consumer in consuming.consumers.values()
+    )
+
+
+def clients(node: Node, vhost: VirtualHost) -> tuple[ClientState, ...]:
+    """Return the clients that have logged in to a virtual host."""
+    return tuple(
+        ClientState(number, one.user, one.client_properties)
+        for number, one in _connections(node, vhost)
+        if one.is_open
     )
 
 

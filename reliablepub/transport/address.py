@@ -7,22 +7,32 @@ know: sockets, or what the connection is for.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+from typing import TypeAlias
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 import pika
+from pika.credentials import ExternalCredentials
 
+from reliablepub.certificates import CertificateFiles, ContextProvider
 from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.headers import SHORT_STRING_MAX
 from reliablepub.transport.base import host_and_port
+from reliablepub.version import installed_version
 
 _DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
 _NO_SECRET = "guest"  # noqa: S105
 """RabbitMQ's default password. It is public, and RabbitMQ accepts it from localhost only."""
+_MECHANISM = "auth_mechanism"
+"""Name of RabbitMQ's "URI Query Parameters" for how to log in."""
+TLS: TypeAlias = ssl.SSLContext | ContextProvider | None
+"""A TLS context, what returns one, or None for one that trusts the system's authorities."""
 LOGGER = logging.getLogger("reliablepub.link")
 _warned_of: set[str] = set()
 
@@ -35,9 +45,11 @@ class Address:
         host: host name or IP address; an IPv6 address may have a zone, as ``fe80::1%eth0``.
         port: port; by default 5672 for ``amqp`` and 5671 for ``amqps``.
         user: user name; by default ``guest``.
-        password: password; by default ``guest``. Never printed.
+        password: password; by default ``guest`` on a loopback address, else empty. Never printed.
         vhost: virtual host; by default ``/``.
         is_tls: whether the URL is ``amqps``; the certificate is verified.
+        is_external: whether the client certificate names the user (SASL EXTERNAL); user and
+            password are empty then.
     """
 
     host: str
@@ -46,6 +58,7 @@ class Address:
     password: str = field(repr=False)
     vhost: str
     is_tls: bool
+    is_external: bool = False
 
     def __str__(self) -> str:
         """The URL without credentials, in a form that every client understands alike.
@@ -61,6 +74,11 @@ class Address:
         """The address with other credentials; the user stays if they name none."""
         user = self.user if credentials.user is None else credentials.user
         return replace(self, user=user, password=credentials.secret)
+
+    @property
+    def login_bytes(self) -> int:
+        """Length of user and secret, in bytes."""
+        return len(f"{self.user}{self.password}".encode())
 
     @property
     def is_local(self) -> bool:
@@ -79,7 +97,7 @@ class Address:
 def parse_addresses(
     url: str | Sequence[str],
     *,
-    ssl_context: object | None = None,
+    ssl_context: TLS = None,
     credentials: CredentialsProvider | None = None,
 ) -> tuple[Address, ...]:
     """Parse one URL, or several for failover.
@@ -94,15 +112,7 @@ def parse_addresses(
         ConfigurationError: a URL is invalid. The text does not contain the URL, which may hold a
             password.
     """
-    given: object = url
-    is_one = isinstance(given, str | bytes) or not isinstance(given, Sequence)
-    urls: list[str] = [given] if is_one else list(url)  # type: ignore[list-item]  # checked below
-    for one in urls:
-        if not isinstance(one, str):
-            raise ConfigurationError(_explain(f"the URL is of type {type(one).__name__}, not str"))
-    if not urls:
-        msg = "no URL given; for example amqp://guest:guest@localhost:5672/%2F"
-        raise ConfigurationError(msg)
+    urls = _listed(url)
     addresses = tuple(_parse(one) for several in urls for one in _each_host(several))
     are_tls = {address.is_tls for address in addresses}
     if len(are_tls) > 1:
@@ -117,6 +127,34 @@ def parse_addresses(
         )
     if credentials is None:
         return addresses
+    _check_provider(urls, credentials)
+    return tuple(replace(address, password="") for address in addresses)
+
+
+def _listed(url: str | Sequence[str]) -> list[str]:
+    """Return one URL or several as a list.
+
+    Raises:
+        ConfigurationError: there is none, or one is no text.
+    """
+    given: object = url
+    is_one = isinstance(given, str | bytes) or not isinstance(given, Sequence)
+    urls: list[str] = [given] if is_one else list(url)  # type: ignore[list-item]  # checked below
+    for one in urls:
+        if not isinstance(one, str):
+            raise ConfigurationError(_explain(f"the URL is of type {type(one).__name__}, not str"))
+    if not urls:
+        msg = "no URL given; for example amqp://guest:guest@localhost:5672/%2F"
+        raise ConfigurationError(msg)
+    return urls
+
+
+def _check_provider(urls: Sequence[str], credentials: CredentialsProvider) -> None:
+    """Check what goes with a provider of credentials.
+
+    Raises:
+        ConfigurationError: it cannot be called, or a URL has a password.
+    """
     if not callable(credentials):
         raise ConfigurationError("credentials must be a callable that returns Credentials")
     if any(map(has_password, urls)):
@@ -124,15 +162,47 @@ def parse_addresses(
             "the URL has a password, and a provider of credentials was given too; remove it from "
             "the URL"
         )
-    return tuple(replace(address, password="") for address in addresses)
 
 
-def warn_of_exposed(addresses: Sequence[Address]) -> None:
-    """Log a warning for each host to which a password is sent unencrypted, once for each host."""
+def check_login(
+    addresses: Sequence[Address], ssl_context: TLS, credentials: CredentialsProvider | None
+) -> None:
+    """Check that there is a password, or a client certificate that replaces it.
+
+    Log a warning, once, of a host that gets the password unencrypted.
+
+    Raises:
+        ConfigurationError: there is none, or only the default password could be sent to a host that
+            is not this one; or there are both.
+    """
+    if any(address.is_external for address in addresses):
+        _check_external(ssl_context, credentials)
     for address in addresses:
+        if credentials is None and not (address.password or address.is_external):
+            raise ConfigurationError(
+                f"the URL has no password for {address}; the default one, guest, is for localhost "
+                "alone. To log in by a client certificate, write "
+                f"amqps://host/vhost?{_MECHANISM}=external"
+            )
         if address.is_exposed and address.host not in _warned_of:
             _warned_of.add(address.host)
             LOGGER.warning("%s", words_of_exposed(address), extra={"event": "exposed"})
+
+
+def _check_external(ssl_context: TLS, credentials: CredentialsProvider | None) -> None:
+    """Check what goes with a login by certificate.
+
+    Raises:
+        ConfigurationError: there is no client certificate, or a provider of credentials.
+    """
+    if credentials is not None:
+        msg = "the URL asks for a login by certificate, and a password was given; remove one"
+        raise ConfigurationError(msg)
+    is_bare = isinstance(ssl_context, CertificateFiles) and not ssl_context.has_certificate
+    if ssl_context is None or is_bare:
+        raise ConfigurationError(
+            "the URL asks for a login by certificate, and there is none; give a client certificate"
+        )
 
 
 def words_of_exposed(address: Address) -> str:
@@ -172,7 +242,8 @@ def _each_host(url: str) -> list[str]:
     Raises:
         ConfigurationError: it is several URLs in one text.
     """
-    scheme, separator, rest = url.strip().partition("://")
+    url, mark, query = url.strip().partition("?")
+    scheme, separator, rest = url.partition("://")
     if "://" in rest:
         raise ConfigurationError(
             "the URL holds another URL; give several as a list, or several hosts in one URL: "
@@ -181,8 +252,9 @@ def _each_host(url: str) -> list[str]:
     netloc, slash, path = rest.partition("/")
     user, at, hosts = netloc.rpartition("@")
     if "," not in hosts:
-        return [url.strip()]
-    return [f"{scheme}{separator}{user}{at}{host}{slash}{path}" for host in hosts.split(",")]
+        return [f"{url}{mark}{query}"]
+    base, tail = f"{scheme}{separator}{user}{at}", f"{slash}{path}{mark}{query}"
+    return [f"{base}{host}{tail}" for host in hosts.split(",")]
 
 
 def _split(url: str) -> SplitResult:
@@ -219,20 +291,42 @@ def _parse(url: str) -> Address:
     if not _can_be_looked_up(parts.hostname):
         problem = "the URL's host is no host name: each part between dots has 1 to 63 characters"
         raise ConfigurationError(_explain(problem))
-    if parts.query or parts.fragment:
-        msg = "the URL has a query or fragment; give options as arguments instead"
-        raise ConfigurationError(msg)
+    is_external = _is_external(parts)
     host, zone, name = parts.hostname.partition("%25")
     if ":" in host and name:  # RFC 6874 writes the % before an IPv6 zone like this
         zone = "%"
-    return Address(
+    parsed = Address(
         host=host + zone + name,
         port=port if port is not None else _DEFAULT_PORT[parts.scheme],
-        user=unquote(parts.username) if parts.username is not None else "guest",
-        password=unquote(parts.password) if parts.password is not None else "guest",
+        user=unquote(parts.username or ("" if is_external else "guest")),
+        password=unquote(parts.password or ""),
         vhost=_vhost(parts),
         is_tls=parts.scheme == "amqps",
+        is_external=is_external,
     )
+    has_default = parts.password is None and parsed.is_local and not is_external
+    return replace(parsed, password=_NO_SECRET) if has_default else parsed
+
+
+def _is_external(parts: SplitResult) -> bool:
+    """Whether the query asks for a login by certificate.
+
+    Raises:
+        ConfigurationError: it asks for something else, or the URL does not go with it.
+    """
+    if not parts.query and not parts.fragment:
+        return False
+    if parts.fragment or parse_qsl(parts.query.lower()) != [(_MECHANISM, "external")]:
+        raise ConfigurationError(
+            f"the URL has a query other than {_MECHANISM}=external, or a fragment; give options as "
+            "arguments instead"
+        )
+    if parts.scheme != "amqps" or parts.username is not None or parts.password is not None:
+        raise ConfigurationError(
+            "a login by certificate needs amqps://, and a URL without user and password: the "
+            "certificate names the user; expected amqps://host:port/vhost?auth_mechanism=external"
+        )
+    return True
 
 
 def _can_be_looked_up(host: str) -> bool:
@@ -269,8 +363,9 @@ def connection_parameters(
     address: Address,
     *,
     timeout_s: float,
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: TLS = None,
     heartbeat_s: int | None = None,
+    client_properties: Mapping[str, str] | None = None,
 ) -> pika.ConnectionParameters:
     """Return pika's parameters for one attempt to connect.
 
@@ -279,19 +374,46 @@ def connection_parameters(
         timeout_s: maximum time for each step of connecting, in seconds.
         ssl_context: TLS context; None for one that trusts the system's certificate authorities.
         heartbeat_s: heartbeat in seconds; None for the broker's proposal.
+        client_properties: what the broker shows of the connection; see `client_properties_of`.
+
+    Raises:
+        Exception: whatever ``ssl_context`` raises if it is called.
     """
     options = None
     if address.is_tls:
         host = address.host.partition("%")[0]  # no certificate names the zone of an IPv6 address
-        options = pika.SSLOptions(ssl_context or ssl.create_default_context(), host)
+        context = ssl_context() if callable(ssl_context) else ssl_context
+        options = pika.SSLOptions(context or ssl.create_default_context(), host)
+    login: pika.PlainCredentials | ExternalCredentials
+    if address.is_external:
+        login = ExternalCredentials()
+    else:
+        login = pika.PlainCredentials(address.user, address.password)
     return pika.ConnectionParameters(
         host=address.host,
         port=address.port,
         virtual_host=address.vhost,
-        credentials=pika.PlainCredentials(address.user, address.password),
+        credentials=login,
         heartbeat=heartbeat_s,
         socket_timeout=timeout_s,
         stack_timeout=timeout_s,
         ssl_options=options,
-        client_properties={"product": "reliablepub"},
+        client_properties=dict(client_properties or client_properties_of("reliablepub")),
     )
+
+
+def client_properties_of(name: str, outbox: str = "") -> dict[str, str]:
+    """Return what the broker shows its operators of a connection (``client-properties``).
+
+    Args:
+        name: what connects; RabbitMQ's management page shows it beside the address.
+        outbox: name of the outbox that is relayed, if there is one.
+    """
+    shown = {
+        "product": "reliablepub",
+        "version": installed_version() or "unknown",
+        "connection_name": name,
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+    }
+    return {**shown, "outbox": outbox} if outbox else shown

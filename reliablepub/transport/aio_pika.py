@@ -284,6 +284,11 @@ class AioPikaTransport:
         return ""
 
     @property
+    def certificate_ends_at(self) -> None:
+        """Unknown: the application makes the connection."""
+        return
+
+    @property
     def trying(self) -> str:
         """Always empty: the application makes the connection."""
         return ""

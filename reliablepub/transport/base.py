@@ -74,6 +74,10 @@ class Transport(Protocol):
         """Why only the client library's public interface is used; empty if the hooks are used."""
 
     @property
+    def certificate_ends_at(self) -> float | None:
+        """When the client certificate expires (seconds since 1970); None if that is not known."""
+
+    @property
     def trying(self) -> str:
         """Host and port of the broker that `connect` tries; empty if that is not known."""
 

@@ -15,7 +15,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -43,11 +43,12 @@ from reliablepub._core.events import (
     Unblocked,
 )
 from reliablepub._core.session import COUNTED_OUT_S
+from reliablepub.certificates import CertificateFiles
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import TopologyError
 from reliablepub.message import Message
 from reliablepub.topology import Topology
-from reliablepub.transport.address import Address, connection_parameters
+from reliablepub.transport.address import TLS, Address, connection_parameters
 from reliablepub.transport.base import host_and_port, says_expired, text
 from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
 from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batch
@@ -62,11 +63,6 @@ _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (connection_workflow.AMQPConnectorStackTimeout, "the TLS handshake did not end in time"),
     (exceptions.ConnectionOpenAborted, "the AMQP handshake did not end in time"),
     (TimeoutError, "no answer to the TCP connection in time"),
-    (
-        exceptions.AuthenticationError,
-        "the broker offers no login with a password (auth_mechanisms lacks PLAIN)",
-    ),
-    (exceptions.ProbableAuthenticationError, "the broker refused the credentials"),
     (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
 )
 
@@ -74,6 +70,11 @@ _ENDED_EARLY: Final = (
     "the peer ended the connection before the AMQP handshake: there is no broker behind it, or it "
     "wants a client certificate"
 )
+_NO_REPLY: Final = "the broker ended the login without a reply"
+_LOGIN_BYTES: Final = 3_300
+"""Bytes of user and secret that fit into the first frame of any RabbitMQ, beside what the client
+says of itself. Before 4.1 it holds 4096 bytes (``FRAME_MIN_SIZE``), since then 8192
+(``initial_frame_max``)."""
 _WORDS_MAX: Final = 500
 """Characters of a reason: it goes into the log, the status file and a datagram of systemd."""
 _PROBABLE: Final = (
@@ -93,12 +94,17 @@ _TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
 """Parts of OpenSSL's error names for a peer without TLS and for a TLS alert of the peer."""
 
 
-def explain(error: BaseException) -> str:
-    """The cause of a failed connection in a few words, without secrets."""
+def explain(error: BaseException, login_bytes: int = 0) -> str:
+    """The cause of a failed connection in a few words, without secrets.
+
+    Args:
+        error: what pika reports.
+        login_bytes: length of user and secret.
+    """
     error = unwrapped(error)
-    for kind, words in _WORDS:
-        if isinstance(error, kind):
-            return words
+    known = (words for kind, words in _WORDS if isinstance(error, kind))
+    if words := _login_words(error, login_bytes) or next(known, ""):
+        return words
     match error:
         case exceptions.ConnectionClosedByBroker():
             return f"{error.reply_code} {text(error.reply_text)}"
@@ -111,6 +117,24 @@ def explain(error: BaseException) -> str:
         case _:  # such as pika's, which may quote a frame of 128 KiB, escaped
             words = str(error) or type(error).__name__
             return words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}..."
+
+
+def _login_words(error: BaseException, login_bytes: int) -> str:
+    """Why a login failed; empty if that is not what has failed."""
+    if isinstance(error, exceptions.AuthenticationError):
+        if error.args == ("EXTERNAL",):
+            return "the broker offers no login by certificate (auth_mechanisms lacks EXTERNAL)"
+        return "the broker offers no login with a password (auth_mechanisms lacks PLAIN)"
+    if isinstance(error, exceptions.ProbableAuthenticationError):
+        if "mechanism EXTERNAL" in str(error):
+            return "the broker refused the user that the client certificate names"
+        return "the broker refused the credentials"
+    if login_bytes > _LOGIN_BYTES and str(error).startswith(_NO_REPLY):
+        return (
+            f"{_NO_REPLY}: user and secret have {login_bytes} bytes, and the whole login may have "
+            "4096 before RabbitMQ 4.1, and 8192 since (initial_frame_max); shorten the token"
+        )
+    return ""
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -147,9 +171,7 @@ def _login_error(error: BaseException) -> BaseException:
     """
     said = _SAID.match(str(error))
     if said is None:
-        return exceptions.StreamLostError(
-            "the broker ended the login without a reply: it may be overloaded"
-        )
+        return exceptions.StreamLostError(f"{_NO_REPLY}: it may be overloaded")
     code, words = int(said[1]), said[2]
     if code in _REFUSAL_CODES and not _LIMIT.search(words):
         return error
@@ -229,11 +251,12 @@ class PikaTransport:
         run: number of the relay's run; with epoch and tag it identifies an attempt.
         heartbeat_s: heartbeat interval to negotiate, in seconds. A dead peer is detected within
             twice this time.
-        ssl_context: TLS context for ``amqps``; by default one that verifies certificates and host
-            names.
+        ssl_context: TLS context for ``amqps``, or what returns one at each connection; by default
+            one that verifies certificates and host names.
         topology: declared or checked on each new connection, before `Connected` is reported.
         credentials: asked for user and secret at each connection, and before their lifetime ends;
             None for those in the addresses.
+        client_properties: what the broker shows of the connection; see `client_properties_of`.
 
     Attributes:
         problems: differences from the topology on the last connection.
@@ -248,9 +271,10 @@ class PikaTransport:
         *,
         run: int,
         heartbeat_s: int,
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: TLS = None,
         topology: Topology | None = None,
         credentials: CredentialsProvider | None = None,
+        client_properties: Mapping[str, str] | None = None,
     ) -> None:
         self.problems: Sequence[str] = ()
         self._topology = topology
@@ -261,6 +285,8 @@ class PikaTransport:
         self._run = run
         self._heartbeat_s = heartbeat_s
         self._ssl_context = ssl_context
+        self._client_properties = client_properties
+        self._login_bytes = 0
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
         self._bounded: BoundedServices | None = None
@@ -284,6 +310,13 @@ class PikaTransport:
         self._login = None if credentials is None else Login(credentials, self._loop, self.wake)
         self._tenure: Tenure | None = None
         quiet_this_thread()  # last: `close` ends it, if there is something to close
+
+    @property
+    def certificate_ends_at(self) -> float | None:
+        """When the client certificate expires; known of `CertificateFiles` only."""
+        files = self._ssl_context
+        validity = files.validity if isinstance(files, CertificateFiles) else None
+        return None if validity is None else validity.ends_at
 
     @property
     def trying(self) -> str:
@@ -323,6 +356,7 @@ class PikaTransport:
 
     def _begin(self, address: Address) -> None:
         self._close = self._blocked = None
+        self._login_bytes = address.login_bytes
         self._bounded = BoundedServices(self._loop) if hooks.why_off() else None
         self._services = services = self._bounded or ResolvingServices(self._loop)
         services.turn = (self._next_address - 1) // len(self._addresses)
@@ -333,6 +367,7 @@ class PikaTransport:
                 timeout_s=_CONNECT_TIMEOUT_S,
                 ssl_context=self._ssl_context,
                 heartbeat_s=self._heartbeat_s,
+                client_properties=self._client_properties,
             ),
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_lost,
@@ -588,7 +623,7 @@ class PikaTransport:
         self._connection = None
         self._forget_all()
         ended = getattr(self._bounded or connection, "ended_because", "")
-        reason = ended or explain(error)
+        reason = ended or explain(error, self._login_bytes)
         if isinstance(unwrapped(error), exceptions.ProbableAccessDeniedError):
             reason += f" {connection.params.virtual_host!r}"
         if self._close is not None:

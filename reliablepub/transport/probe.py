@@ -30,7 +30,7 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from reliablepub.transport.address import Address, connection_parameters
+from reliablepub.transport.address import TLS, Address, client_properties_of, connection_parameters
 from reliablepub.transport.base import text
 from reliablepub.transport.incoming import BadFrame
 from reliablepub.transport.pika import explain, is_refusal, unwrapped
@@ -90,7 +90,7 @@ def probe(
     *,
     exchanges: Sequence[str],
     queues: Sequence[str],
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: TLS = None,
 ) -> Probe:
     """Probe a broker: connect, look for exchanges and queues, and disconnect.
 
@@ -109,13 +109,13 @@ def probe(
                     if words := asking.look(kind, name):
                         found.missing.append((kind, name, words))
     except _FAILURES as error:
-        found.problem, found.remedy = explain(error), _remedy(unwrapped(error))
+        found.problem, found.remedy = explain(error, address.login_bytes), _remedy(unwrapped(error))
     finally:
         unquiet_this_thread()
     return found
 
 
-def _connected(address: Address, ssl_context: ssl.SSLContext | None, found: Probe) -> _Asking:
+def _connected(address: Address, ssl_context: TLS, found: Probe) -> _Asking:
     """Connect, at another IP address of the host name if one accepts TCP and no more.
 
     Raises:
@@ -158,7 +158,7 @@ class _Asking:
         """How many IP addresses of the host name have not been tried, in this turn or before."""
         return self._services.untried
 
-    def connect(self, address: Address, ssl_context: ssl.SSLContext | None) -> SelectConnection:
+    def connect(self, address: Address, ssl_context: TLS) -> SelectConnection:
         """Open the connection. Each step of connecting may take `TIMEOUT_S`.
 
         Raises:
@@ -166,7 +166,12 @@ class _Asking:
             OSError: the connection failed in DNS, TCP or TLS.
             BadFrame: the broker sent an invalid frame.
         """
-        parameters = connection_parameters(address, timeout_s=TIMEOUT_S, ssl_context=ssl_context)
+        parameters = connection_parameters(
+            address,
+            timeout_s=TIMEOUT_S,
+            ssl_context=ssl_context,
+            client_properties=client_properties_of("reliablepub doctor"),
+        )
         self._connection = SelectConnection(
             parameters,
             on_open_callback=self._answers.append,

@@ -142,11 +142,11 @@ def test_an_outbox_that_may_not_be_read_is_one_that_cannot_be_used(
 @pytest.mark.parametrize(
     "arguments",
     [
-        "relay --outbox o.db --url amqp://h URL",
-        "doctor --outbox o.db --url amqp://h URL",
-        "publish URL --routing-key q --url amqp://h",
-        "publish f --routing-key q --url amqp://h --timeout URL",
-        "topology check URL --url amqp://h",
+        "relay --outbox o.db --url amqp://localhost URL",
+        "doctor --outbox o.db --url amqp://localhost URL",
+        "publish URL --routing-key q --url amqp://localhost",
+        "publish f --routing-key q --url amqp://localhost --timeout URL",
+        "topology check URL --url amqp://localhost",
         "URL",
     ],
 )

@@ -115,7 +115,7 @@ def test_a_variable_that_is_nearly_one_of_an_option_is_told(
         ("[relay]\nkeep_confirmed = 1", "unknown key 'keep_confirmed'; did you mean"),
         ("[rellay]\nwindow = 1", "unknown table 'rellay'; did you mean 'relay'?"),
         ("relay = 1", "unknown key 'relay'; it is a table: [relay]"),
-        ("xyzzy = 1", "unknown key 'xyzzy'; there are accept-plaintext, json, outbox, "),
+        ("xyzzy = 1", "unknown key 'xyzzy'; there are accept-plaintext, connection-name, json, "),
         ("[relay]\nwindow = {a = 1}", "window is of type dict, which no option takes"),
         ("window = [1]", "window is a list; it takes one value"),
         ("window = 'many'", "Invalid value for '--window'"),

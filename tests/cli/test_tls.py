@@ -70,10 +70,13 @@ def test_every_command_that_connects_has_them(
     ("arguments", "problem"),
     [
         ("--tls-key one.key", "give --tls-certificate too"),
-        ("--tls-ca nowhere", "--tls-ca: cannot use nowhere: No such file"),
-        ("--tls-ca one.key", "--tls-ca: cannot use one.key: not a PEM file of that kind"),
-        ("--tls-certificate one.crt", "cannot use one.crt: not a PEM file of that kind"),
-        ("--tls-certificate one.crt --tls-key ca.key", "one.crt with ca.key: not a PEM file"),
+        ("--tls-ca nowhere", "the authorities in nowhere cannot be used: No such file"),
+        ("--tls-ca one.key", "in one.key cannot be used: not a PEM file of that kind"),
+        ("--tls-certificate one.crt", "in one.crt cannot be used: not a PEM file of that kind"),
+        (
+            "--tls-certificate one.crt --tls-key ca.key",
+            "one.crt with ca.key cannot be used: not a PEM file",
+        ),
         ("--tls-certificate one.crt --tls-key sealed.key", "is encrypted; give an unencrypted key"),
     ],
 )

@@ -32,7 +32,7 @@ from reliablepub.observe.catalogue import (
     PROCESS_METRICS,
     Metric,
 )
-from reliablepub.observe.metrics import Metrics, _board_of, _Looking, exposition
+from reliablepub.observe.metrics import Metrics, _board_of, _Looking, _states, exposition
 from reliablepub.outbox.admin.inspection import OutboxStatus, read_status
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.opening import outbox_at
@@ -68,7 +68,7 @@ def test_every_outcome_is_counted_and_everything_in_the_catalogue_exposed(
             db.commit()
         assert publisher.flush(30).is_flushed
         exposed = {name for name, _ in scrape.all()}
-        assert exposed == names(CATALOGUE)
+        assert exposed == names(CATALOGUE) - {CERTIFICATE}
         assert scrape("connected") == 1
         assert scrape("window_messages") == 32
         assert scrape("outbox_relayed") == 1
@@ -150,6 +150,10 @@ def test_one_publisher_after_the_other_goes_on_counting(
     assert scrape("stored_messages_total") == 2
 
 
+def test_the_end_of_a_certificate_is_shown_where_it_is_known() -> None:
+    assert (CERTIFICATE, "", 5.0) in list(_states(Status(certificate_ends_at=5.0)))
+
+
 def test_without_a_disk_the_ledger_is_that_of_memory(
     broker: FakeBroker, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
@@ -159,7 +163,7 @@ def test_without_a_disk_the_ledger_is_that_of_memory(
             await (await publisher.publish(b"x", routing_key="q"))
             await publisher.flush(30)
             exposed = {name for name, _ in scrape.all()}
-            assert exposed == names(CATALOGUE) - names(OUTBOX_METRICS)
+            assert exposed == names(CATALOGUE) - names(OUTBOX_METRICS) - {CERTIFICATE}
 
     asyncio.run(main())
     assert scrape("ledger_confirmed_messages_total") == 1
@@ -213,6 +217,8 @@ def test_what_asyncio_is_refused_is_counted_too(
     assert scrape("rejected_messages_total", reason="full") == 1
 
 
+CERTIFICATE = "reliablepub_certificate_expiry_timestamp_seconds"
+"""Known only of `CertificateFiles`."""
 REJECTED = MessagesRejected(1, OutboxFull("the outbox is full"))
 
 

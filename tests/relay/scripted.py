@@ -66,6 +66,7 @@ class ScriptedTransport:
 
     hooks_off = ""
     trying = ""
+    certificate_ends_at = None
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

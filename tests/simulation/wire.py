@@ -220,6 +220,7 @@ class SimTransport:
 
     hooks_off = ""
     trying = ""
+    certificate_ends_at = None
 
     def __init__(
         self,

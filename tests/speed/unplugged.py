@@ -41,6 +41,7 @@ class Wire:
 
     hooks_off = ""
     trying = ""
+    certificate_ends_at = None
 
     def __init__(self) -> None:
         self._frames = PublishFrames(1, 131_072)

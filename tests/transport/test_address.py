@@ -16,33 +16,33 @@ from reliablepub.transport.address import (
 from reliablepub.transport.base import host_and_port
 
 SECRET = "s3cr3t"
-GUEST = ("guest", "guest")
+GUEST = ("guest", "")
 
 
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("amqp://h", Address("h", 5672, "guest", "guest", "/", is_tls=False)),
-        ("amqp://h/", Address("h", 5672, "guest", "guest", "/", is_tls=False)),
-        ("amqps://h", Address("h", 5671, "guest", "guest", "/", is_tls=True)),
-        ("amqp://h:1234/v", Address("h", 1234, "guest", "guest", "v", is_tls=False)),
+        ("amqp://h", Address("h", 5672, "guest", "", "/", is_tls=False)),
+        ("amqp://h/", Address("h", 5672, "guest", "", "/", is_tls=False)),
+        ("amqps://h", Address("h", 5671, "guest", "", "/", is_tls=True)),
+        ("amqp://h:1234/v", Address("h", 1234, "guest", "", "v", is_tls=False)),
         ("amqp://u:p@h/%2F", Address("h", 5672, "u", "p", "/", is_tls=False)),
         ("amqp://u:p@h/a%2Fb", Address("h", 5672, "u", "p", "a/b", is_tls=False)),
         ("amqp://a%40b:p%3A%2F%40@h", Address("h", 5672, "a@b", "p:/@", "/", is_tls=False)),
         ("amqp://u:@h", Address("h", 5672, "u", "", "/", is_tls=False)),
-        ("amqp://u@h", Address("h", 5672, "u", "guest", "/", is_tls=False)),
+        ("amqp://u@h", Address("h", 5672, "u", "", "/", is_tls=False)),
         ("amqp://[::1]:99/v", Address("::1", 99, "guest", "guest", "v", is_tls=False)),
         ("amqp://[fe80::1%25eth0]", Address("fe80::1%eth0", 5672, *GUEST, "/", is_tls=False)),
         ("amqp://[fe80::1%eth0]", Address("fe80::1%eth0", 5672, *GUEST, "/", is_tls=False)),
         ("amqp://[fe80::1%25]", Address("fe80::1%25", 5672, *GUEST, "/", is_tls=False)),
-        ("amqp://h/%C3%BC", Address("h", 5672, "guest", "guest", "ü", is_tls=False)),
-        (" amqp://h/ ", Address("h", 5672, "guest", "guest", "/", is_tls=False)),
-        ("amqp://h.", Address("h.", 5672, "guest", "guest", "/", is_tls=False)),
+        ("amqp://h/%C3%BC", Address("h", 5672, "guest", "", "ü", is_tls=False)),
+        (" amqp://h/ ", Address("h", 5672, "guest", "", "/", is_tls=False)),
+        ("amqp://h.", Address("h.", 5672, "guest", "", "/", is_tls=False)),
         (
             "amqp://bücher.example",
-            Address("bücher.example", 5672, "guest", "guest", "/", is_tls=False),
+            Address("bücher.example", 5672, "guest", "", "/", is_tls=False),
         ),
-        ("AMQP://Host", Address("host", 5672, "guest", "guest", "/", is_tls=False)),
+        ("AMQP://Host", Address("host", 5672, "guest", "", "/", is_tls=False)),
     ],
 )
 def test_a_url_names_a_broker(url: str, expected: Address) -> None:

@@ -20,6 +20,7 @@ from reliablepub.cli.doctor.diagnosis import (
     Finding,
     Level,
     of_broker,
+    of_certificate,
     of_client,
     of_credentials,
     of_file,
@@ -39,7 +40,6 @@ from reliablepub.cli.output import print_rows
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import OutboxError
 from reliablepub.front.environment import URL_VARIABLE
-from reliablepub.observe import installed_version
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.database import Database, Relaying, file_of
@@ -52,6 +52,7 @@ from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
 from reliablepub.transport.probe import probe
+from reliablepub.version import installed_version
 
 
 @click.command(
@@ -104,6 +105,8 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     found.append(of_versions({"reliablepub": own, "pika": version("pika")}))
     if addresses and credentials is not None:
         found += of_credentials(credentials)
+    if context is not None and context.validity is not None:
+        found.append(of_certificate(context.validity, time.time()))
     for address in addresses:
         with patiently(f"asking {address}"):
             learned = probe(

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from reliablepub.certificates import Validity
 from reliablepub.cli.output import age, count_of, paused_words, quoted, size_of
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
@@ -51,6 +52,10 @@ class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
+
+
+_RENEWED_BY: Final = 0.1
+"""What renews certificates has done so before this part of their lifetime is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,18 @@ def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
     if lifetime_s is not None:
         words = f"the token of the password file is valid for another {age(lifetime_s)}"
         yield finding("credentials", Level.OK, words, about="broker")
+
+
+def of_certificate(validity: Validity, now: float) -> Finding:
+    """The finding about the client certificate."""
+    left_s, whole_s = validity.ends_at - now, validity.ends_at - validity.begins_at
+    if left_s < 0:
+        words, level = f"the client certificate expired {age(-left_s)} ago", Level.PROBLEM
+    else:
+        words = f"the client certificate is valid for another {age(left_s)}, of {age(whole_s)}"
+        level = warn_unless(left_s > _RENEWED_BY * whole_s)
+    remedy = "check what should renew it; a relay reads the files again by itself"
+    return finding("certificate", level, words, remedy, about="broker")
 
 
 def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:

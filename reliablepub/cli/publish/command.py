@@ -18,6 +18,8 @@ import click
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.options import (
+    connection_name_of,
+    connection_name_option,
     credentials_of,
     json_option,
     moment,
@@ -138,6 +140,7 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
 )
 @url_option
 @tls_options
+@connection_name_option
 @outbox_option(
     required=False,
     text="The outbox: messages are stored here first, and stay if they cannot be published now. "
@@ -223,6 +226,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
         ssl_context=tls_context(ctx),
         hooks=tracing_hooks(is_wanted=tracing),
         credentials=credentials_of(ctx),
+        connection_name=connection_name_of(ctx),
     )
     note_misspelled_variables()
     note_exposed_urls(urls)

@@ -21,6 +21,8 @@ from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
+    connection_name_of,
+    connection_name_option,
     credentials_of,
     json_option,
     note_exposed_outbox,
@@ -97,6 +99,7 @@ _DRAINING: Final = replace(RetryPolicy.prompt(), breaker=RetryPolicy().breaker)
 @config_option
 @url_option
 @tls_options
+@connection_name_option
 @outbox_option(required=True, text="The outbox; a missing file is created, but not with --drain.")
 @relay_keys_options
 @window_options
@@ -227,6 +230,7 @@ def _settings(ctx: click.Context) -> Settings:
         tls_context(ctx),
         _DRAINING if values["drain"] else None,
         credentials_of(ctx),
+        connection_name_of(ctx),
         outbox_as_given(ctx) or "",
     )
 

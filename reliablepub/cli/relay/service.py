@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Final, Self
 
 import click
 
+from reliablepub.certificates import CertificateFiles
 from reliablepub.cli import loglines
 from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.output import print_note
@@ -68,6 +68,7 @@ class Settings:
         window_max: upper limit of messages in flight.
         ssl_context: TLS settings for ``amqps``; None: the system's certificate authorities.
         retry: retry policy; None: the default policy.
+        connection_name: name of the connection at the broker; None: the default.
         credentials: asked for the password at each connection; None: it is in the URLs.
         outbox_as_given: path or URL of the outbox, with the user, password and parameters that
             ``outbox.name`` lacks.
@@ -79,9 +80,10 @@ class Settings:
     keep_confirmed_s: float
     window_min: int
     window_max: int
-    ssl_context: ssl.SSLContext | None = None
+    ssl_context: CertificateFiles | None = None
     retry: RetryPolicy | None = None
     credentials: CredentialsProvider | None = None
+    connection_name: str | None = None
     outbox_as_given: str = field(default="", repr=False)
 
     def open(self, hooks: Sequence[object]) -> Publisher:
@@ -95,6 +97,7 @@ class Settings:
             window_max=self.window_max,
             ssl_context=self.ssl_context,
             credentials=self.credentials,
+            connection_name=self.connection_name,
             close_timeout_s=0,
             retry=self.retry,
             hooks=hooks,
