@@ -260,7 +260,9 @@ def _without_native_delay(options: dict[str, Any]) -> dict[str, Any]:
 def _connect_no_beat(sender: Any, **_: object) -> None:  # noqa: ANN401 - beat's service
     """Spare beat the broker connection that it opens, and waits for, before it sends a task."""
     if isinstance(sender.app.amqp_cls, _Way):
-        vars(sender.scheduler)["producer"] = None  # presets a cached property, which would connect
+        # Of the class: `close`, after which beat may go on, drops what the scheduler itself has.
+        kind = type(sender.scheduler)
+        sender.scheduler.__class__ = type(kind.__name__, (kind,), {"producer": None})
 
 
 def _not_here(*_: object, **__: object) -> bool:

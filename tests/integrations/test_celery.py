@@ -424,6 +424,16 @@ def test_beat_sends_while_the_broker_is_down(offline: tuple[Celery, Outbox], pat
         beat.join()
 
 
+def test_a_scheduler_that_was_closed_still_needs_no_broker(
+    offline: tuple[Celery, Outbox], path: Path
+) -> None:
+    app, _ = offline
+    service = Service(app, schedule_filename=str(path.with_name("schedule")))
+    signals.beat_init.send(sender=service)
+    service.scheduler.close()  # as when it reads its database again
+    assert service.scheduler.producer is None
+
+
 def test_signals_are_sent_as_ever(offline: tuple[Celery, Outbox]) -> None:
     app, _ = offline
     heard: list[tuple[str, str]] = []

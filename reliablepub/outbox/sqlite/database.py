@@ -48,7 +48,7 @@ from reliablepub.outbox.sqlite.space import (
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.status_file import relaying
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
-from reliablepub.outbox.sqlite.transactions import Turn, commit_with_retry
+from reliablepub.outbox.sqlite.transactions import Turn, commit_with_retry, noting_trouble
 
 T = TypeVar("T")
 
@@ -108,9 +108,10 @@ class SqliteSession:
         try:
             yield
         except BaseException as error:
-            if self._connection.in_transaction:  # SQLite may have ended it on a full disk
-                self._connection.execute("ROLLBACK TO reliablepub_attempt")
-                self._connection.execute("RELEASE reliablepub_attempt")
+            with noting_trouble(error):
+                if self._connection.in_transaction:  # SQLite may have ended it on a full disk
+                    self._connection.execute("ROLLBACK TO reliablepub_attempt")
+                    self._connection.execute("RELEASE reliablepub_attempt")
             if isinstance(error, sqlite3.IntegrityError):
                 raise Unreadable(f"{MISTYPED} (SQLite: {error})") from error
             raise

@@ -11,8 +11,8 @@ import os
 import sqlite3
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -40,6 +40,8 @@ from reliablepub.outbox.sqlite.transactions import (
     Turn,
     begin_immediate,
     committed_unseen,
+    must_have_changed,
+    noting_trouble,
     transaction,
 )
 
@@ -125,15 +127,8 @@ class Enqueuing:
             mark = _mark_of(connection)
 
             def call() -> T:
-                # The caller's factories are set aside: they could change what is read here.
-                factories = connection.text_factory, connection.row_factory
-                connection.text_factory, connection.row_factory = str, None
-                try:
-                    with closing(connection.cursor()) as cursor:
-                        cursor.row_factory = None  # a subclass may have set one
-                        return self._within(cursor, mark, work, adds_outbox=adds_outbox)
-                finally:
-                    connection.text_factory, connection.row_factory = factories
+                with _borrowed(connection, uses_views=not adds_outbox) as cursor:
+                    return self._within(cursor, mark, work, adds_outbox=adds_outbox)
 
             return mark.turn.take(self.path, call)
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -176,16 +171,20 @@ class Enqueuing:
                 self._have_tables(cursor, version, adds=adds_outbox)
                 done = work(cursor)
                 self._check_place(cursor, mark, key)
-            except BaseException:
-                if connection.in_transaction:  # SQLite may have ended it on a full disk
-                    cursor.execute("ROLLBACK TO reliablepub_enqueue")
-                    cursor.execute("RELEASE reliablepub_enqueue")
+            except BaseException as error:
+                with noting_trouble(error):
+                    if connection.in_transaction:  # SQLite may have ended it on a full disk
+                        cursor.execute("ROLLBACK TO reliablepub_enqueue")
+                        cursor.execute("RELEASE reliablepub_enqueue")
                 raise
         except BaseException as error:
-            # Its lock would block all writers until the caller ends it.
-            if not is_theirs and connection.in_transaction:
-                cursor.execute("ROLLBACK")
-            if is_theirs and not connection.in_transaction and isinstance(error, sqlite3.Error):
+            has_ended = False
+            with noting_trouble(error):
+                has_ended = not connection.in_transaction
+                # Its lock would block all writers until the caller ends it.
+                if not (is_theirs or has_ended):
+                    cursor.execute("ROLLBACK")
+            if is_theirs and has_ended and isinstance(error, sqlite3.Error):
                 told = outbox_error(self.path, error)
                 raise type(told)(f"{told}; {_ENDED}") from error
             raise
@@ -221,12 +220,13 @@ class Enqueuing:
         if not limits.are_none:
             limits.check(counters, entry.message, self.path)
         self.ballast.check(cursor, entry.message.size)
-        cursor.execute(QUERIES["count_stored"], (entry.message.size,))
+        must_have_changed(cursor.execute(QUERIES["count_stored"], (entry.message.size,)))
         entry.id = last_id + 1  # before the row is made: encryption covers the id
         if entry.is_plain:
             cursor.execute(QUERIES["insert_plain_message"], plain_row_of(entry, keys))
         else:
             cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
+        must_have_changed(cursor)
         if key is not None:
             remember_key(cursor, key, entry.id, message_id, entry.stored_at)
         return message_id
@@ -309,6 +309,33 @@ class Enqueuing:
             self._check_place(cursor, mark, key)
         except OutboxDiskFailed as error:
             raise committed_unseen(error) from error
+
+
+@contextmanager
+def _borrowed(connection: sqlite3.Connection, *, uses_views: bool) -> Iterator[sqlite3.Cursor]:
+    """Make a cursor, with those settings of the caller's connection aside that would disturb it.
+
+    Args:
+        connection: the caller's connection.
+        uses_views: whether views of the outbox are used. They contain JSON functions, which SQLite
+            refuses in views where the caller has set ``PRAGMA trusted_schema = OFF``.
+    """
+    factories = connection.text_factory, connection.row_factory
+    connection.text_factory, connection.row_factory = str, None
+    cursor = connection.cursor()
+    cursor.row_factory = None  # a subclass may have set one
+    is_trusting = True
+    try:
+        if uses_views:
+            (is_trusting,) = cursor.execute("PRAGMA trusted_schema").fetchone()
+            cursor.execute("PRAGMA trusted_schema = ON")
+        yield cursor
+    finally:
+        connection.text_factory, connection.row_factory = factories
+        with suppress(sqlite3.Error):  # a signal handler has closed the connection
+            if uses_views:
+                cursor.execute(f"PRAGMA trusted_schema = {is_trusting:d}")
+            cursor.close()
 
 
 def _places(key: tuple[int, Path, str]) -> list[Place]:

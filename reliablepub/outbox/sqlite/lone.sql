@@ -35,6 +35,8 @@ BEGIN
         NEW.size, NEW.checksum, NEW.body
     );
 
+    SELECT raise(ABORT, 'a trigger of another program keeps the row out') WHERE changes() = 0;
+
     INSERT INTO reliablepub_in_flight (epoch, first_tag, count, ids, sent_at)
     SELECT epoch, NEW.id, 1, json_array(json_array(NEW.id, 1)), NEW.stored_at
     FROM reliablepub_lone_terms WHERE epoch IS NOT NULL;

@@ -94,7 +94,11 @@ from reliablepub.outbox.sqlite.status_file import (
     remove_status_file,
     write_status_file,
 )
-from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
+from reliablepub.outbox.sqlite.transactions import (
+    commit_with_retry,
+    must_have_changed,
+    transaction,
+)
 
 T = TypeVar("T")
 
@@ -250,7 +254,7 @@ def write_changes(
         "discarded": discarded,
         "open_bytes": new_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
     }
-    connection.execute(QUERIES["change_ledger"], change)
+    must_have_changed(connection.execute(QUERIES["change_ledger"], change))
 
 
 def _write_tags(connection: sqlite3.Connection, changes: Changes, now: float, run: int) -> None:
@@ -278,10 +282,12 @@ def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys |
     whole = len(rows) - len(rows) % ROWS_AT_ONCE
     for first in range(0, whole, ROWS_AT_ONCE):
         values = chain.from_iterable(rows[first : first + ROWS_AT_ONCE])
-        connection.execute(_INSERT_MANY, tuple(values))
-    connection.executemany(QUERIES["insert_plain_message"], rows[whole:])
+        must_have_changed(connection.execute(_INSERT_MANY, tuple(values)), ROWS_AT_ONCE)
+    if last := rows[whole:]:
+        must_have_changed(connection.executemany(QUERIES["insert_plain_message"], last), len(last))
     if others:
-        connection.executemany(QUERIES["insert_message"], [row_of(one, keys) for one in others])
+        more = [row_of(one, keys) for one in others]
+        must_have_changed(connection.executemany(QUERIES["insert_message"], more), len(more))
 
 
 def park_damaged(

@@ -31,7 +31,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -48,6 +48,32 @@ _POLLS_PER_WAIT: Final = 20
 """Between two tries a writer sleeps for this part of the time it has waited, within the limits. A
 try takes 4 µs. The upper limit is low so that a writer which has waited long still gets its turn
 beside newer ones."""
+
+
+@contextmanager
+def noting_trouble(error: BaseException) -> Iterator[None]:
+    """Clean up after an error, which what goes wrong in the block does not replace.
+
+    A signal handler may have closed the connection, and raised ``SystemExit``.
+    """
+    try:
+        yield
+    except sqlite3.Error as trouble:
+        error.add_note(f"the outbox could not clean up: {trouble}")
+
+
+def must_have_changed(cursor: sqlite3.Cursor, count: int = 1) -> None:
+    """Check that a statement has changed as many rows as it was given.
+
+    Raises:
+        OutboxError: a trigger has kept some from being changed, without an error of SQLite.
+    """
+    if cursor.rowcount != count:
+        raise OutboxError(
+            "nothing was stored, because a trigger that another program has put on a table of the "
+            "outbox keeps rows out (RAISE(IGNORE)); drop that trigger: SELECT name FROM "
+            "sqlite_schema WHERE type = 'trigger' AND tbl_name LIKE 'reliablepub_%'"
+        )
 
 
 class Turn:
@@ -129,7 +155,8 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
             else:
                 return
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
+        with suppress(sqlite3.Error):  # a signal handler has closed the connection
+            connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
 
 
 def _wait_for_lock(error: sqlite3.OperationalError, waited_s: float, timeout_s: float) -> None:
