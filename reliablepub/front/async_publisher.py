@@ -292,7 +292,8 @@ class AsyncPublisher:
         """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
         Messages still open then stay in the outbox, for the next publisher or relay that opens it.
-        If cancelled, the publisher still closes.
+        If cancelled, the publisher still closes. Once its event loop is closed, for instance at the
+        end of ``asyncio.run``, any other loop can close it.
 
         Args:
             timeout_s: seconds; None for ``close_timeout_s``.
@@ -309,11 +310,15 @@ class AsyncPublisher:
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         self._client.check_process()
-        if self._bridge is not None:
-            self._bridge.check()
+        bridge = self._bridge
+        is_orphaned = bridge is not None and bridge.loop.is_closed()
+        if bridge is not None and not is_orphaned:
+            bridge.check()
         self._client.begin_close(timeout_s)
-        if self._bridge is not None:
-            await self._bridge.until_ended()
+        if is_orphaned:
+            await asyncio.to_thread(self._client.end_close)
+        elif bridge is not None:
+            await bridge.until_ended()
             self._client.end_close()
         return self._client.status
 

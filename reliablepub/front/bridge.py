@@ -84,6 +84,8 @@ class Bridge(Observer):
         """
         if asyncio.get_running_loop() is not self.loop:
             msg = "this publisher belongs to the event loop that opened it; open one in this loop"
+            if self.loop.is_closed():
+                msg = "the event loop that opened this publisher has ended; await its aclose() here"
             raise WrongEventLoop(msg)
 
     # ------------------------------------------------------------------ on the relay's thread

@@ -16,6 +16,7 @@ from copy import copy
 from typing import Any, Final
 
 from reliablepub.errors import (
+    ConfigurationError,
     InvalidMessage,
     OutboxFull,
     OutboxMoved,
@@ -109,7 +110,7 @@ class RelayClient:
         _not_closed[self] = None  # first: an interrupted start may leave a relay that runs
         try:
             self.relay.start(observer)
-        except RuntimeError:  # no thread can be started
+        except ConfigurationError:  # no thread can be started
             _not_closed.pop(self, None)
             raise
 

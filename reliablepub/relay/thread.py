@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 
 from reliablepub._core.session import Session
 from reliablepub.errors import (
+    ConfigurationError,
     OutboxError,
     OutboxInUse,
     PublisherClosed,
@@ -147,6 +148,25 @@ class Observer:
         """
 
 
+_ELSEWHERE: Final = (
+    "Without one, store messages with `Outbox`, and run `reliablepub relay` as a process of its own"
+)
+
+
+def _refuse_eventlet() -> None:
+    """Refuse a process whose threads eventlet has replaced: the relay would wait for ever.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise ConfigurationError(
+            "the relay needs a thread, and eventlet has replaced those of this process. "
+            f"{_ELSEWHERE}"
+        )
+
+
 class RelayThread:
     """Runs a relay on a thread of its own, from `start` until it is closed or fails.
 
@@ -192,10 +212,23 @@ class RelayThread:
         )
 
     def start(self, observer: Observer | None = None) -> None:
-        """Start the thread. `wait_started` and the observer report whether the relay comes up."""
+        """Start the thread. `wait_started` and the observer report whether the relay comes up.
+
+        Raises:
+            ConfigurationError: the process can have no such thread.
+        """
+        _refuse_eventlet()
         self._observer = observer or self._observer
         self._is_ended = False
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._is_ended = True
+            raise ConfigurationError(
+                f"the relay has no thread ({error}): the program is ending, a limit of threads is "
+                "reached (ulimit -u, a container's pids), or this is a sub-interpreter (mod_wsgi: "
+                f"WSGIApplicationGroup %{{GLOBAL}}). {_ELSEWHERE}"
+            ) from error
 
     def wait_started(self) -> None:
         """Wait until the relay has started.

@@ -574,6 +574,25 @@ def test_it_belongs_to_the_loop_that_opened_it(run: Run[Any], path: Path) -> Non
     assert run(publisher.aclose(0)).open == 1
 
 
+def test_any_loop_closes_what_an_ended_loop_has_left_open(broker: FakeBroker, path: Path) -> None:
+    publisher = AsyncPublisher(broker.url, outbox=path)
+
+    async def begin() -> None:
+        await publisher.open()
+        await publisher.publish(b"x", routing_key="q")
+
+    async def end() -> None:
+        with pytest.raises(WrongEventLoop, match=r"has ended; await its aclose\(\) here"):
+            await publisher.publish(b"y", routing_key="q")
+        assert (await publisher.aclose(30)).open == 0
+        async with AsyncPublisher(broker.url, outbox=path):
+            pass
+        await publisher.aclose()  # does nothing more
+
+    asyncio.run(begin())
+    asyncio.run(end())
+
+
 def test_a_loop_that_closes_under_it_harms_nothing(broker: FakeBroker, path: Path) -> None:
     publisher = AsyncPublisher(broker.url, outbox=path)
 

@@ -62,6 +62,17 @@ def test_the_loser_learns_who_has_it_and_what_to_do(
     assert holder_pid(path) == holder.pid
 
 
+def test_a_parent_that_has_it_is_told_as_that_of_a_reloader(path: Path) -> None:
+    relay_lock = RelayLock(path)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", HOLD, str(path)], capture_output=True, text=True, check=False
+        )
+    finally:
+        relay_lock.release()
+    assert f"process {os.getpid()}, the parent of this one; a reloader" in done.stderr
+
+
 def test_death_frees_it_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
     end(holder)
     assert holder_pid(path) is None
@@ -80,7 +91,9 @@ def test_a_dying_holder_is_waited_for(path: Path, holder: subprocess.Popen[str])
 
 def test_one_process_cannot_have_it_twice(path: Path) -> None:
     relay_lock = RelayLock(path)
-    words = "another publisher of this process; use that one, close it, or only enqueue here$"
+    words = (
+        r"another publisher of this process; use that one, close it \(.*\), or only enqueue here$"
+    )
     with pytest.raises(OutboxInUse, match=words):
         RelayLock(path, timeout_s=0.05)
     relay_lock.release()

@@ -6,10 +6,15 @@ import math
 import pickle
 import socket
 import sqlite3
+import subprocess
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import aio_pika
 import pytest
@@ -457,3 +462,53 @@ def test_a_wait_during_the_first_attempt_names_the_host_that_is_tried(path: Path
             until(lambda: publisher.status.trying)
             with pytest.raises(StillOpen, match=f"; the publisher is connecting to {host}$"):
                 publisher.publish(b"x", routing_key="q").result(timeout_s=0.1)
+
+
+def test_a_process_that_can_have_no_thread_is_told_what_it_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(threading.Thread, "start", none)
+    for make in (Publisher, opened):
+        words = r"the relay has no thread \(can't start new thread\).* run `reliablepub relay`"
+        with pytest.raises(ConfigurationError, match=words):
+            make("amqp://localhost/", outbox=tmp_path / "o.db")
+
+
+def opened(url: str, *, outbox: Path) -> None:
+    async def main() -> None:
+        await AsyncPublisher(url, outbox=outbox).open()
+
+    asyncio.run(main())
+
+
+def test_after_the_end_of_main_no_publisher_opens(tmp_path: Path) -> None:
+    """From Python 3.12 on; before, the publisher opens."""
+    code = (
+        "import threading, time\n"
+        "from reliablepub import Publisher, ConfigurationError\n"
+        "import reliablepub.front.options, reliablepub.transport.pika\n"
+        "def late():\n"
+        "    threading.main_thread().join()\n"
+        "    time.sleep(0.2)\n"
+        "    try:\n"
+        "        Publisher('amqp://localhost:1/', outbox=None, close_timeout_s=0)\n"
+        "        print('opened')\n"
+        "    except ConfigurationError as error:\n"
+        "        print(error)\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    wanted = "the program is ending" if sys.version_info >= (3, 12) else "opened"
+    assert wanted in done.stdout
+
+
+def test_eventlet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    with pytest.raises(ConfigurationError, match="eventlet has replaced those of this process"):
+        Publisher("amqp://localhost/", outbox=tmp_path / "o.db")
+    with Outbox(tmp_path / "o.db") as outbox:
+        outbox.enqueue(b"x", routing_key="q")

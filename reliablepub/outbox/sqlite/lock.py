@@ -45,7 +45,15 @@ def _described(pid: int | None, path: Path) -> str:
     """The process of another relay, and what can be done about it."""
     # In another container, another process can have the same id.
     if pid == os.getpid() and look(os.fsencode(path))[0] in open_files():
-        return "another publisher of this process; use that one, close it"
+        return (
+            "another publisher of this process; use that one, close it (if no name leads to it any "
+            "more, as after a notebook's cell was run twice, restart the process)"
+        )
+    if pid and pid == os.getppid():
+        return (
+            f"process {pid}, the parent of this one; a reloader (as of Flask or Django) loads a "
+            "program in both: open the publisher where requests are served"
+        )
     who = f"process {pid}" if pid else "another process"
     return f"{who}, and there can be only one relay; stop it"
 
