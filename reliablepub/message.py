@@ -229,6 +229,32 @@ class Message:
         fields.setdefault("content_type", "application/json")
         return cls(_json_bytes(value), **fields)
 
+    @classmethod
+    def received(
+        cls,
+        body: bytes | bytearray | memoryview | str,
+        properties: object,
+        **fields: Unpack[MessageFields],
+    ) -> Message:
+        """Return a message like one that was consumed, to publish it again.
+
+        Args:
+            body: the payload.
+            properties: those of pika's callback, ``message.properties`` of aio-pika or kombu, or a
+                mapping. What belongs to the way on which the message came is left out: the header
+                ``rp-attempt``, and ``user_id``, by which RabbitMQ would refuse another user. A time
+                without a time zone is in UTC. Only a delivery mode of 1 makes it transient.
+            fields: where it goes, and fields that replace those of the properties.
+
+        Raises:
+            InvalidMessage: a property or field is invalid.
+        """
+        from reliablepub import received  # noqa: PLC0415 - few need it
+
+        check_fields(fields)
+        given = received.received_fields(properties)
+        return cls(received.received_body(body, given), **{**given, **fields})
+
     def with_message_id(self, message_id: str) -> Message:
         """Return a copy of this message with the given ``message_id``."""
         if type(message_id) is not str:

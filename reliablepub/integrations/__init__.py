@@ -1,26 +1,17 @@
 """Integrations that store a framework's messages in an outbox: one module each, loaded on demand.
 
-Knows: the methods of an outbox that a task queue calls, and the names of AMQP properties. Must
-never know: a framework.
+Knows: the methods of an outbox that a task queue calls. Must never know: a framework.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from reliablepub import Message
 
 LOGGER: Final = logging.getLogger("reliablepub.integrations")
-OF_THE_RELAY: Final = ("rp-attempt",)
-"""Headers that the relay adds. A worker that retries a task may pass on headers it received."""
-_AS_GIVEN: Final = (
-    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
-    *("message_id", "type", "user_id", "app_id"),
-)
-_PERSISTENT: Final = 2
 
 
 class Enqueues(Protocol):
@@ -54,17 +45,12 @@ def message_of(
     Raises:
         InvalidMessage: AMQP cannot carry it.
     """
-    fields = {name: properties.get(name) for name in _AS_GIVEN}
-    expiration, headers = properties.get("expiration"), properties.get("headers")
-    return Message(
-        body.encode() if isinstance(body, str) else bytes(body),
-        exchange,
-        routing_key,
-        None if headers is None else {k: v for k, v in headers.items() if k not in OF_THE_RELAY},
-        expiration=None if expiration is None else int(expiration),
-        timestamp=_timestamp(properties.get("timestamp")),
-        persistent=properties.get("delivery_mode") == _PERSISTENT,
-        **fields,
+    return Message.received(
+        body.encode() if isinstance(body, str) else body,
+        properties,
+        exchange=exchange,
+        routing_key=routing_key,
+        user_id=properties.get("user_id"),
     )
 
 
@@ -86,9 +72,3 @@ def warn_of_direct(task_id: object, error: Exception) -> None:
         kind,
         extra={"event": "published_directly"},
     )
-
-
-def _timestamp(value: datetime | float | None) -> datetime | None:
-    if not isinstance(value, datetime):
-        return None if value is None else datetime.fromtimestamp(value, UTC)
-    return value if value.tzinfo else value.replace(tzinfo=UTC)  # as AMQP clients read it
