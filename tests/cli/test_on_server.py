@@ -198,9 +198,10 @@ def test_an_enqueuer_cannot_end_the_relay(
         text = f"INSERT INTO reliablepub.messages ({name}, {row}) VALUES ({value}, {values})"
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             execute(enqueuer, text)
-    claim = """SELECT reliablepub.enqueue('', 'q', 'x', '{"$key":"none","v":2}')"""
-    with pytest.raises(psycopg.errors.RaiseException, match="must not claim to be encrypted"):
-        execute(enqueuer, claim)
+    for name in ("$key", "delivery_mode"):
+        claim = f"""SELECT reliablepub.enqueue('', 'q', 'x', '{{"{name}":2}}')"""
+        with pytest.raises(psycopg.errors.RaiseException, match="properties may have: headers, "):
+            execute(enqueuer, claim)
     fake.declare_queue("q")
     with Publisher(fake.url, outbox=postgres_outbox) as publisher:
         publisher.publish(b"", routing_key="q").result(20)

@@ -447,8 +447,13 @@ BEGIN
     IF json_typeof(properties::json) <> 'object' THEN
         RAISE EXCEPTION 'properties must be a JSON object';
     END IF;
-    IF properties LIKE '{{"$key":%' THEN
-        RAISE EXCEPTION 'properties must not claim to be encrypted';
+    IF EXISTS (
+        SELECT 1 FROM json_object_keys(properties::json) AS k (name) WHERE k.name <> ALL (ARRAY[
+            'headers', 'persistent', 'priority', 'expiration', 'timestamp', 'content_type',
+            'content_encoding', 'correlation_id', 'reply_to', 'type', 'user_id', 'app_id'
+        ])
+    ) THEN
+        RAISE EXCEPTION 'properties may have: headers, persistent, priority, expiration, timestamp, content_type, content_encoding, correlation_id, reply_to, type, user_id, app_id';
     END IF;
     IF NOT extract(epoch FROM not_before) BETWEEN '0' AND '3e11' THEN
         RAISE EXCEPTION 'not_before must be after 1970 and finite';
