@@ -325,7 +325,7 @@ def _checked_name(name: str | None) -> str:
 
 def _default_name(outbox: str) -> str:
     what = " ".join(["reliablepub", *outbox.rstrip("/").split("/")[-1:]]).strip()
-    return f"{what} on {socket.gethostname()} ({os.getpid()})"[:_NAME_BYTES_MAX]
+    return f"{what} on {socket.gethostname()} ({os.getpid()})"
 
 
 def _store(

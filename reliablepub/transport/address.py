@@ -23,6 +23,7 @@ from reliablepub.certificates import CertificateFiles, ContextProvider
 from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.headers import SHORT_STRING_MAX
+from reliablepub.printable import printable
 from reliablepub.transport.base import host_and_port
 from reliablepub.version import installed_version
 
@@ -402,6 +403,10 @@ def connection_parameters(
     )
 
 
+_SHOWN_MAX = 255
+"""Characters of a client property."""
+
+
 def client_properties_of(name: str, outbox: str = "") -> dict[str, str]:
     """Return what the broker shows its operators of a connection (``client-properties``).
 
@@ -409,11 +414,13 @@ def client_properties_of(name: str, outbox: str = "") -> dict[str, str]:
         name: what connects; RabbitMQ's management page shows it beside the address.
         outbox: name of the outbox that is relayed, if there is one.
     """
-    shown = {
+    found = {
         "product": "reliablepub",
         "version": installed_version() or "unknown",
         "connection_name": name,
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
+        "outbox": outbox,
     }
-    return {**shown, "outbox": outbox} if outbox else shown
+    # A path need not be UTF-8, and may be longer than the first frame.
+    return {key: printable(value)[-_SHOWN_MAX:] for key, value in found.items() if value}

@@ -376,6 +376,17 @@ def test_the_connection_has_a_name(tmp_path: Path) -> None:
             Publisher(broker.url, outbox=None, connection_name=wrong)  # type: ignore[arg-type]
 
 
+def test_a_path_that_no_frame_holds_is_shown_in_part(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath("x" * 200, "x" * 100)
+    folder.mkdir(parents=True)
+    path = folder / os.fsdecode(b"\xff.db")
+    with FakeBroker() as broker, Publisher(broker.url, outbox=path) as publisher:
+        until(lambda: publisher.status.connects == 1)
+        [client] = broker.clients()
+        assert client.properties["outbox"].endswith(r"x/\udcff.db")
+        assert len(client.properties["outbox"]) == 255
+
+
 def test_a_secret_that_is_too_long_is_told(broker: AmqpProbe, tmp_path: Path) -> None:
     url = broker.url.replace("guest:guest@", f"guest:{'x' * 5_000}@")
     with Publisher(url, outbox=None, close_timeout_s=0) as publisher:
