@@ -72,7 +72,13 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
         hold_eta: whether a task with an ETA or a countdown waits in the outbox, not in a worker. It
             is sent when it is due. Until then its id is its key in the outbox, for `Outbox.cancel`
             and `Outbox.reschedule`. The key of a retry is ``"<id> retry <number>"``.
+
+    Raises:
+        ConfigurationError: ``outbox`` cannot store messages.
     """
+    if not hasattr(outbox, "enqueue"):
+        kind = type(outbox).__name__
+        raise ConfigurationError(f"outbox is of type {kind}; give an Outbox, or a framework's")
     base = app.amqp_cls.base if isinstance(app.amqp_cls, _Way) else app.amqp_cls
     app.amqp_cls = way = _Way(base, outbox, hold_eta)
     if "amqp" in vars(app):  # a cached property, already computed
@@ -246,6 +252,8 @@ def _check_broker(app: Celery) -> None:
     transport = app.connection_for_write().transport_cls
     if transport not in {"amqp", "amqps", "pyamqp", "librabbitmq"}:
         msg = f"broker_url is of transport {transport!r}; tasks in the outbox go to RabbitMQ"
+        if transport == "memory":
+            msg += ". In a test, take the URL of reliablepub.testing.FakeBroker"
         raise ConfigurationError(msg)
 
 
