@@ -17,6 +17,7 @@ from functools import partial
 from math import inf
 from typing import Final, TypedDict
 
+from reliablepub._core.rate import Rate
 from reliablepub._core.session import Session
 from reliablepub.certificates import ContextProvider
 from reliablepub.credentials import CredentialsProvider
@@ -55,6 +56,12 @@ class PublisherOptions(TypedDict, total=False):
     """Most messages in flight at any time; 4096 by default."""
     window_bytes_max: int
     """Most bytes in flight; 16 MiB by default. A larger message is sent alone."""
+    rate_max: float | None
+    """Most messages a second that are sent; None, the default, for no limit but the window. For
+    consumers or queues that a whole backlog at once would overrun."""
+    rate_burst: int | None
+    """With ``rate_max``, most messages at once after a rest; None, the default, stands for those of
+    a second."""
     confirm_timeout_s: float
     """Seconds that the broker may take to confirm the oldest message in flight, once it has left
     this host; 30 by default. Then the channel is closed, and its messages are sent again."""
@@ -125,6 +132,8 @@ def new_client(
     window_min: int = WINDOW_MIN,
     window_max: int = WINDOW_MAX,
     window_bytes_max: int = WINDOW_BYTES_MAX,
+    rate_max: float | None = None,
+    rate_burst: int | None = None,
     confirm_timeout_s: float = 30.0,
     heartbeat_s: int = 10,
     retry: RetryPolicy | None = None,
@@ -156,6 +165,10 @@ def new_client(
     _check_positive(confirm_timeout_s=confirm_timeout_s)
     _check_whole(window_min=window_min, window_max=window_max, window_bytes_max=window_bytes_max)
     _check_whole(heartbeat_s=heartbeat_s)
+    _check_positive(rate_max=1.0 if rate_max is None else rate_max)
+    _check_whole(rate_burst=1 if rate_burst is None else rate_burst)
+    if rate_burst is not None and rate_max is None:
+        raise ConfigurationError("rate_burst goes with rate_max, which was not given")
     if heartbeat_s > HEARTBEAT_S_MAX:
         msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
         raise ConfigurationError(msg)
@@ -176,6 +189,7 @@ def new_client(
             is_named=names,
             place_of=exchange_of,
             is_weighed=policy.breaker is not None,
+            rate=None if rate_max is None else Rate(rate_max, rate_burst or max(1.0, rate_max)),
         ),
         policy=policy,
         hooks=calls_of(hooks),
