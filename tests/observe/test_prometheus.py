@@ -17,11 +17,21 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, start_http_server
 from tenacity import stop_after_attempt, wait_fixed, wait_none
 
-from reliablepub import Breaker, Message, Outbox, OutboxFull, Publisher, Retries, RetryPolicy
+from reliablepub import (
+    Breaker,
+    CertificateFiles,
+    Message,
+    Outbox,
+    OutboxFull,
+    Publisher,
+    Retries,
+    RetryPolicy,
+)
 from reliablepub.cli import main
 from reliablepub.observe.metrics import Metrics
 from reliablepub.testing import FakeBroker, faults
 from tests import prometheus
+from tests.certificates import broker_with, signed
 from tests.cli.conftest import Cli
 from tests.disks import fill, small_disk
 from tests.observe.test_shipped import FOLDER, alerts, panels
@@ -106,11 +116,16 @@ def enqueue(path: Path, count: int) -> None:
 
 
 def test_prometheus_reads_every_expression(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+    server: Prometheus, scraped: CollectorRegistry, outbox: Path, tmp_path: Path
 ) -> None:
     """Those of the dashboard that are no rates of rare events find samples, too."""
     metrics = Metrics("all", outbox=outbox, registry=scraped)
-    with Publisher(broker.url, outbox=outbox, hooks=[metrics]) as publisher:
+    both = signed(tmp_path, "IP:127.0.0.1")
+    files = CertificateFiles(authorities=tmp_path / "ca.crt", certificate=both)
+    with (
+        broker_with(both, asks=True) as broker,
+        Publisher(broker.url, outbox=outbox, hooks=[metrics], ssl_context=files) as publisher,
+    ):
         publisher.publish(b"x", routing_key="q").result(60)
         server.until(
             lambda: bool(server.query('reliablepub_ledger_confirmed_messages_total{outbox="all"}')),
