@@ -164,19 +164,12 @@ def new_client(
     )
     _check_positive(confirm_timeout_s=confirm_timeout_s)
     _check_whole(window_min=window_min, window_max=window_max, window_bytes_max=window_bytes_max)
-    _check_whole(heartbeat_s=heartbeat_s)
-    _check_positive(rate_max=1.0 if rate_max is None else rate_max)
-    _check_whole(rate_burst=1 if rate_burst is None else rate_burst)
-    if rate_burst is not None and rate_max is None:
-        raise ConfigurationError("rate_burst goes with rate_max, which was not given")
-    if heartbeat_s > HEARTBEAT_S_MAX:
-        msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
-        raise ConfigurationError(msg)
+    _check_heartbeat(heartbeat_s)
     _check_spans(keep_confirmed_s, full_timeout_s, close_timeout_s)
     _check_types(
         hooks, retry=retry, topology=topology, outbox_keys=outbox_keys, ssl_context=ssl_context
     )
-    policy = retry or RetryPolicy()
+    policy, rate = retry or RetryPolicy(), _rate(rate_max, rate_burst)
     parts = Parts(
         open_store=_store(outbox, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
@@ -189,7 +182,7 @@ def new_client(
             is_named=names,
             place_of=exchange_of,
             is_weighed=policy.breaker is not None,
-            rate=None if rate_max is None else Rate(rate_max, rate_burst or max(1.0, rate_max)),
+            rate=rate,
         ),
         policy=policy,
         hooks=calls_of(hooks),
@@ -216,6 +209,30 @@ def _check_whole(**numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int):
             raise ConfigurationError(f"{name} is {value!r}; it must be a whole number")
+
+
+def _check_heartbeat(heartbeat_s: int) -> None:
+    _check_whole(heartbeat_s=heartbeat_s)
+    if heartbeat_s > HEARTBEAT_S_MAX:
+        msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
+        raise ConfigurationError(msg)
+
+
+def _rate(rate_max: float | None, rate_burst: int | None) -> Rate | None:
+    """The limit of messages a second; None for none.
+
+    Raises:
+        ConfigurationError: a number cannot be used, or ``rate_burst`` stands alone.
+    """
+    if rate_max is None:
+        if rate_burst is not None:
+            raise ConfigurationError("rate_burst goes with rate_max, which was not given")
+        return None
+    _check_positive(rate_max=rate_max)
+    if rate_burst is None:
+        return Rate(rate_max, max(1.0, rate_max))
+    _check_whole(rate_burst=rate_burst)
+    return Rate(rate_max, rate_burst)
 
 
 def _check_spans(
