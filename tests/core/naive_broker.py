@@ -83,6 +83,7 @@ class NaiveBroker:
         self.acked: set[tuple[int, int]] = set()
         self.nacked: set[tuple[int, int]] = set()
         self.returned: set[tuple[int, int]] = set()
+        self.refused: set[tuple[int, int]] = set()  # each over its own message
         self.said: list[Event] = []
         self.connects = 0
         self.channels_opened = 0
@@ -113,6 +114,8 @@ class NaiveBroker:
                 self._take(channel, epoch, tag, key)
 
     def _take(self, channel: Channel, epoch: int, tag: int, key: int) -> None:
+        if key in self.poison | self.unfit:
+            self.refused.add((epoch, tag))
         if key in self.poison:
             self.close_channel(epoch, 404, by_publish=True)
             return
@@ -373,7 +376,8 @@ class Rig:
                 assert attempt in broker.returned
             case kind:
                 assert kind is OutcomeKind.REFUSED
-                is_guilty = key in broker.poison | broker.unfit
+                # What it said counts: by now the message may be fit.
+                is_guilty = attempt in broker.refused
                 assert is_guilty or settlement.outcome.shown, "a message or its place"
         assert key not in self.settling, "I3: one final verdict"
         self.settling[key] = settlement.outcome
