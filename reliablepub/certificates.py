@@ -24,6 +24,9 @@ LOGGER: Final = logging.getLogger("reliablepub.link")
 ContextProvider: TypeAlias = Callable[[], ssl.SSLContext]
 """A callable that returns a TLS context. It is called at each connection, and must not block."""
 
+TLS: TypeAlias = ssl.SSLContext | ContextProvider | None
+"""A TLS context, what returns one, or None for one that trusts the system's authorities."""
+
 _Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
 
 

@@ -13,8 +13,8 @@ from reliablepub.errors import InvalidMessage
 from reliablepub.headers import ATTEMPT_HEADER
 
 _SAME: Final = (
-    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id"),
-    "app_id",
+    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
+    *("message_id", "app_id"),
 )
 _TRANSIENT: Final = 1
 """AMQP's ``delivery-mode`` of a message that need not survive a restart of the broker."""

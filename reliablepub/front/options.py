@@ -9,8 +9,6 @@ a turn of the relay does.
 
 from __future__ import annotations
 
-import os
-import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -18,11 +16,12 @@ from math import inf
 from typing import Final, TypedDict
 
 from reliablepub._core.session import Session
-from reliablepub.certificates import ContextProvider
+from reliablepub.certificates import TLS, ContextProvider
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.relay_client import RelayClient
 from reliablepub.front.waits import is_number
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Store, size_of
 from reliablepub.outbox.opening import Where, outbox_at
@@ -134,7 +133,7 @@ def new_client(
     open_bytes_max: int | None = None,
     full_timeout_s: float | None = None,
     close_timeout_s: float = 10.0,
-    ssl_context: ssl.SSLContext | ContextProvider | None = None,
+    ssl_context: TLS = None,
     credentials: CredentialsProvider | None = None,
     connection_name: str | None = None,
 ) -> RelayClient:
@@ -143,6 +142,7 @@ def new_client(
     Raises:
         ConfigurationError: an argument cannot be used.
     """
+    database = None if outbox is None else outbox_at(outbox)
     open_transport = _transport(
         url,
         connection=connection,
@@ -151,7 +151,7 @@ def new_client(
         topology=topology,
         credentials=credentials,
         connection_name=connection_name,
-        outbox=outbox,
+        outbox="" if database is None else database.name,
     )
     _check_positive(confirm_timeout_s=confirm_timeout_s)
     _check_whole(window_min=window_min, window_max=window_max, window_bytes_max=window_bytes_max)
@@ -165,7 +165,7 @@ def new_client(
     )
     policy = retry or RetryPolicy()
     parts = Parts(
-        open_store=_store(outbox, keep_confirmed_s, outbox_keys),
+        open_store=_store(database, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
         open_session=lambda: Session(
             size_of,
@@ -228,7 +228,7 @@ def _check_types(
     retry: RetryPolicy | None,
     topology: Topology | None,
     outbox_keys: OutboxKeys | None,
-    ssl_context: ssl.SSLContext | ContextProvider | None,
+    ssl_context: TLS,
 ) -> None:
     """Check options that would fail later, on the relay's thread.
 
@@ -255,11 +255,11 @@ def _transport(
     *,
     connection: object,
     heartbeat_s: int,
-    ssl_context: ssl.SSLContext | ContextProvider | None,
+    ssl_context: TLS,
     topology: Topology | None,
     credentials: CredentialsProvider | None,
     connection_name: str | None,
-    outbox: Where | None,
+    outbox: str,
 ) -> Callable[[int], Transport]:
     """A function that opens the transport, given the number of the store's run."""
     if connection is None and url is not None:
@@ -272,8 +272,7 @@ def _transport(
 
         addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
         check_login(addresses, ssl_context, credentials)
-        shown = "" if outbox is None else outbox_at(outbox).name
-        name = _checked_name(connection_name) or _default_name(shown)
+        name = _checked_name(connection_name)
         return lambda run: PikaTransport(
             addresses,
             run=run,
@@ -281,7 +280,7 @@ def _transport(
             ssl_context=ssl_context,
             topology=topology,
             credentials=credentials,
-            client_properties=client_properties_of(name, shown),
+            client_properties=client_properties_of(name, outbox),
         )
     if connection is None:
         msg = (
@@ -323,17 +322,12 @@ def _checked_name(name: str | None) -> str:
     raise ConfigurationError(msg)
 
 
-def _default_name(outbox: str) -> str:
-    what = " ".join(["reliablepub", *outbox.rstrip("/").split("/")[-1:]]).strip()
-    return f"{what} on {socket.gethostname()} ({os.getpid()})"
-
-
 def _store(
-    outbox: Where | None, keep_confirmed_s: float, keys: OutboxKeys | None
+    database: Database | None, keep_confirmed_s: float, keys: OutboxKeys | None
 ) -> Callable[[], Store]:
     """A function that opens the store."""
-    if outbox is None:
+    if database is None:
         from reliablepub.outbox.memory import MemoryStore
 
         return MemoryStore
-    return partial(outbox_at(outbox).open_store, keep_confirmed_s=keep_confirmed_s, keys=keys)
+    return partial(database.open_store, keep_confirmed_s=keep_confirmed_s, keys=keys)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from reliablepub._core.events import Connected, ConnectionLost
+from reliablepub.certificates import TLS
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError, TopologyError
 from reliablepub.front.waits import is_number
 from reliablepub.topology import Topology
 from reliablepub.transport.address import (
-    TLS,
     check_login,
     client_properties_of,
     parse_addresses,

@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 from reliablepub import Message
 
 LOGGER: Final = logging.getLogger("reliablepub.integrations")
+_PERSISTENT: Final = 2
+"""AMQP's ``delivery-mode``; without one, a message of an AMQP client is transient."""
 
 
 class Enqueues(Protocol):
@@ -51,6 +53,7 @@ def message_of(
         exchange=exchange,
         routing_key=routing_key,
         user_id=properties.get("user_id"),
+        persistent=properties.get("delivery_mode") == _PERSISTENT,
     )
 
 

@@ -13,13 +13,12 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from typing import TypeAlias
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 import pika
 from pika.credentials import ExternalCredentials
 
-from reliablepub.certificates import CertificateFiles, ContextProvider
+from reliablepub.certificates import TLS, CertificateFiles
 from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.headers import SHORT_STRING_MAX
@@ -32,8 +31,6 @@ _NO_SECRET = "guest"  # noqa: S105
 """RabbitMQ's default password. It is public, and RabbitMQ accepts it from localhost only."""
 _MECHANISM = "auth_mechanism"
 """Name of RabbitMQ's "URI Query Parameters" for how to log in."""
-TLS: TypeAlias = ssl.SSLContext | ContextProvider | None
-"""A TLS context, what returns one, or None for one that trusts the system's authorities."""
 LOGGER = logging.getLogger("reliablepub.link")
 _warned_of: set[str] = set()
 
@@ -399,7 +396,7 @@ def connection_parameters(
         socket_timeout=timeout_s,
         stack_timeout=timeout_s,
         ssl_options=options,
-        client_properties=dict(client_properties or client_properties_of("reliablepub")),
+        client_properties=dict(client_properties or client_properties_of()),
     )
 
 
@@ -407,19 +404,22 @@ _SHOWN_MAX = 255
 """Characters of a client property."""
 
 
-def client_properties_of(name: str, outbox: str = "") -> dict[str, str]:
+def client_properties_of(name: str = "", outbox: str = "") -> dict[str, str]:
     """Return what the broker shows its operators of a connection (``client-properties``).
 
     Args:
-        name: what connects; RabbitMQ's management page shows it beside the address.
+        name: what connects; RabbitMQ's management page shows it beside the address. By default it
+            names the outbox, the host and the process.
         outbox: name of the outbox that is relayed, if there is one.
     """
+    host, process = socket.gethostname(), str(os.getpid())
+    what = " ".join(["reliablepub", *outbox.split("/")[-1:]]).strip()
     found = {
         "product": "reliablepub",
         "version": installed_version() or "unknown",
-        "connection_name": name,
-        "host": socket.gethostname(),
-        "pid": str(os.getpid()),
+        "connection_name": name or f"{what} on {host} ({process})",
+        "host": host,
+        "pid": process,
         "outbox": outbox,
     }
     # A path need not be UTF-8, and may be longer than the first frame.

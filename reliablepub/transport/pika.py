@@ -43,12 +43,12 @@ from reliablepub._core.events import (
     Unblocked,
 )
 from reliablepub._core.session import COUNTED_OUT_S
-from reliablepub.certificates import CertificateFiles
+from reliablepub.certificates import TLS, CertificateFiles
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import TopologyError
 from reliablepub.message import Message
 from reliablepub.topology import Topology
-from reliablepub.transport.address import TLS, Address, connection_parameters
+from reliablepub.transport.address import Address, connection_parameters
 from reliablepub.transport.base import host_and_port, says_expired, text
 from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
 from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batch

@@ -30,7 +30,8 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from reliablepub.transport.address import TLS, Address, client_properties_of, connection_parameters
+from reliablepub.certificates import TLS
+from reliablepub.transport.address import Address, client_properties_of, connection_parameters
 from reliablepub.transport.base import text
 from reliablepub.transport.incoming import BadFrame
 from reliablepub.transport.pika import explain, is_refusal, unwrapped

@@ -385,8 +385,7 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
             ("OFF", "NORMAL")[synchronous],
             extra={"event": "unsafe_pragma"},
         )
-    (is_full,) = cursor.execute("PRAGMA fullfsync").fetchone()
-    if sys.platform == "darwin" and not is_full:
+    if sys.platform == "darwin" and cursor.execute("PRAGMA fullfsync").fetchone() == (0,):
         LOGGER.warning(
             "the application's connection to outbox %s has PRAGMA fullfsync = OFF, and on macOS a "
             "power cut can then undo its last commits, and with them messages; set it to ON",

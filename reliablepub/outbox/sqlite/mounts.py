@@ -115,8 +115,11 @@ def forgets(folder: Path) -> str:
 def is_mount_point(path: Path) -> bool:
     """Whether a file is mounted by itself: whether it is in the list of mounts."""
     name = _escaped(os.fsencode(path.parent.resolve() / path.name))  # the list has real names
+    listed = _read("/proc/self/mountinfo")
+    # A host of containers has hundreds of lines, and each connection of an application's comes
+    # here: only a list that has the path somewhere is taken apart.
     line = rb"^\S+ \S+ \S+ \S+ %b " % re.escape(name)
-    return bool(re.search(line, _read("/proc/self/mountinfo"), re.MULTILINE))
+    return b" %b " % name in listed and bool(re.search(line, listed, re.MULTILINE))
 
 
 def _read(name: str) -> bytes:
