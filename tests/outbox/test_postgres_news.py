@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from reliablepub import (
     Message,
     Outbox,
+    OutboxError,
     OutboxInUse,
     OutboxLocked,
     OutboxUnreachable,
@@ -694,3 +697,25 @@ def test_a_damaged_message_that_cannot_be_parked_now_is_parked_later(
     [parked] = Outbox(url).parked()
     assert parked.id == damaged.id
     assert not Outbox(url).audit().differences
+
+
+def test_a_sequence_is_restarted_while_a_relay_looks(url: str, own: PostgresStore) -> None:
+    """`ALTER SEQUENCE` puts it into another file, and a reader may find no row in the old one."""
+    looks = 0
+    is_over = threading.Event()
+
+    def restart() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            while not is_over.is_set():
+                connection.execute("ALTER SEQUENCE reliablepub.message_ids RESTART")
+
+    with ThreadPoolExecutor(1) as executor:
+        restarts = executor.submit(restart)
+        try:
+            while looks < 1_000:
+                with suppress(OutboxError):  # "could not read block 0", from the server
+                    own.changed_elsewhere()
+                looks += 1
+        finally:
+            is_over.set()
+        restarts.result()

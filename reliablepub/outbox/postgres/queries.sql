@@ -221,6 +221,7 @@ SELECT setval(:name::text::regclass, :most::bigint);
 -- Rows that have become visible since a snapshot (`xmax`, `xip`): those of transactions that had not
 -- begun then, and of those that were running. Each of the latter is a search of its own (`OFFSET 0`),
 -- because the planner could apply `= ANY` to all rows of the shard. `late`: visible ids up to `last_id`.
+-- A sequence shows no row to a reader whom `ALTER SEQUENCE` overtakes, because that changes the file.
 -- name: look
 WITH fresh AS (
     SELECT id, size, xid FROM reliablepub_messages
@@ -240,7 +241,8 @@ counts AS (
 )
 SELECT
     t.turn, t.run, t.token, t.intervention, pg_current_snapshot()::text, counts.*,
-    (SELECT last_value FROM reliablepub_message_ids), (SELECT s::text FROM reliablepub_server() AS s),
+    coalesce((SELECT last_value FROM reliablepub_message_ids), 0),
+    (SELECT s::text FROM reliablepub_server() AS s),
     extract(epoch FROM clock_timestamp())::double precision
 FROM counts, (
     SELECT turn, run, token, intervention FROM reliablepub_turns
@@ -847,8 +849,9 @@ WHERE shard = :shard AND turn = :turn;
 -- The sequence may be behind the rows after a move.
 -- name: last_id
 SELECT greatest(
-    CASE WHEN is_called THEN last_value ELSE 0 END, (SELECT max(id) FROM reliablepub_messages)
-) AS last_id FROM reliablepub_message_ids;
+    (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM reliablepub_message_ids),
+    (SELECT max(id) FROM reliablepub_messages)
+) AS last_id;
 
 -- name: next_id
 SELECT nextval('reliablepub_message_ids'::regclass) AS next_id;
