@@ -75,6 +75,7 @@ from reliablepub._core.events import (
 from reliablepub._core.evidence import Evidence, Verdict, is_soft
 from reliablepub._core.lane import ChannelState, Lane
 from reliablepub._core.quarantine import Quarantine
+from reliablepub._core.rate import Rate
 from reliablepub._core.window import Window
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
@@ -141,6 +142,7 @@ class Session(Generic[K]):
             the message of a key (by its exchange, for example). Such messages are suspected first.
         place_of: where a key's message goes, such as its exchange; evidence is kept by place.
         is_weighed: whether refusals are judged by evidence (`reliablepub._core.evidence`).
+        rate: limits how many messages are written; None for no limit.
 
     Attributes:
         window: the current limit of messages in flight.
@@ -161,7 +163,9 @@ class Session(Generic[K]):
         is_named: Callable[[K, str], bool] = lambda _key, _words: False,
         place_of: Callable[[K], Hashable] = lambda _key: None,
         is_weighed: bool = True,
+        rate: Rate | None = None,
     ) -> None:
+        self._rate = rate or Rate()
         self.window = Window(window_min or window_max, window_max)
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
@@ -213,6 +217,11 @@ class Session(Generic[K]):
     def aside(self) -> int:
         """Number of messages set aside: channels or connections ended while each was alone."""
         return len(self._quarantine.aside)
+
+    @property
+    def rate_max(self) -> float | None:
+        """Most messages a second that are written; None for no limit."""
+        return None if self._rate.per_s == inf else self._rate.per_s
 
     @property
     def why_aside(self) -> str:
@@ -399,6 +408,7 @@ class Session(Generic[K]):
                 raise ValueError(f"epoch {batch.epoch} is over; its batch cannot be taken back")
             self.window.forget_round()
             lane.take_back(batch.first_tag, len(batch.keys))
+            self._rate.spend(-len(batch.keys))
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
         """Remove buffered messages, including suspects, as if they had never been submitted.
@@ -434,34 +444,48 @@ class Session(Generic[K]):
             return []  # as in most turns
         if self._is_sharing or self._evidence.doubt is not None:
             self._open_lanes(now)
-        lanes = self._lanes_to_write()
+        left = self._rate.room(now)
+        lanes = self._lanes_to_write() if left else ()
         now = self._clock.reading(now)
         self.window.heard(self._main.progress, now)
         batches: list[Batch[K]] = []
         for lane in lanes:
             may_be_late = self.window.size > 1 or not lane.buffer  # else it would have all of it
             if lane.state is ChannelState.OPEN and lane.late and may_be_late:
-                batches += self._transmit_late(lane, now)
+                late = self._transmit_late(lane, now, left)
+                left -= self._written(late)
+                batches += late
                 if lane.late and not lane.late_in_flight:
                     break  # it waits for bytes, which others would take
             if lane.state is ChannelState.OPEN and lane.buffer:
                 in_flight = self.in_flight
-                batches += lane.transmit(
-                    room=self.window.size - in_flight,
+                fresh = lane.transmit(
+                    room=int(min(self.window.size - in_flight, left)),
                     room_bytes=self._window_bytes_max - self.in_flight_bytes,
                     is_alone=in_flight == 0,
                     now=now,
                 )
+                left -= self._written(fresh)
+                batches += fresh
                 if lane.buffer:
                     break
+        if not left:  # it is not the window that holds the others up
+            self.window.forget_round()
+            return batches
         is_held_up = bool(self._main.buffer) and not self._quarantine.in_flight
         self.window.sent(self._main.progress, now, is_held_up=is_held_up)
         return batches
 
-    def _transmit_late(self, lane: Lane[K], now: float) -> list[Batch[K]]:
+    def _written(self, batches: Sequence[Batch[K]]) -> int:
+        """Count what is written against the rate; return the number."""
+        count = sum(len(batch.keys) for batch in batches)
+        self._rate.spend(count)
+        return count
+
+    def _transmit_late(self, lane: Lane[K], now: float, left: float) -> list[Batch[K]]:
         return lane.transmit_late(
             window=self.window.size,
-            room=self.window.size - self.in_flight,
+            room=int(min(self.window.size - self.in_flight, left)),
             room_bytes=self._window_bytes_max - self.in_flight_bytes,
             is_alone=self.in_flight == 0,
             now=now,
@@ -497,11 +521,11 @@ class Session(Generic[K]):
 
     def poll_timeout(self) -> float | None:
         """When the caller must call `handle_timeout` (monotonic seconds); None if never."""
-        due = self._due(self._main)
-        if self._quarantine.is_unused and self._may_open_at is None:
+        due, next_at = self._due(self._main), self._next_at
+        if self._quarantine.is_unused and self._may_open_at is None and next_at is None:
             return due
         dues = (
-            *(due, self._due(self._quarantine)),
+            *(due, self._due(self._quarantine), next_at),
             *(self._due_aside(), self._may_open_at if self.is_connected else None),
         )
         return min((due for due in dues if due is not None), default=None)
@@ -511,6 +535,11 @@ class Session(Generic[K]):
     @property
     def _can_write(self) -> bool:
         return self.is_connected and self.blocked_reason is None
+
+    @property
+    def _next_at(self) -> float | None:
+        """When the rate lets the next message be written; None if it holds none up."""
+        return self._rate.next_at if self._can_write and self.buffered else None
 
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer will be overdue, unless the broker blocks us first."""

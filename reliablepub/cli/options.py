@@ -324,6 +324,22 @@ window_options: Final = together(
         **_COUNT,
     ),
 )
+rate_options: Final = together(
+    click.option(
+        "--rate",
+        "rate_max",
+        metavar="NUMBER",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Most messages a second that are sent; no limit unless given.",
+    ),
+    click.option(
+        "--burst",
+        "rate_burst",
+        metavar="NUMBER",
+        type=click.IntRange(min=1),
+        help="With --rate, most messages at once after a rest; those of a second unless given.",
+    ),
+)
 tracing_option: Final = click.option(
     "--tracing",
     is_flag=True,

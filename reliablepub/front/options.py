@@ -15,6 +15,7 @@ from functools import partial
 from math import inf
 from typing import Final, TypedDict
 
+from reliablepub._core.rate import Rate
 from reliablepub._core.session import Session
 from reliablepub.certificates import TLS, ContextProvider
 from reliablepub.credentials import CredentialsProvider
@@ -54,6 +55,12 @@ class PublisherOptions(TypedDict, total=False):
     """Most messages in flight at any time; 4096 by default."""
     window_bytes_max: int
     """Most bytes in flight; 16 MiB by default. A larger message is sent alone."""
+    rate_max: float | None
+    """Most messages a second that are sent; None, the default, for no limit but the window. For
+    consumers or queues that a whole backlog at once would overrun."""
+    rate_burst: int | None
+    """With ``rate_max``, most messages at once after a rest; None, the default, stands for those of
+    a second."""
     confirm_timeout_s: float
     """Seconds that the broker may take to confirm the oldest message in flight, once it has left
     this host; 30 by default. Then the channel is closed, and its messages are sent again."""
@@ -124,6 +131,8 @@ def new_client(
     window_min: int = WINDOW_MIN,
     window_max: int = WINDOW_MAX,
     window_bytes_max: int = WINDOW_BYTES_MAX,
+    rate_max: float | None = None,
+    rate_burst: int | None = None,
     confirm_timeout_s: float = 30.0,
     heartbeat_s: int = 10,
     retry: RetryPolicy | None = None,
@@ -155,15 +164,12 @@ def new_client(
     )
     _check_positive(confirm_timeout_s=confirm_timeout_s)
     _check_whole(window_min=window_min, window_max=window_max, window_bytes_max=window_bytes_max)
-    _check_whole(heartbeat_s=heartbeat_s)
-    if heartbeat_s > HEARTBEAT_S_MAX:
-        msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
-        raise ConfigurationError(msg)
+    _check_heartbeat(heartbeat_s)
     _check_spans(keep_confirmed_s, full_timeout_s, close_timeout_s)
     _check_types(
         hooks, retry=retry, topology=topology, outbox_keys=outbox_keys, ssl_context=ssl_context
     )
-    policy = retry or RetryPolicy()
+    policy, rate = retry or RetryPolicy(), _rate(rate_max, rate_burst)
     parts = Parts(
         open_store=_store(database, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
@@ -176,6 +182,7 @@ def new_client(
             is_named=names,
             place_of=exchange_of,
             is_weighed=policy.breaker is not None,
+            rate=rate,
         ),
         policy=policy,
         hooks=calls_of(hooks),
@@ -202,6 +209,30 @@ def _check_whole(**numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int):
             raise ConfigurationError(f"{name} is {value!r}; it must be a whole number")
+
+
+def _check_heartbeat(heartbeat_s: int) -> None:
+    _check_whole(heartbeat_s=heartbeat_s)
+    if heartbeat_s > HEARTBEAT_S_MAX:
+        msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
+        raise ConfigurationError(msg)
+
+
+def _rate(rate_max: float | None, rate_burst: int | None) -> Rate | None:
+    """The limit of messages a second; None for none.
+
+    Raises:
+        ConfigurationError: a number cannot be used, or ``rate_burst`` stands alone.
+    """
+    if rate_max is None:
+        if rate_burst is not None:
+            raise ConfigurationError("rate_burst goes with rate_max, which was not given")
+        return None
+    _check_positive(rate_max=rate_max)
+    if rate_burst is None:
+        return Rate(rate_max, max(1.0, rate_max))
+    _check_whole(rate_burst=rate_burst)
+    return Rate(rate_max, rate_burst)
 
 
 def _check_spans(

@@ -52,6 +52,7 @@ FIELDS: Final[Mapping[str, Fits]] = {
     **dict.fromkeys(("at", "since", "in_flight", "window", "buffered", "aside"), _is_number),
     **dict.fromkeys(("connects", "violations", "stale", "paused_destinations"), _is_number),
     "latency": _or_none(_row(_LATENCY)),
+    "rate_max": _or_none(_is_number),
     "paused": _each(_row(_PAUSED)),
 }
 """The fields of a status, and whether a value fits."""

@@ -655,6 +655,7 @@ class Relay:
             counters=self._snapshot.counters,
             in_flight=session.in_flight,
             window=session.window.size,
+            rate_max=session.rate_max,
             buffered=session.buffered,
             connects=self._wire.connects,
             server=self._wire.server,

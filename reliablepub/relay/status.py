@@ -193,6 +193,7 @@ class Status:
             are on.
         certificate_ends_at: when the client certificate in use expires, in seconds since 1970; None
             if that is not known: only of `CertificateFiles` it is.
+        rate_max: most messages a second that are sent; None for no limit but the window.
         callback_errors: number of exceptions raised by the application's callbacks.
         trouble: why the outbox accepts or records nothing for now, such as "disk full: ..."; else
             empty.
@@ -229,6 +230,7 @@ class Status:
     paused_destinations: int = 0
     hooks_off: str = ""
     certificate_ends_at: float | None = None
+    rate_max: float | None = None
     callback_errors: int = 0
     trouble: str = ""
     refusals: int = field(default=0, compare=False)
@@ -405,6 +407,7 @@ def _contents(
         "since": since,
         "in_flight": status.in_flight,
         "window": status.window,
+        "rate_max": status.rate_max,
         "buffered": status.buffered,
         "aside": status.aside,
         "hooks_off": status.hooks_off,

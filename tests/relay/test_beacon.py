@@ -174,7 +174,7 @@ def written(**changes: object) -> dict[str, object]:
     "forged",
     [
         *({name: value} for name in FIELDS for value in MISTYPED),
-        *({name: None} for name in FIELDS if name != "latency"),
+        *({name: None} for name in FIELDS if name not in {"latency", "rate_max"}),
         *({"paused": [asdict(PAUSED) | {name: ["x"]}]} for name in ("exchange", "routing_key")),
         *({name: [{}]} for name in ("latency", "paused")),
         *({"at": at} for at in (inf, -inf, nan, 10**400)),

@@ -87,11 +87,18 @@ def _in_words(more: Mapping[str, Any], now: float) -> dict[str, object]:
         "rates": "not measured" if more["stored_per_s"] is None else rates,
         "relay": relay_words(more),
         "broker": link_words(more, now),
-        "window": "unknown" if more["window"] is None else f"{more['window']} messages",
+        "window": _window(more),
         **slow,
         **_paused(more, now),
         "on disk": disk_words(more),
     }
+
+
+def _window(more: Mapping[str, Any]) -> str:
+    if more["window"] is None:
+        return "unknown"
+    at_most = "" if more["rate_max"] is None else f", at most {more['rate_max']:g} a second"
+    return f"{more['window']} messages{at_most}"
 
 
 def _paused(more: Mapping[str, Any], now: float) -> dict[str, object]:

@@ -30,6 +30,7 @@ from reliablepub.cli.options import (
     note_misspelled_variables,
     outbox_as_given,
     outbox_option,
+    rate_options,
     relay_keys_options,
     tls_context,
     tls_options,
@@ -103,6 +104,7 @@ _DRAINING: Final = replace(RetryPolicy.prompt(), breaker=RetryPolicy().breaker)
 @outbox_option(required=True, text="The outbox; a missing file is created, but not with --drain.")
 @relay_keys_options
 @window_options
+@rate_options
 @click.option(
     "--keep-confirmed",
     "keep_confirmed_s",
@@ -227,6 +229,8 @@ def _settings(ctx: click.Context) -> Settings:
         values["keep_confirmed_s"],
         values["window_min"],
         values["window_max"],
+        values["rate_max"],
+        values["rate_burst"],
         tls_context(ctx),
         _DRAINING if values["drain"] else None,
         credentials_of(ctx),

@@ -66,6 +66,8 @@ class Settings:
         keep_confirmed_s: seconds for which confirmed messages stay in the outbox.
         window_min: limit of messages in flight at first.
         window_max: upper limit of messages in flight.
+        rate_max: most messages a second; None for no limit.
+        rate_burst: most messages at once after a rest.
         ssl_context: TLS settings for ``amqps``; None: the system's certificate authorities.
         retry: retry policy; None: the default policy.
         connection_name: name of the connection at the broker; None: the default.
@@ -80,6 +82,8 @@ class Settings:
     keep_confirmed_s: float
     window_min: int
     window_max: int
+    rate_max: float | None = None
+    rate_burst: int | None = None
     ssl_context: CertificateFiles | None = None
     retry: RetryPolicy | None = None
     credentials: CredentialsProvider | None = None
@@ -95,6 +99,8 @@ class Settings:
             keep_confirmed_s=self.keep_confirmed_s,
             window_min=self.window_min,
             window_max=self.window_max,
+            rate_max=self.rate_max,
+            rate_burst=self.rate_burst,
             ssl_context=self.ssl_context,
             credentials=self.credentials,
             connection_name=self.connection_name,

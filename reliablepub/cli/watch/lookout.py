@@ -95,6 +95,7 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         "link_reason": relay.get("reason"),
         "link_since": relay.get("since"),
         **{name: _sum(shown, name) for name in _SUMS},
+        "rate_max": _sum(shown, "rate_max"),
         "hooks_off": _hooks_off(shown),
         "paused": _paused(shown),
         "bytes_on_disk": found.bytes_on_disk,
