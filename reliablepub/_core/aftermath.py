@@ -1,6 +1,6 @@
 """What happens to the messages in flight when a channel or the connection ends.
 
-Knows: the two lanes, and the reason for the end. Must never know: windows, deadlines, or when a
+Knows: the lanes, and the reason for the end. Must never know: windows, deadlines, or when a
 channel is reopened (the session knows).
 
     ====================================  ======================================================
@@ -169,13 +169,15 @@ class Aftermath(Generic[K]):
         Args:
             lane: the lane that ends.
             reason: reply text of the uncertain outcomes.
-            by: the lane that sends the messages again; by default ``lane``.
+            by: the lane that sends the messages again; by default the quarantine for its own, and
+                else the main lane.
             late_before: messages that were written by then are late from now on.
         """
-        by, late = by or lane, lane.late_keys(late_before)
+        by = by or (lane if lane is self._quarantine else self._main)
+        late = lane.late_keys(late_before)
         uncertain = self.close(lane, Outcome(OutcomeKind.UNCERTAIN, 0, reason))
         if late:
-            by.late += [key for key in uncertain if key in late]
+            by.late.extend(key for key in uncertain if key in late)
             uncertain = [key for key in uncertain if key not in late]
         by.buffer.extendleft(reversed(uncertain))
 

@@ -32,6 +32,11 @@ _first_tag: Final = attrgetter("first_tag")
 LATE_SHARE: Final = 4
 """Late messages may at first take one `LATE_SHARE`-th of the window: a quarter."""
 
+_OF_THE_CHANNEL: Final = (
+    *("ledger", "state", "in_flight", "in_flight_bytes", "_opening_since", "_batches", "_leaving"),
+    *("_lowest", "_lowest_since", "_late_tags", "_late_room"),
+)
+
 
 class ChannelState(Enum):
     """State of a lane's channel."""
@@ -57,40 +62,25 @@ class Lane(Generic[K]):
         in_flight_bytes: size of the messages that are written and not settled.
     """
 
-    __slots__ = (
-        "_batches",
-        "_late_room",
-        "_late_tags",
-        "_leaving",
-        "_lowest",
-        "_lowest_since",
-        "_opening_since",
-        "_size_of",
-        "_violations",
-        "buffer",
-        "in_flight",
-        "in_flight_bytes",
-        "late",
-        "ledger",
-        "state",
-    )
+    __slots__ = ("_size_of", "_violations", "buffer", "late", *_OF_THE_CHANNEL)
+
+    ledger: ConfirmLedger[K] | None
+    in_flight: int
+    in_flight_bytes: int
+    _opening_since: float | None
+    _batches: deque[Batch[K]]  # from that of the lowest unsettled tag on
+    _leaving: deque[tuple[int, float]]  # (first tag not gone, time of report)
+    _lowest: int  # every lower tag is settled, as of the last call of `heard`
+    _lowest_since: float
+    _late_tags: list[int]  # of late messages in flight, and of some settled ones
+    _late_room: int
 
     def __init__(self, violations: Counter[Violation], size_of: Callable[[K], int]) -> None:
         self._violations = violations
         self._size_of = size_of
         self.buffer: deque[K] = deque()
         self.late: deque[K] = deque()
-        self._late_tags: list[int] = []  # of late messages in flight, and of some settled ones
-        self._late_room = 0
-        self.state = ChannelState.CLOSED
-        self.ledger: ConfirmLedger[K] | None = None
-        self.in_flight = 0
-        self.in_flight_bytes = 0
-        self._opening_since: float | None = None
-        self._batches: deque[Batch[K]] = deque()  # from that of the lowest unsettled tag on
-        self._leaving: deque[tuple[int, float]] = deque()  # (first tag not gone, time of report)
-        self._lowest = 1  # every lower tag is settled, as of the last call of `heard`
-        self._lowest_since = -inf
+        self.forget_channel()
 
     @property
     def epoch(self) -> int:
@@ -102,9 +92,7 @@ class Lane(Generic[K]):
     def progress(self) -> Progress:
         """Progress of the current epoch, for the window."""
         ledger = self.ledger or ConfirmLedger(0)
-        return Progress(
-            ledger.epoch, ledger.last_tag, self._lowest, ledger.last_tag - self.in_flight
-        )
+        return Progress(ledger.epoch, ledger.last_tag, ledger.last_tag - self.in_flight)
 
     @property
     def suspects(self) -> list[K]:
@@ -130,6 +118,11 @@ class Lane(Generic[K]):
             leaving.popleft()
         return max(since, leaving[0][1]) if leaving and leaving[0][0] <= self._lowest else since
 
+    @property
+    def leaving_until(self) -> float:
+        """The last time at which bytes were known to be leaving this host; ``-inf`` if never."""
+        return self._leaving[-1][1] if self._leaving else -inf
+
     def opening(self, epoch: int, now: float) -> None:
         """Begin an epoch: a channel was requested."""
         self.ledger = ConfirmLedger(epoch, self._violations)
@@ -142,22 +135,10 @@ class Lane(Generic[K]):
         self.state = ChannelState.OPEN
 
     def take_over(self, other: Lane[K]) -> None:
-        """Take the open channel of another lane, on which nothing is in flight.
-
-        The epoch and its tags continue.
-        """
-        self.ledger = other.hand_over()
-        self.state = ChannelState.OPEN
-        self._lowest, self._lowest_since = self.ledger.lowest_tag, -inf
-
-    def hand_over(self) -> ConfirmLedger[K]:
-        """Give up the channel, and return its ledger."""
-        ledger, self.ledger = self.ledger, None
-        assert ledger is not None
-        assert not ledger.outstanding
-        self.state = ChannelState.CLOSED
-        self._forget_times()
-        return ledger
+        """Take the channel of another lane, with what is in flight on it; the epoch continues."""
+        for name in _OF_THE_CHANNEL:
+            setattr(self, name, getattr(other, name))
+        other.forget_channel()
 
     def still_leaving(self, tag: int, now: float) -> None:
         """Note that bytes are leaving this host, but not yet all of this publish or later ones."""
@@ -197,6 +178,15 @@ class Lane(Generic[K]):
             if batch.taken_at <= before:
                 tags += range(batch.first_tag, batch.first_tag + len(batch.keys))
         return {key for key in map(self.ledger.key_of, tags) if key is not None}
+
+    def newest_at(self) -> float:
+        """When the newest message in flight that is not late was written; ``-inf`` for none."""
+        assert self.ledger is not None
+        for batch in reversed(self._batches):
+            for tag in range(batch.first_tag + len(batch.keys) - 1, batch.first_tag - 1, -1):
+                if self.ledger.key_of(tag) is not None and tag not in self._late_tags:
+                    return batch.taken_at
+        return -inf
 
     def transmit_late(
         self, *, window: int, room: int, room_bytes: int, is_alone: bool, now: float
@@ -378,19 +368,17 @@ class Lane(Generic[K]):
             Settlement(key, self.epoch, tag, end, self._batch_of(tag)) for tag, key, end in settled
         ]
         uncertain = [key for _, key, end in settled if end.kind is OutcomeKind.UNCERTAIN]
-        self.ledger = None
-        self.state = ChannelState.CLOSED
-        self.in_flight = self.in_flight_bytes = 0
-        self._forget_times()
+        self.forget_channel()
         return settlements, uncertain
 
-    def _forget_times(self) -> None:
+    def forget_channel(self) -> None:
+        """Have no channel, and nothing in flight."""
+        self.ledger, self.state = None, ChannelState.CLOSED
+        self.in_flight = self.in_flight_bytes = 0
         self._opening_since = None
-        self._lowest = 1
-        self._batches.clear()
-        self._leaving.clear()
-        self._late_tags.clear()
-        self._late_room = 0
+        self._batches, self._leaving = deque(), deque()
+        self._lowest, self._lowest_since = 1, -inf
+        self._late_tags, self._late_room = [], 0
 
 
 def without(gone: Collection[K], keys: deque[K]) -> deque[K]:

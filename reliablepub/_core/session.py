@@ -14,6 +14,12 @@ uncertain attempt is reported like any other, and the session itself sends the m
 new epoch. A late confirm of the old epoch is recognized by the epoch's number and ignored. A
 confirm or return that cannot be matched with what was sent ends the epoch too.
 
+**A queue that confirms nothing.** When the oldest confirm is overdue although the broker has
+answered newer publishes, the channel is *retiring*: new messages get another channel, and what is
+not overdue yet may still be confirmed on the old one. It is closed once only overdue messages are
+left, which are late from then on (`reliablepub._core.lane`). So messages to other queues are not
+sent twice. If the broker has answered nothing newer, the channel is closed at once.
+
 **Quarantine.** When the broker closes a channel because of a publish, the suspects go to a second
 channel (`reliablepub._core.quarantine`), while the main channel reopens at once and carries fresh
 messages. While a broker seems to refuse every message, one message at a time is sent, each on a
@@ -21,7 +27,7 @@ new connection. `reliablepub._core.evidence` has the table of verdicts, and
 `reliablepub._core.aftermath` that of ends and their effects.
 
 **One channel.** A user may be limited to one channel, or the connection to one channel number. The
-second channel is then refused, by the broker or the client library, once, and the lanes share one
+next channel is then refused, by the broker or the client library, once, and the lanes share one
 channel from then on. Whenever nothing is in flight on it, it goes to the suspects if there are any
 to try, otherwise to the main lane.
 
@@ -178,6 +184,9 @@ class Session(Generic[K]):
         self.violations: Counter[Violation] = Counter()
         self._main: Lane[K] = Lane(self.violations, size_of)
         self._quarantine: Quarantine[K] = Quarantine(self.violations, size_of)
+        self._retiring: Lane[K] = Lane(self.violations, size_of)  # without a buffer
+        self._retired_at, self._retired_for = 0.0, ""
+        self._lanes = (self._main, self._quarantine, self._retiring)
         self._evidence = Evidence(place_of, is_weighed=is_weighed)
         self._aftermath = Aftermath(self._main, self._quarantine, self._evidence, is_named)
         self.blocked_reason: str | None = None
@@ -206,12 +215,13 @@ class Session(Generic[K]):
     @property
     def in_flight(self) -> int:
         """Number of messages that are written and not settled."""
-        return self._main.in_flight + self._quarantine.in_flight
+        return self._main.in_flight + self._quarantine.in_flight + self._retiring.in_flight
 
     @property
     def in_flight_bytes(self) -> int:
         """Size of the messages that are written and not settled."""
-        return self._main.in_flight_bytes + self._quarantine.in_flight_bytes
+        in_flight = self._main.in_flight_bytes + self._quarantine.in_flight_bytes
+        return in_flight + self._retiring.in_flight_bytes
 
     @property
     def aside(self) -> int:
@@ -265,13 +275,15 @@ class Session(Generic[K]):
         overdue, the connection is given up.
         """
         self._recall(now)
-        for lane in (self._main, self._quarantine):
+        for lane in self._lanes:
             due = self._due(lane)
             if due is None or due > now:
                 continue
             within = f"within {self._confirm_timeout_s * self._patience:g} s"
             if lane.state is ChannelState.OPENING:
                 self._disconnect(f"no channel {within}")
+            elif lane is self._retiring:
+                self._end_retiring()
             else:
                 self._retire(lane, f"no confirm {within}", now)
 
@@ -284,16 +296,17 @@ class Session(Generic[K]):
         self._open_lanes(now)
 
     def _connection_lost(self, event: ConnectionLost, now: float) -> None:
-        states = {self._main.state, self._quarantine.state}
+        states = [lane.state for lane in self._lanes if lane.state is not ChannelState.CLOSED]
         if event.close is not None and event.close.reply_code == _NOT_ALLOWED:
             # The broker closes the connection for a channel beyond the user's limit.
-            is_second = ChannelState.OPENING in states and ChannelState.CLOSED not in states
+            is_second = ChannelState.OPENING in states and len(states) > 1
             self._is_sharing = self._is_sharing or is_second
         self.is_connected = False
         self._commands.clear()  # they were meant for the lost connection
         self._unblocked(event, now)
         reason = f"connection lost: {event.reason}"
-        self._aftermath.lost((self._quarantine, self._main), reason, self._clock.reading(now))
+        lanes = (self._quarantine, self._main, self._retiring)
+        self._aftermath.lost(lanes, reason, self._clock.reading(now))
 
     def _channel_opened(self, lane: Lane[K], _event: ChannelOpened, _now: float) -> None:
         if lane.state is ChannelState.OPENING:
@@ -302,11 +315,11 @@ class Session(Generic[K]):
             self.stale += 1
 
     def _no_channel(self, lane: Lane[K], _event: NoChannel, now: float) -> None:
-        other = self._main if lane is self._quarantine else self._quarantine
-        if other.state is ChannelState.CLOSED:
+        others = [one for one in self._lanes if one is not lane and one.ledger is not None]
+        self._is_sharing = self._is_sharing or bool(others)
+        if not others or self._retiring in others:
             self._disconnect("the connection has no number left for a channel")
             return
-        self._is_sharing = True
         self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))
         self._open_lanes(now)
 
@@ -336,18 +349,22 @@ class Session(Generic[K]):
             self._passed(ended, now)
         if lane is self._quarantine:
             self._next_suspects()
+        elif lane is self._retiring:
+            self._retire_once_late()
 
     def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
         if self._patience > 1:
             self._be_less_patient(lane, now)
         # In quarantine each confirm is handled alone: it may let the next group of suspects go.
-        run = lane.confirm_each(event.tags) if lane is self._main else None
+        run = lane.confirm_each(event.tags) if lane is not self._quarantine else None
         if run is not None:
             self._evidence.heard()
             self._aftermath.ended(run)
             lane.heard(self._clock.reading(now))
             if self._is_gathering:
                 self._passed([run], now)
+            if lane is self._retiring:
+                self._retire_once_late()
             return
         for tag in event.tags:
             self.handle(Acked(event.epoch, tag, multiple=False), now)
@@ -472,7 +489,7 @@ class Session(Generic[K]):
         if not left:  # it is not the window that holds the others up
             self.window.forget_round()
             return batches
-        is_held_up = bool(self._main.buffer) and not self._quarantine.in_flight
+        is_held_up = bool(self._main.buffer) and self.in_flight == self._main.in_flight
         self.window.sent(self._main.progress, now, is_held_up=is_held_up)
         return batches
 
@@ -499,7 +516,8 @@ class Session(Generic[K]):
             if self._quarantine in lanes:
                 self.window.forget_round()
         if self._quarantine.is_alone or self._evidence.doubt is not None:
-            lanes = () if self._main.in_flight else (self._quarantine,)
+            is_alone = self.in_flight == self._quarantine.in_flight
+            lanes = (self._quarantine,) if is_alone else ()
             if not self.in_flight:
                 self._evidence.nothing_heard()
         return lanes
@@ -522,10 +540,11 @@ class Session(Generic[K]):
     def poll_timeout(self) -> float | None:
         """When the caller must call `handle_timeout` (monotonic seconds); None if never."""
         due, next_at = self._due(self._main), self._next_at
-        if self._quarantine.is_unused and self._may_open_at is None and next_at is None:
+        is_single = self._quarantine.is_unused and self._retiring.ledger is None
+        if is_single and self._may_open_at is None and next_at is None:
             return due
         dues = (
-            *(due, self._due(self._quarantine), next_at),
+            *(due, self._due(self._quarantine), self._due(self._retiring), next_at),
             *(self._due_aside(), self._may_open_at if self.is_connected else None),
         )
         return min((due for due in dues if due is not None), default=None)
@@ -546,6 +565,8 @@ class Session(Generic[K]):
         since = lane.owed_since
         if since is None or not self._can_write:
             return None
+        if lane is self._retiring:  # its oldest is overdue already
+            since = max(lane.newest_at(), lane.leaving_until)
         return self._clock.due_at(since + self._confirm_timeout_s * self._patience)
 
     def _be_less_patient(self, lane: Lane[K], now: float) -> None:
@@ -562,7 +583,7 @@ class Session(Generic[K]):
 
     def _lane(self, epoch: int) -> Lane[K] | None:
         """The lane of a current epoch; None if the epoch is over."""
-        for lane in (self._main, self._quarantine):
+        for lane in self._lanes:
             if lane.ledger is not None and lane.ledger.epoch == epoch:
                 return lane
         return None
@@ -651,8 +672,8 @@ class Session(Generic[K]):
             self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
-        """End the epoch of a channel whose confirms are overdue."""
-        self._order(CloseChannel(lane.epoch, reason))
+        """Give up a channel whose confirms are overdue, at once or when only those are left."""
+        self._end_retiring()
         is_of_queue = lane.has_settled_newer
         is_late = self.window.size > 1 and (is_of_queue or self._patience > 1)
         is_mute = not is_of_queue and self._patience >= 2 ** (OVERDUE_MAX - 1)
@@ -662,11 +683,27 @@ class Session(Generic[K]):
         else:
             self.window.reset()
         late_before = self._clock.reading(now) - self._confirm_timeout_s if is_late else -inf
-        self._aftermath.overdue(lane, reason, late_before=late_before)
-        # If shared, a new channel might exceed the limit while this one still counts.
-        if self._is_sharing or is_mute:
-            self._disconnect(reason)
+        is_retiring = is_of_queue and lane is self._main and not self._is_sharing
+        if is_retiring and lane.newest_at() > late_before:
+            self._retiring.take_over(lane)
+            self._retired_at, self._retired_for = self._clock.reading(now), reason
+        else:
+            self._order(CloseChannel(lane.epoch, reason))
+            self._aftermath.overdue(lane, reason, late_before=late_before)
+            # If shared, a new channel might exceed the limit while this one still counts.
+            if self._is_sharing or is_mute:
+                self._disconnect(reason)
         self._open_lanes(now)
+
+    def _retire_once_late(self) -> None:
+        if self._retiring.newest_at() <= self._retired_at - self._confirm_timeout_s:
+            self._end_retiring()
+
+    def _end_retiring(self) -> None:
+        """Close the retiring channel, if there is one; all that it has in flight is late."""
+        if self._retiring.ledger is not None:
+            self._order(CloseChannel(self._retiring.epoch, self._retired_for))
+            self._aftermath.overdue(self._retiring, self._retired_for, late_before=inf)
 
     def _begin_anew(self, lane: Lane[K], reason: str) -> None:
         """Reconnect: no publish is the cause, so a new channel may end the same way.

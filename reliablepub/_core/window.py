@@ -8,11 +8,12 @@ the broker, in which messages only wait, and all of which may arrive twice if th
 lost. The best size depends on network distance, disks, queues and other publishers. So it is
 measured, as in congestion control.
 
-**What is measured.** A *round* (as in BBR) begins when the window is full, and ends when all
-messages that were in flight at its beginning are settled. It yields a rate: messages settled by
-time. By Little's law ``window = rate x latency``: if latency does not change when the window is
-doubled, the rate has doubled; if latency doubles, only the queue has grown. So the question "does
-latency stay flat or climb?" becomes "by how much does the rate grow?".
+**What is measured.** A *round* (as in BBR) begins when the window is full, and ends when as many
+messages are settled as were in flight at its beginning, whichever they are: a queue may confirm
+nothing for days. It yields a rate: messages settled by time. By Little's law ``window = rate x
+latency``: if latency does not change when the window is doubled, the rate has doubled; if latency
+doubles, only the queue has grown. So the question "does latency stay flat or climb?" becomes "by
+how much does the rate grow?".
 
 TCP Vegas and Netflix's concurrency limits compare with the lowest latency ever seen. That does not
 work here. A broker syncs its disk once for all messages that wait for the sync, so latency is
@@ -84,13 +85,11 @@ class Progress:
     Attributes:
         epoch: number of the channel epoch.
         last_tag: highest assigned delivery tag.
-        lowest_tag: lowest delivery tag that is not settled.
         settled: number of settled publishes in this epoch.
     """
 
     epoch: int
     last_tag: int
-    lowest_tag: int
     settled: int
 
     @property
@@ -217,13 +216,13 @@ class Window:
         self.round = None
 
     def heard(self, progress: Progress, now: float) -> None:
-        """End the round if all messages that were in flight at its start are settled."""
+        """End the round if as many are settled as were written at its start."""
         if self.round is None:
             return
         begin, since = self.round
         if progress.epoch != begin.epoch:
             self.forget_round()
-        elif progress.lowest_tag > begin.last_tag and now > since:
+        elif progress.settled >= begin.last_tag and now > since:
             self.round = None
             settled, took_s = self._look
             settled, took_s = settled + progress.settled - begin.settled, took_s + now - since

@@ -63,7 +63,8 @@ class PublisherOptions(TypedDict, total=False):
     a second."""
     confirm_timeout_s: float
     """Seconds that the broker may take to confirm the oldest message in flight, once it has left
-    this host; 30 by default. Then the channel is closed, and its messages are sent again."""
+    this host; 30 by default. Then new messages get another channel. The old one is closed once only
+    overdue messages are left on it, and those are sent again."""
     heartbeat_s: int
     """AMQP heartbeat in seconds; 10 by default. A dead broker is noticed within twice that time. A
     ``connection`` that is lent to an `AsyncPublisher` has a heartbeat of its own."""

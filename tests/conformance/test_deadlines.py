@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import pytest
 from tenacity import stop_after_attempt
 
-from reliablepub import Link, Nacked, Retries, RetryPolicy
+from reliablepub import BatchReceipt, Link, Nacked, Receipt, Retries, RetryPolicy
 from reliablepub.front.options import new_client
 from reliablepub.hooks import AttemptEnded
 from reliablepub.testing import FakeBroker
-from reliablepub.testing.faults import Freeze, HoldConfirms, Nack
+from reliablepub.testing.faults import DelayConfirm, Freeze, HoldConfirms, Nack
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.test_survival import numbered
@@ -83,6 +83,32 @@ def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
         assert status.connects == 1, "the channel was given up, and nothing else"
     ids = Counter(publish.properties.message_id for publish in fake.published)
     assert sorted(ids.values()) == [2] * 10
+
+
+def test_a_queue_that_confirms_nothing_makes_no_copies_of_what_goes_to_others(
+    fake: FakeBroker, front_door: FrontDoor
+) -> None:
+    """Like a quorum queue without its majority. The others always have messages in flight."""
+    fake.declare_queue("well")
+    fake.declare_queue("stuck")
+    fake.inject(HoldConfirms(routing_key="stuck"))
+    fake.inject(DelayConfirm(routing_key="well", for_s=0.3, keep=True))
+    overdue = Overdue()
+    stuck: list[Receipt] = []
+    well: list[BatchReceipt] = []
+    with front_door(fake.url, outbox=None, hooks=[overdue], confirm_timeout_s=3) as publisher:
+        while overdue.count < 20:  # several times, since a message is late every 0.1 s
+            stuck.append(publisher.publish(b"", routing_key="stuck"))
+            well.append(publisher.publish_many(numbered(10, "well", first=10 * len(well))))
+            time.sleep(0.1)
+        assert all(receipt.wait(60).confirmed == 10 for receipt in well)
+        fake.clear_faults()
+        fake.release_confirms()
+        for receipt in stuck:
+            receipt.result(60)
+        assert publisher.status.connects == 1
+    arrived = Counter(message.body for message in fake.messages("well"))
+    assert (len(arrived), arrived.total()) == (10 * len(well), 10 * len(well))
 
 
 @pytest.mark.soak

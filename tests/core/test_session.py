@@ -27,6 +27,7 @@ from reliablepub._core.events import (
     Event,
     Leaving,
     Nacked,
+    NoChannel,
     OpenChannel,
     Returned,
     Settlement,
@@ -555,20 +556,110 @@ def test_an_overdue_confirm_retires_the_channel() -> None:
     client = connected()
     client.submits("ab")
     client.writes()
+    client.hears(Acked(1, 2, multiple=False))
+    assert client.session.poll_timeout() == 130
+    client.waits(29.9)
+    assert client.took() == []
+    client.waits(0.1)
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s"), OpenChannel(2)]
+    assert client.ended[-1] == ("a", Outcome(UNCERTAIN, 0, "no confirm within 30 s"))
+    assert client.kinds() == "b:confirmed a:uncertain"
+    client.submits("c")
+    client.hears(Acked(1, 1, multiple=True), ChannelOpened(2))
+    assert client.kinds() == ""
+    assert client.writes() == "2.1:a 2.2:c"
+
+
+def retiring() -> Client:
+    """Of "a" to "d", "a" is overdue, "b" is confirmed, and the others were written 10 s later."""
+    client = connected()
+    client.submits("ab")
+    client.writes()
     client.now += 10
     client.submits("cd")
     client.writes()
     client.hears(Acked(1, 2, multiple=False))
-    assert client.session.poll_timeout() == 130
-    client.waits(19.9)
+    client.waits(20)
+    assert client.took() == [OpenChannel(2)]
+    assert client.kinds() == "b:confirmed"
+    client.submits("e")
+    client.hears(ChannelOpened(2))
+    assert client.writes() == "2.1:e"
+    return client
+
+
+def test_what_is_not_overdue_is_confirmed_on_its_channel() -> None:
+    """So that it is not sent twice because of another queue that confirms nothing."""
+    client = retiring()
+    client.hears(AckedEach(1, [3]), Acked(2, 1, multiple=False))
+    assert client.took() == []
+    client.hears(Acked(1, 4, multiple=False))
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
+    assert client.kinds() == "c:confirmed e:confirmed d:confirmed a:uncertain"
+    assert client.writes() == "2.2:a"
+
+
+def test_a_run_of_single_confirms_may_be_the_last_of_a_retiring_channel() -> None:
+    client = retiring()
+    client.hears(AckedEach(1, [3, 4]))
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
+    assert client.kinds() == "c:confirmed d:confirmed a:uncertain"
+
+
+def test_a_late_message_that_is_confirmed_after_all_is_not_sent_again() -> None:
+    client = retiring()
+    client.hears(Acked(1, 1, multiple=False), Acked(1, 4, multiple=True))
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
+    assert client.kinds() == "a:confirmed c:confirmed d:confirmed"
+    assert client.session.in_flight == 1
+
+
+def test_a_retiring_channel_ends_when_all_of_it_is_overdue() -> None:
+    client = retiring()
+    assert client.session.poll_timeout() == 170, "it was too short for the first one"
+    client.hears(Acked(2, 1, multiple=False))
+    assert client.session.poll_timeout() == 140
+    client.hears(Leaving(1, 4))
+    assert client.session.poll_timeout() == 160
+    client.waits(29.9)
     assert client.took() == []
     client.waits(0.1)
-    assert client.took() == [CloseChannel(1, "no confirm within 30 s"), OpenChannel(2)]
-    assert client.ended[-1] == ("d", Outcome(UNCERTAIN, 0, "no confirm within 30 s"))
-    assert client.kinds() == "b:confirmed a:uncertain c:uncertain d:uncertain"
-    client.hears(Acked(1, 4, multiple=True), ChannelOpened(2))
-    assert client.kinds() == ""
-    assert client.writes() == "2.1:a 2.2:cd"
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
+    assert client.kinds() == "e:confirmed a:uncertain c:uncertain d:uncertain"
+    assert client.writes() == "2.2:a", "late messages have a quarter of the window"
+
+
+def test_a_retiring_channel_that_the_broker_closes_has_suspects_like_any_other() -> None:
+    client = retiring()
+    client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True))
+    assert client.took() == [OpenChannel(3)]
+    client.hears(ChannelOpened(3))
+    assert client.kinds() == "a:uncertain c:uncertain d:uncertain"
+    assert client.writes() == "3.1:ac"
+
+
+def test_what_a_retiring_channel_has_in_flight_is_sent_first_after_a_lost_connection() -> None:
+    client = retiring()
+    client.hears(ConnectionLost("gone"), Connected(), ChannelOpened(3))
+    assert client.writes() == "3.1:acde"
+
+
+def test_a_third_channel_is_too_many() -> None:
+    """The retiring channel would hold the only number for as long as nothing is confirmed."""
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.now += 10
+    client.submits("bc")
+    client.writes()
+    client.hears(Acked(1, 2, multiple=False))
+    client.waits(20)
+    assert client.took() == [OpenChannel(2)]
+    client.hears(NoChannel(2))
+    assert client.took() == [Disconnect("the connection has no number left for a channel")]
+    client.hears(ConnectionLost("gone"), Connected(), ChannelOpened(3))
+    assert client.writes() == "3.1:ac"
+    assert client.kinds() == "b:confirmed a:uncertain c:uncertain"
 
 
 def test_the_deadline_is_that_of_the_oldest_message_not_confirmed() -> None:

@@ -73,10 +73,10 @@ def test_how_far_a_session_is_is_told_of_the_channel_it_has() -> None:
     session: Session[int] = Session(
         lambda _: 1, window_max=1, window_bytes_max=1, confirm_timeout_s=TIMEOUT_S
     )
-    assert session._main.progress == Progress(0, 0, 1, 0)
+    assert session._main.progress == Progress(0, 0, 0)
     sender = Sender()
     sender.writes()
-    assert sender.session._main.progress == Progress(1, 2, 1, 0)
+    assert sender.session._main.progress == Progress(1, 2, 0)
 
 
 def grown() -> Sender:
