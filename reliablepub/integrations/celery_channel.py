@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from typing import Any, Final
@@ -58,6 +59,18 @@ def channel_of(message: Any, outbox: Enqueues, hold_in: tzinfo | None) -> _Outbo
     return _HoldingChannel(outbox, f"{key} retry {retries}" if retries else key, due)
 
 
+def _as_text(value: Any) -> Any:  # noqa: ANN401
+    """Return headers with bytes as text where they are UTF-8: py-amqp writes both as a string."""
+    if isinstance(value, Mapping):
+        return {name: _as_text(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(one) for one in value]
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+    return value
+
+
 class _OutboxChannel:
     """The part of a channel that a `kombu.Producer` uses; it stores messages."""
 
@@ -82,7 +95,7 @@ class _OutboxChannel:
             "priority": priority,
             "content_type": content_type,
             "content_encoding": content_encoding,
-            "headers": headers or {},
+            "headers": _as_text(headers or {}),
         }
         return body, given
 

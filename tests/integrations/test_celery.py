@@ -142,6 +142,9 @@ SENT: dict[str, Callable[[Celery], object]] = {
         (1,), link=app.tasks["add"].s(2), link_error=app.tasks["add"].si(3)
     ),
     "limits": lambda app: app.tasks["add"].apply_async((1,), time_limit=9, soft_time_limit=5),
+    "bytes in headers": lambda app: app.tasks["add"].apply_async(
+        (1,), headers={"tenant": b"north", "depth": {"a": [b"x"]}}
+    ),
     "headers": lambda app: app.tasks["add"].apply_async(
         (1,), headers={"tenant": "north", "depth": {"a": [1, None, True]}}
     ),
