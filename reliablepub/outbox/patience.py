@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 TOLD_S: Final = 5.0
@@ -50,10 +51,15 @@ class Patience:
             _LOGGER.warning("outbox %s: no wait any more, after %.0f s", self._name, waited_s)
 
     @property
+    def left_s(self) -> float:
+        """Seconds for which a wait may still last, or infinity; below 0 if none may begin."""
+        end_at = self.end_at()
+        return inf if end_at is None else end_at - time.monotonic()
+
+    @property
     def is_over(self) -> bool:
         """Whether no wait may begin or go on."""
-        end_at = self.end_at()
-        return end_at is not None and time.monotonic() > end_at
+        return self.left_s < 0
 
     @property
     def held_up(self) -> str:

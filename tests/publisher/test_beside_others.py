@@ -16,6 +16,7 @@ from reliablepub.hooks import AttemptEnded
 from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.relay import elsewhere, relay
 from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import HoldConfirms
 from tests.waiting import until
 
 NEVER_S = 3_600.0
@@ -86,6 +87,23 @@ def test_what_another_thread_enqueues_rings(confirmed: Confirmed, path: Path) ->
         for number in range(3):
             outbox.enqueue(Message(b"", routing_key="q", message_id=f"thread{number}"))
             confirmed.until(f"thread{number}")
+
+
+def test_close_waits_no_longer_for_the_lock_of_another_process(
+    fake_broker: FakeBroker, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a lock, no confirm can be recorded: the message is sent again by the next publisher."""
+    monkeypatch.setattr("reliablepub.outbox.sqlite.connections.BUSY_TIMEOUT_S", NEVER_S)
+    fake_broker.declare_queue("q")
+    fake_broker.inject(HoldConfirms())
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        publisher = Publisher(fake_broker.url, outbox=path)
+        publisher.publish(b"", routing_key="q")
+        other.execute("BEGIN IMMEDIATE")
+        fake_broker.release_confirms()
+        publisher.close(0.1)
+    with Publisher(fake_broker.url, outbox=path) as publisher:
+        assert publisher.flush(60).counters.confirmed == 1
 
 
 def test_the_log_stays_short_while_the_broker_is_away(

@@ -33,6 +33,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from reliablepub.errors import NotAnOutbox, OutboxDiskFailed, OutboxError, OutboxLocked
 from reliablepub.outbox.entry import Counters
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.outbox.sqlite.failures import (
@@ -496,6 +497,10 @@ class Writer:
         path: absolute path.
         is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
         beside: another writer of this process, whose file this one opens too, and creates no other.
+
+    Attributes:
+        patience: bounds the waits for the lock of other writers.
+        connection: the open connection; None if there is none.
     """
 
     def __init__(self, path: Path, *, is_relay: bool, beside: Writer | None = None) -> None:
@@ -506,6 +511,7 @@ class Writer:
         self._pid = 0
         self._uses: list[tuple[int, int]] = []
         self._doubt: Doubt | None = None
+        self.patience = Patience(str(path))
         self.connection: WritingConnection | None = None
         GATE.keep(self)
 
@@ -633,6 +639,7 @@ class Writer:
             connection.close()
             raise moved(self._path, "was replaced by another file")
         self._file, self._pid = connection.place.file, os.getpid()
+        connection.patience = self.patience
         self.connection = connection
         return connection
 

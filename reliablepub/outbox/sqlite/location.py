@@ -55,6 +55,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxMoved
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.sqlite import mounts
 from reliablepub.outbox.sqlite.forks import GATE, Inode, forked, open_files
 
@@ -527,15 +528,18 @@ class WritingConnection(sqlite3.Connection):
         place: the open files, which are compared with the path after each commit.
         forks: `Gate.forks` when it was opened: in a forked child, it is the parent's.
         is_unsure: the disk failed during the last commit; see `transactions`.
+        patience: bounds its waits for the lock of the writer.
         lock_wait_s: seconds spent so far in taking the lock of the writer.
     """
 
     place: Place
+    patience: Patience
     is_unsure = False
     lock_wait_s = 0.0
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of `Connection`
         self.forks = GATE.forks  # first: what is forked from here on gets the parent's connection
+        self.patience = Patience("")
         super().__init__(*args, **options)
 
     @property

@@ -49,6 +49,7 @@ from reliablepub.outbox.entry import (
     id_of,
     size_of,
 )
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.rows import (
     ATTEMPTS_RETENTION_S,
     ID_MAX,
@@ -390,7 +391,6 @@ class SqliteStore:
 
     check: Final = None
 
-    patience: Final = None
     wall: Final = staticmethod(time.time)
     rest_s: Final = 0.05
     """To ask a file is cheap."""
@@ -451,6 +451,11 @@ class SqliteStore:
             self._writer.close()
             self._relay_lock.release()
             raise
+
+    @property
+    def patience(self) -> Patience:
+        """It bounds the waits for the lock of another process."""
+        return self._writer.patience
 
     @property
     def run(self) -> int:
@@ -730,7 +735,9 @@ class SqliteStore:
                 with suppress(OutboxError, Intervened), self._writer as connection:
                     while self.is_stepping:
                         self._commit(connection, Changes())
-                    connection.execute(QUERIES["end_run"], {"now": self._clock(), "run": self._run})
+                    with transaction(connection, self.path):
+                        end = {"now": self._clock(), "run": self._run}
+                        connection.execute(QUERIES["end_run"], end)
             self._bell.close()
             self._writer.close()
             remove_status_file(self.path, last)

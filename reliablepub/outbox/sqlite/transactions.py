@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxForked, OutboxUnsure
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.sqlite.failures import commit_unsure, is_decided, outbox_error
 from reliablepub.outbox.sqlite.forks import GATE, forked
 from reliablepub.outbox.sqlite.location import WritingConnection
@@ -143,6 +144,7 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
     forks = _forks_before(connection)
     (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     begun = time.monotonic()
+    patience = connection.patience if isinstance(connection, WritingConnection) else Patience("")
     try:
         connection.execute("PRAGMA busy_timeout = 0")
         while True:
@@ -151,7 +153,8 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                _wait_for_lock(error, time.monotonic() - begun, timeout_ms / 1_000)
+                waited_s = time.monotonic() - begun
+                _wait_for_lock(error, waited_s, min(timeout_ms / 1_000 - waited_s, patience.left_s))
             else:
                 return
     finally:
@@ -159,15 +162,15 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
 
 
-def _wait_for_lock(error: sqlite3.OperationalError, waited_s: float, timeout_s: float) -> None:
-    """Sleep if a writer holds the lock; raise the error if not, or after the timeout."""
+def _wait_for_lock(error: sqlite3.OperationalError, waited_s: float, left_s: float) -> None:
+    """Sleep if a writer holds the lock; raise the error if not, or if no time is left."""
     code = error.sqlite_errorcode
     # A wait does not help a connection that reads an older state.
     is_held = code & 0xFF == sqlite3.SQLITE_BUSY and code != sqlite3.SQLITE_BUSY_SNAPSHOT
-    if not is_held or waited_s >= timeout_s:
+    if not is_held or left_s <= 0:
         raise error
     wait_s = min(max(waited_s / _POLLS_PER_WAIT, _POLL_MIN_S), _POLL_MAX_S)
-    time.sleep(min(wait_s, timeout_s - waited_s))
+    time.sleep(min(wait_s, left_s))
 
 
 def _forks_before(connection: sqlite3.Connection) -> int:
