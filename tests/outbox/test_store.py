@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -332,19 +331,6 @@ def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make)
             (2, "1-1", 2, "nacked", "basic.nack"),
             (3, "1-1", 3, "uncertain", LEFT_IN_FLIGHT),
         ]
-
-
-def test_old_history_of_confirmed_messages_is_forgotten(path: Path, entry: Make) -> None:
-    week = 7 * 86_400.0
-    with closing(SqliteStore(path, clock=lambda: 1000.0)) as store:
-        store.commit(Changes(new=[gone := entry(), stays := entry()]))
-        attempts = [Attempt(e, "1-1", e.id, NACKED, 1000.0) for e in (gone, stays)]
-        store.commit(Changes(attempts=attempts, confirmed=[gone]))
-    with closing(sqlite3.connect(path)) as connection:
-        for clock, left in ((1000.0 + week, [(1,), (2,)]), (1001.0 + week, [(2,)])):
-            SqliteStore(path, clock=partial(float, clock)).close()
-            kept = connection.execute("SELECT id FROM reliablepub_attempts ORDER BY id")
-            assert kept.fetchall() == left
 
 
 def test_runs_are_written_down(path: Path) -> None:

@@ -397,17 +397,6 @@ UPDATE reliablepub_ledger SET last_id = max(
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
 
--- name: forget_old_attempts
-DELETE FROM reliablepub_attempts AS a WHERE a.at < :before
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id);
-
--- name: forget_old_interventions
-DELETE FROM reliablepub_interventions AS i WHERE i.at < :before
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
-
 -- Programs that run for a moment, once a second, would add 30 million rows a year.
 -- name: forget_old_runs
 DELETE FROM reliablepub_runs WHERE id <= (SELECT max(id) FROM reliablepub_runs) - 1000;

@@ -51,7 +51,6 @@ from reliablepub.outbox.entry import (
 )
 from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.rows import (
-    ATTEMPTS_RETENTION_S,
     ID_MAX,
     LEFT_IN_FLIGHT,
     MISTYPED,
@@ -761,8 +760,6 @@ class SqliteStore:
                 self._damaged += park_damaged(connection, reasons, now)
             settle_left_in_flight(connection, now)
             connection.execute(QUERIES["raise_last_id"], {"id_max": ID_MAX})
-            for kind in ("forget_old_attempts", "forget_old_interventions"):
-                connection.execute(QUERIES[kind], {"before": now - ATTEMPTS_RETENTION_S})
             connection.execute(QUERIES["rebase_retries"], {"now": now})
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
