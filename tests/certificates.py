@@ -11,10 +11,10 @@ from typing import Any
 from reliablepub.testing import FakeBroker
 
 
-def signed(folder: Path, *names: str) -> Path:
+def signed(folder: Path, *names: str, days: int = 2) -> Path:
     """A file with a certificate for these names and its key; ``ca.crt`` beside it signed it."""
     path, certificate = folder / "both.pem", folder / "one.crt"
-    new = ["openssl", "req", "-x509", "-days", "2", "-nodes"]
+    new = ["openssl", "req", "-x509", "-days", str(days), "-nodes"]
     new += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     authority = [*new, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]
     authority += ["-addext", "keyUsage=critical,keyCertSign"]  # Python 3.13 asks for it

@@ -288,6 +288,25 @@ def test_connections_that_come_and_go(
         server.until_resolved("ReliablepubReconnectStorm", "storm")
 
 
+def test_a_client_certificate_that_expires_soon(
+    server: Prometheus, scraped: CollectorRegistry, outbox: Path, tmp_path: Path
+) -> None:
+    """In two days, until it is renewed."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    ours.mkdir()
+    both = signed(theirs, "IP:127.0.0.1")
+    files = CertificateFiles(authorities=theirs / "ca.crt", certificate=signed(ours, "DNS:us"))
+    with (
+        broker_with(both) as broker,
+        publishing(scraped, broker, "certificate", outbox, ssl_context=files) as publisher,
+        fires_and_is_resolved(server, "CertificateExpires", "certificate"),
+    ):
+        signed(ours, "DNS:us", days=30)
+        broker.drop_connections()
+        publisher.publish(b"x", routing_key="q").result(60)
+
+
 def test_a_broker_that_contradicts_itself(
     server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
 ) -> None:
