@@ -39,17 +39,7 @@ K = TypeVar("K")
 
 
 class Aftermath(Generic[K]):
-    """Ends epochs, and moves the messages that were in flight to a buffer or the quarantine.
-
-    Args:
-        main: the lane of fresh messages.
-        quarantine: the lane of suspects.
-        evidence: judges a message that was alone on a channel.
-        is_named: whether the broker's reply text names the message of a key.
-
-    Attributes:
-        settlements: attempts that have ended, not polled yet.
-    """
+    """Ends epochs, and moves the messages that were in flight to a buffer or the quarantine."""
 
     __slots__ = ("_evidence", "_is_named", "_main", "_quarantine", "settlements")
 
@@ -58,13 +48,13 @@ class Aftermath(Generic[K]):
         main: Lane[K],
         quarantine: Quarantine[K],
         evidence: Evidence[K],
-        is_named: Callable[[K, str], bool],
+        is_named: Callable[[K, str], bool],  # whether the broker's reply text names a message
     ) -> None:
         self._main = main
         self._quarantine = quarantine
         self._evidence = evidence
         self._is_named = is_named
-        self.settlements: list[Ended[K]] = []
+        self.settlements: list[Ended[K]] = []  # not polled yet
 
     def ended(self, one: Ended[K]) -> None:
         """Record ended attempts; consecutive confirms of an epoch are joined into one record."""
@@ -101,11 +91,7 @@ class Aftermath(Generic[K]):
             self._quarantine.suspect((), suspects, since=since, is_alone=True)
 
     def refused(self, lane: Lane[K], event: ChannelClosed, now: float) -> Verdict:
-        """End a lane's epoch: by a soft error, one of its publishes made the broker close it.
-
-        Returns:
-            The verdict. `Verdict.UNCLEAR` if several messages were in flight, or none.
-        """
+        """End a lane's epoch: by a soft error, one of its publishes made the broker close it."""
         since = self._evidence.suspicion(event.reply_code)
         is_alone, losses = False, 0
         if lane is self._quarantine:
@@ -114,7 +100,7 @@ class Aftermath(Generic[K]):
                 since = self._quarantine.since
         refused = Outcome(OutcomeKind.REFUSED, event.reply_code, event.reply_text)
         suspects = lane.suspects
-        if len(suspects) != 1:
+        if len(suspects) != 1:  # several were in flight, or none
             text = "this message, or one in flight with it, closed the channel: "
             uncertain = Outcome(OutcomeKind.UNCERTAIN, event.reply_code, text + event.reply_text)
             named: list[K] = []
@@ -143,15 +129,8 @@ class Aftermath(Generic[K]):
         return verdict
 
     def overdue(self, lane: Lane[K], reason: str, *, late_before: float) -> None:
-        """End a lane's epoch, because its confirms are overdue.
-
-        Suspects are cleared and go to the main lane: a guilty message closes its channel at once.
-
-        Args:
-            lane: the lane that ends.
-            reason: reply text of the uncertain outcomes.
-            late_before: messages that were written by then are late from now on (`Lane.late`).
-        """
+        """End a lane's epoch: confirms are overdue. What was written by `late_before` is late."""
+        # Suspects are cleared: a guilty message closes its channel at once.
         self.send_again(lane, reason, by=self._main, late_before=late_before)
 
     def send_again(
@@ -160,23 +139,13 @@ class Aftermath(Generic[K]):
         reason: str,
         *,
         by: Lane[K] | None = None,
-        late_before: float = -inf,
+        late_before: float = -inf,  # messages that were written by then are late from now on
     ) -> None:
-        """End a lane's epoch; all in flight is uncertain, and goes first in the next epoch.
-
-        Late messages stay late, and join the others of that kind.
-
-        Args:
-            lane: the lane that ends.
-            reason: reply text of the uncertain outcomes.
-            by: the lane that sends the messages again; by default the quarantine for its own, and
-                else the main lane.
-            late_before: messages that were written by then are late from now on.
-        """
+        """End a lane's epoch; all in flight is uncertain, and goes first in the next epoch."""
         by = by or (lane if lane is self._quarantine else self._main)
         late = lane.late_keys(late_before)
         uncertain = self.close(lane, Outcome(OutcomeKind.UNCERTAIN, 0, reason))
-        if late:
+        if late:  # they stay late, and join the others of that kind
             by.late.extend(key for key in uncertain if key in late)
             uncertain = [key for key in uncertain if key not in late]
         by.buffer.extendleft(reversed(uncertain))

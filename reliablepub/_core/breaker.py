@@ -58,76 +58,45 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Circuit(Generic[W]):
-    """The breaker of one destination. Its times are valid only while it is not closed.
+    """The breaker of one destination. Its times are valid only while it is not closed."""
 
-    Attributes:
-        why: reason of the last refusal.
-        state: state, as in the module's table.
-        refusals: refusals in a row.
-        openings: pauses in a row, without a confirm in between.
-        until: when the next fresh message may go.
-        again_at: when the pause is over, so that a message may go that was sent before.
-        room: number of messages that may go while the breaker is not closed.
-        asked: part of ``room`` that `Breakers.poll_room` has not returned yet.
-        alarm: when `Breakers.poll_room` checks this breaker; never after ``until``.
-    """
-
-    why: W
+    why: W  # of the last refusal
     state: _State = _State.CLOSED
-    refusals: int = 0
-    openings: int = 0
-    until: float = 0.0
-    again_at: float = 0.0
-    room: int = 0
-    asked: int = 0
-    alarm: float = float("inf")
+    refusals: int = 0  # in a row
+    openings: int = 0  # pauses in a row, without a confirm in between
+    until: float = 0.0  # when the next fresh message may go
+    again_at: float = 0.0  # when the pause is over, and a message may go that was sent before
+    room: int = 0  # messages that may go while the breaker is not closed
+    asked: int = 0  # part of `room` that `Breakers.poll_room` has not returned yet
+    alarm: float = float("inf")  # when `Breakers.poll_room` checks it; never after `until`
 
 
 @dataclass(slots=True)
 class Pause(Generic[D, W]):
-    """A destination whose breaker is not closed.
-
-    Attributes:
-        destination: name of the destination.
-        refusals: refusals in a row.
-        until: when the pause ends, or ended, with a probe.
-        why: reason of the last refusal.
-    """
+    """A destination whose breaker is not closed."""
 
     destination: D
-    refusals: int
-    until: float
-    why: W
+    refusals: int  # in a row
+    until: float  # when it ends, or ended, with a probe
+    why: W  # of the last refusal
 
 
 @dataclass(slots=True)
 class Room(Generic[D]):
-    """More messages may go to a destination.
-
-    Attributes:
-        destination: name of the destination.
-        count: how many.
-        are_probes: whether they are probes, which are to be fresh messages.
-        may_repeat: whether, in place of fresh messages, one may go that was sent before.
-    """
+    """More messages may go to a destination."""
 
     destination: D
     count: int
-    are_probes: bool
-    may_repeat: bool
+    are_probes: bool  # these are to be fresh messages
+    may_repeat: bool  # in place of fresh messages, one may go that was sent before
 
 
 class Breakers(Generic[D, W]):
-    """The breakers of all destinations that have recently refused messages.
-
-    Args:
-        destinations_max: maximum number of destinations that are tracked.
-        pause_s: length in seconds of the n-th pause in a row, n from 1.
-    """
+    """The breakers of all destinations that have recently refused messages."""
 
     def __init__(self, *, destinations_max: int, pause_s: Callable[[int], float]) -> None:
         self._destinations_max = destinations_max
-        self._pause_s = pause_s
+        self._pause_s = pause_s  # seconds of the n-th pause in a row, n from 1
         self._circuits: dict[D, _Circuit[W]] = {}  # ordered by time of the last refusal
         self._paused: dict[D, _Circuit[W]] = {}
         self._letting_go: dict[D, None] = {}
@@ -171,17 +140,9 @@ class Breakers(Generic[D, W]):
         return True
 
     def refused(self, destination: D, now: float, *, why: W, refusals_max: int) -> bool:
-        """Record the refusal of a message.
+        """Record the refusal of a message; return whether it has paused the destination.
 
-        Args:
-            destination: name of the destination.
-            now: seconds.
-            why: reason of the refusal.
-            refusals_max: number of refusals in a row that pause the destination.
-
-        Returns:
-            Whether this refusal has paused the destination. If so, the caller must hold back the
-            messages that it was about to send there.
+        If so, the caller must hold back the messages that it was about to send there.
         """
         circuit = self._circuits.pop(destination, None) or self._remember(why)
         if circuit is None:
@@ -200,12 +161,9 @@ class Breakers(Generic[D, W]):
         return True
 
     def suspect(self, destination: D, now: float, *, why: W) -> bool:
-        """Pause a destination so that it is probed at once.
+        """Pause a destination, to probe it at once; return whether there was room to track it.
 
         Used after a restart: messages wait for the destination, and its state is unknown.
-
-        Returns:
-            Whether there was room to track the destination.
         """
         circuit = self._remember(why)
         if circuit is None:
@@ -268,15 +226,9 @@ class Breakers(Generic[D, W]):
         return self._next_alarm() if self._paused else None
 
     def no_more_wait(self, destination: D) -> bool:
-        """Close a destination for which fewer messages wait than may go.
-
-        A destination that has refused a message in the meantime (open) stays paused.
-
-        Returns:
-            Whether the destination was recovering, and so has recovered.
-        """
+        """Close a destination: fewer messages wait than may go. Return whether it has recovered."""
         circuit = self._paused.get(destination)
-        if circuit is None or circuit.state is _State.OPEN:
+        if circuit is None or circuit.state is _State.OPEN:  # has refused one since: stays paused
             return False
         self.forget(destination)
         return circuit.state is _State.RECOVERING

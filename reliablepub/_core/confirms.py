@@ -60,17 +60,7 @@ class EpochUntrusted(Exception):
 
 
 class ConfirmLedger(Generic[K]):
-    """The outstanding tags of one channel epoch.
-
-    Args:
-        epoch: number of the epoch.
-        violations: the counter of the broker's violations; by default a new one.
-
-    Attributes:
-        epoch: number of the epoch.
-        last_tag: the highest registered tag; 0 before the first.
-        violations: count of each violation.
-    """
+    """The outstanding tags of one channel epoch."""
 
     __slots__ = ("_lowest", "_outstanding", "_returned", "epoch", "last_tag", "violations")
 
@@ -79,7 +69,7 @@ class ConfirmLedger(Generic[K]):
         self.violations = Counter[Violation]() if violations is None else violations
         self._outstanding: dict[int, K] = {}
         self._returned: dict[int, Outcome] = {}
-        self.last_tag = 0
+        self.last_tag = 0  # the highest registered
         self._lowest = 1  # every lower tag is settled, so `multiple` starts here
 
     @property
@@ -112,26 +102,15 @@ class ConfirmLedger(Generic[K]):
         return self.last_tag
 
     def take_back(self, tag: int) -> K:
-        """Remove the newest tag: its publish was not written, so the broker has not counted it.
-
-        Returns:
-            The key of the tag.
-
-        Raises:
-            ValueError: the tag is not the newest, is settled or was returned: a bug of the caller.
-        """
+        """Remove the newest tag, whose publish was not written; return its key."""
         if tag != self.last_tag or tag not in self._outstanding or tag in self._returned:
             msg = f"tag {tag} cannot be taken back: the newest is {self.last_tag}"
             raise ValueError(msg)
-        self.last_tag -= 1
+        self.last_tag -= 1  # the broker has not counted it
         return self._outstanding.pop(tag)
 
     def handle_return(self, tag: int, reply_code: int, reply_text: str) -> None:
-        """Note that a message was returned; its confirm will settle it as returned.
-
-        Raises:
-            EpochUntrusted: the tag was never sent, so it is unknown which message was returned.
-        """
+        """Note that a message was returned; its confirm will settle it as returned."""
         if not 0 < tag <= self.last_tag:
             self.violations[Violation.RETURN_UNKNOWN] += 1
             msg = f"the broker returned an unknown message ({reply_code} {reply_text})"
@@ -146,18 +125,9 @@ class ConfirmLedger(Generic[K]):
     def handle_confirm(
         self, tag: int, outcome: Outcome, *, multiple: bool
     ) -> list[tuple[int, K, Outcome]]:
-        """Settle the publishes that a ``basic.ack`` or ``basic.nack`` covers.
+        """Settle the publishes that an ack or nack covers; return them in the order of tags.
 
-        Args:
-            tag: the broker's delivery tag.
-            outcome: `CONFIRMED` or `NACKED`, the outcome of publishes that were not returned.
-            multiple: the broker's flag: all outstanding tags up to this one.
-
-        Returns:
-            Tag, key and outcome of each settled publish, in the order of tags.
-
-        Raises:
-            EpochUntrusted: the tag is 0 or was never sent; nothing was settled.
+        If this raises, nothing was settled.
         """
         if tag == 0:
             self.violations[Violation.TAG_ZERO] += 1
@@ -181,10 +151,7 @@ class ConfirmLedger(Generic[K]):
     def handle_acks(self, tags: Sequence[int]) -> list[K] | None:
         """Settle single tags as confirmed, all at once: the fast path for most confirms.
 
-        Returns:
-            The keys of the tags. None if a tag is not outstanding or is repeated, or if any
-            outstanding publish was returned; then nothing was settled, and the caller uses
-            `handle_confirm`.
+        None if it is a case for `handle_confirm`; then nothing was settled.
         """
         distinct = set(tags)
         is_plain = len(distinct) == len(tags) and not self._returned
@@ -195,10 +162,7 @@ class ConfirmLedger(Generic[K]):
     def handle_acks_up_to(self, tag: int) -> tuple[list[int], list[K]] | None:
         """Settle all outstanding tags up to this one as confirmed (``multiple``): a fast path.
 
-        Returns:
-            The tags and their keys. None if the tag is invalid, covers no outstanding tag, or if
-            any outstanding publish was returned; then nothing was settled, and the caller uses
-            `handle_confirm`.
+        None if it is a case for `handle_confirm`; then nothing was settled.
         """
         if self._returned or not 0 < tag <= self.last_tag:
             return None
@@ -212,14 +176,7 @@ class ConfirmLedger(Generic[K]):
         return tags
 
     def close(self, outcome: Outcome) -> list[tuple[int, K, Outcome]]:
-        """Settle all outstanding publishes at the end of the channel.
-
-        Args:
-            outcome: outcome of the publishes that were not returned.
-
-        Returns:
-            Tag, key and outcome of each, in the order of tags.
-        """
+        """Settle all outstanding publishes; what was not returned has this outcome."""
         settled = [
             (tag, key, self._returned.get(tag, outcome)) for tag, key in self._outstanding.items()
         ]

@@ -31,13 +31,9 @@ class SendAgain:
 
 @dataclass(slots=True)
 class RetryAt:
-    """Keep the message in the outbox, and send it again later.
+    """Keep the message in the outbox, and send it again later."""
 
-    Attributes:
-        at: when, on the clock of `decide`'s ``now``.
-    """
-
-    at: float
+    at: float  # on the clock of `decide`'s ``now``
 
 
 @dataclass(slots=True)
@@ -63,25 +59,13 @@ REFUSALS = frozenset({OutcomeKind.RETURNED, OutcomeKind.NACKED, OutcomeKind.REFU
 def decide(
     kind: OutcomeKind,
     *,
-    is_spent: bool,
-    is_kept: bool,
+    is_spent: bool,  # the retry budget
+    is_kept: bool,  # parked, not discarded, when the budget is spent
     wait_s: float,
     now: float,
-    expires_at: float | None = None,
+    expires_at: float | None = None,  # on the clock of ``now``
 ) -> Decision:
-    """Decide about a message whose attempt has just ended without a confirm.
-
-    Args:
-        kind: outcome of the attempt.
-        is_spent: whether the retry budget is spent.
-        is_kept: whether the message is parked, not discarded, when its budget is spent.
-        wait_s: seconds to wait before a retry.
-        now: seconds, on the clock of `RetryAt`.
-        expires_at: the message's deadline, on the clock of ``now``; None if it has none.
-
-    Raises:
-        ValueError: the outcome is not one of the table's (*confirmed*, *expired*).
-    """
+    """Decide about a message whose attempt has just ended without a confirm."""
     if kind in REFUSALS and is_spent:
         return Park() if is_kept else Discard()
     if expires_at is not None and expires_at <= now:

@@ -70,15 +70,10 @@ class Verdict(Enum):
 
 
 class Suspicion(NamedTuple):
-    """When messages were first suspected, and of what.
+    """When messages were first suspected, and of what."""
 
-    Attributes:
-        passed: number of messages that had passed.
-        reply_code: the reply code of the close; 0 if a connection was lost.
-    """
-
-    passed: int
-    reply_code: int
+    passed: int  # messages that had passed by then
+    reply_code: int  # of the close; 0 if a connection was lost
 
 
 NEVER: Final = Suspicion(0, 0)
@@ -87,29 +82,14 @@ NEVER: Final = Suspicion(0, 0)
 
 @dataclass(slots=True)
 class _Run(Generic[K]):
-    """Messages to one place that closed their channels in a row, without one that passed there.
+    """Messages to one place that closed their channels in a row, without one that passed there."""
 
-    Attributes:
-        since: number of messages that had passed, to any place, when the run began.
-        keys: the different messages.
-    """
-
-    since: int
+    since: int  # messages that had passed, to any place, when it began
     keys: set[K] = field(default_factory=set)
 
 
 class Evidence(Generic[K]):
-    """Answers and closes, as far as a verdict needs them.
-
-    Args:
-        place_of: where the message of a key goes.
-        is_weighed: whether refusals are judged by evidence. Otherwise each soft error is about the
-            message that was alone with it.
-
-    Attributes:
-        count: number of messages that have passed while there were suspects.
-        doubt: the reply by which the broker refuses every message; None if it does not.
-    """
+    """Answers and closes, as far as a verdict needs them."""
 
     __slots__ = (
         *("_has_heard", "_is_weighed", "_passed", "_place_of", "_runs", "_strikes"),
@@ -118,13 +98,13 @@ class Evidence(Generic[K]):
 
     def __init__(self, place_of: Callable[[K], Hashable], *, is_weighed: bool) -> None:
         self._place_of = place_of
-        self._is_weighed = is_weighed
+        self._is_weighed = is_weighed  # else a soft error is about the message alone with it
         self._passed: dict[Hashable, int] = {}  # value of `count` after the last one to a place
         self._runs: dict[Hashable, _Run[K]] = {}
         self._strikes = 0
         self._has_heard = False
-        self.count = 0
-        self.doubt: Outcome | None = None
+        self.count = 0  # messages that passed while there were suspects
+        self.doubt: Outcome | None = None  # the reply by which the broker refuses every message
 
     @property
     def has_runs(self) -> bool:

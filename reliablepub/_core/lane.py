@@ -47,25 +47,12 @@ class ChannelState(Enum):
 
 
 class Lane(Generic[K]):
-    """A buffer of messages and the channel on which they are sent, one epoch after another.
-
-    Args:
-        violations: counts the broker's violations, of this lane and of others.
-        size_of: the size in bytes of a key's message.
-
-    Attributes:
-        buffer: key of each message that is not written yet, in order.
-        late: key of each late message that is not written again yet.
-        state: state of the channel.
-        ledger: confirms of the current epoch; None if there is no channel.
-        in_flight: number of messages that are written and not settled.
-        in_flight_bytes: size of the messages that are written and not settled.
-    """
+    """A buffer of messages and the channel on which they are sent, one epoch after another."""
 
     __slots__ = ("_size_of", "_violations", "buffer", "late", *_OF_THE_CHANNEL)
 
-    ledger: ConfirmLedger[K] | None
-    in_flight: int
+    ledger: ConfirmLedger[K] | None  # of the current epoch; None if there is no channel
+    in_flight: int  # messages that are written and not settled
     in_flight_bytes: int
     _opening_since: float | None
     _batches: deque[Batch[K]]  # from that of the lowest unsettled tag on
@@ -76,10 +63,10 @@ class Lane(Generic[K]):
     _late_room: int
 
     def __init__(self, violations: Counter[Violation], size_of: Callable[[K], int]) -> None:
-        self._violations = violations
+        self._violations = violations  # of other lanes too
         self._size_of = size_of
-        self.buffer: deque[K] = deque()
-        self.late: deque[K] = deque()
+        self.buffer: deque[K] = deque()  # not written yet, in order
+        self.late: deque[K] = deque()  # not written again yet
         self.forget_channel()
 
     @property
@@ -191,19 +178,7 @@ class Lane(Generic[K]):
     def transmit_late(
         self, *, window: int, room: int, room_bytes: int, is_alone: bool, now: float
     ) -> list[Batch[K]]:
-        """Register the next late messages, as many as fit, as one batch.
-
-        Args:
-            window: the current window, of which late messages may take a part.
-            room: maximum number of messages.
-            room_bytes: maximum number of bytes.
-            is_alone: nothing is in flight on any lane, so the first message may exceed
-                ``room_bytes``.
-            now: on the session's active clock.
-
-        Returns:
-            One batch, or none.
-        """
+        """Register the next late messages, as many as fit; return one batch, or none."""
         assert self.ledger is not None
         waiting = [tag for tag in self._late_tags if self.ledger.key_of(tag) is not None]
         self._late_room += 2 * (len(self._late_tags) - len(waiting))
@@ -217,18 +192,7 @@ class Lane(Generic[K]):
         return batches
 
     def transmit(self, *, room: int, room_bytes: int, is_alone: bool, now: float) -> list[Batch[K]]:
-        """Register the next messages of the buffer, as many as fit, as one batch.
-
-        Args:
-            room: maximum number of messages.
-            room_bytes: maximum number of bytes.
-            is_alone: nothing is in flight on any lane, so the first message may exceed
-                ``room_bytes``.
-            now: on the session's active clock.
-
-        Returns:
-            One batch, or none.
-        """
+        """Register the next messages of the buffer, as many as fit; return one batch, or none."""
         return self._transmit(self.buffer, room, room_bytes, now, is_alone=is_alone)
 
     def _transmit(
@@ -239,6 +203,7 @@ class Lane(Generic[K]):
         count, total = len(sizes), sum(sizes)
         if total > room_bytes:
             until = bisect_right(list(accumulate(sizes)), room_bytes)
+            # With nothing in flight on any lane, the first message may be larger than the room.
             count = max(until, 1 if is_alone else 0)
             total = sum(sizes[:count])
         if not count:
@@ -253,16 +218,7 @@ class Lane(Generic[K]):
         return [batch]
 
     def confirm(self, tag: int, outcome: Outcome, *, multiple: bool) -> list[Ended[K]]:
-        """Settle the publishes that one confirm covers.
-
-        Args:
-            tag: the broker's delivery tag.
-            outcome: `CONFIRMED` or `NACKED`.
-            multiple: the broker's flag: all outstanding tags up to this one.
-
-        Raises:
-            EpochUntrusted: the tag is 0 or was never sent; nothing was settled.
-        """
+        """Settle the publishes that an ack or nack covers; if this raises, nothing was settled."""
         assert self.ledger is not None
         if multiple and outcome is CONFIRMED:
             run = self.ledger.handle_acks_up_to(tag)
@@ -281,9 +237,7 @@ class Lane(Generic[K]):
     def confirm_each(self, tags: Sequence[int]) -> ConfirmedEach[K] | None:
         """Settle a run of single acks.
 
-        Returns:
-            The confirmed attempts. None if the run needs `confirm` for each tag; then nothing was
-            settled.
+        None if it needs `confirm` for each tag; then nothing was settled.
         """
         assert self.ledger is not None
         keys = self.ledger.handle_acks(tags)
@@ -319,12 +273,7 @@ class Lane(Generic[K]):
         return [*found, (batch, count)]
 
     def note_return(self, tag: int, reply_code: int, reply_text: str, body_bytes: int) -> None:
-        """Note that a message was returned; its confirm will settle it as returned.
-
-        Raises:
-            EpochUntrusted: the tag was never sent, or the returned body is larger than the message
-                that was sent.
-        """
+        """Note that a message was returned; its confirm will settle it as returned."""
         assert self.ledger is not None
         key = self.ledger.key_of(tag)
         if key is not None and body_bytes > self._size_of(key):
@@ -355,14 +304,7 @@ class Lane(Generic[K]):
         self._batches.pop()
 
     def close(self, outcome: Outcome) -> tuple[list[Settlement[K]], list[K]]:
-        """End the epoch, and settle what is outstanding.
-
-        Args:
-            outcome: outcome of the messages that were not returned.
-
-        Returns:
-            All attempts that ended, and the keys of those that are uncertain, in order.
-        """
+        """End the epoch; return what ended, and the keys of what is uncertain, in order."""
         settled = self.ledger.close(outcome) if self.ledger is not None else []
         settlements = [
             Settlement(key, self.epoch, tag, end, self._batch_of(tag)) for tag, key, end in settled

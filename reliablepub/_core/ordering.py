@@ -19,20 +19,14 @@ from itertools import islice
 
 
 class KeyOrder:
-    """Admits one message of each key at a time.
-
-    Attributes:
-        wanted: keys whose next message is to be looked up in the store, in the order in which they
-            became wanted.
-        passed: numbers of messages that were not admitted, because one of their key was. Looking
-            them up again is useless before that message leaves.
-    """
+    """Admits one message of each key at a time."""
 
     def __init__(self) -> None:
         self._admitted: dict[str, int] = {}
         self._passed_of: dict[str, set[int]] = {}
+        # By number. To look these up again is useless before the admitted one of their key leaves.
         self.passed: dict[int, None] = {}
-        self.wanted: dict[str, None] = {}
+        self.wanted: dict[str, None] = {}  # in the order in which they became wanted
 
     @property
     def admitted(self) -> int:
@@ -62,22 +56,9 @@ class KeyOrder:
         return True
 
     def leave(self, key: str, number: int, *, is_settled: bool) -> bool:
-        """Note that a message has left the relay's memory.
-
-        A message that was never admitted may leave too: it was given up while earlier messages of
-        its key were open.
-
-        Args:
-            key: the message's ordering key.
-            number: the message's number.
-            is_settled: whether it has left the store too, so that the key is wanted. False for a
-                message that waits in the store until it is due.
-
-        Returns:
-            whether others were passed because of it. The time at which they are due may have
-            changed since.
-        """
+        """Note that a message has left memory; return whether others were passed because of it."""
         others: set[int] = set()
+        # One that was never admitted leaves too: given up while earlier ones of its key were open.
         if self._admitted.get(key) == number:
             del self._admitted[key]
             passed = self._passed_of.pop(key, set())
@@ -85,6 +66,6 @@ class KeyOrder:
                 del self.passed[one]
             others = passed - {number}
         # An earlier message that was put back goes first, also if this one is only postponed.
-        if is_settled or others:
+        if is_settled or others:  # settled: it has left the store too
             self.want(key)
-        return bool(others)
+        return bool(others)  # the time at which they are due may have changed since

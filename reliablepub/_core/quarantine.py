@@ -48,28 +48,16 @@ ASIDE_MAX_S: Final = 60.0
 
 @dataclass(slots=True)
 class _Group(Generic[K]):
-    """Suspects that are tried together.
+    """Suspects that are tried together."""
 
-    Attributes:
-        keys: suspects that are not written yet.
-        since: when these were first suspected, and of what.
-        is_alone: whether nothing else may be in flight on the connection meanwhile.
-        losses: channels or connections that have ended while this group's only message was alone.
-    """
-
-    keys: deque[K]
+    keys: deque[K]  # not written yet
     since: Suspicion = NEVER
-    is_alone: bool = False
-    losses: int = 0
+    is_alone: bool = False  # nothing else may be in flight on the connection meanwhile
+    losses: int = 0  # channels or connections that have ended while its one message was alone
 
 
 class Quarantine(Lane[K]):
-    """A lane whose buffer is the group under trial; the other groups wait behind it.
-
-    Attributes:
-        aside: messages that are set aside: the time when each is due, and a group of it alone.
-        why: why the last message was set aside, in the broker's words if there are any.
-    """
+    """A lane whose buffer is the group under trial; the other groups wait behind it."""
 
     __slots__ = ("_groups", "_trial", "aside", "why")
 
@@ -77,8 +65,8 @@ class Quarantine(Lane[K]):
         super().__init__(violations, size_of)
         self._trial: _Group[K] = _Group(self.buffer)
         self._groups: deque[_Group[K]] = deque()
-        self.aside: list[tuple[float, _Group[K]]] = []
-        self.why = ""
+        self.aside: list[tuple[float, _Group[K]]] = []  # when it is due, and a group of one
+        self.why = ""  # of the last one set aside, in the broker's words if there are any
 
     @property
     def is_unused(self) -> bool:
@@ -114,22 +102,12 @@ class Quarantine(Lane[K]):
     def suspect(
         self, named: Sequence[K], others: Sequence[K], *, since: Suspicion, is_alone: bool
     ) -> None:
-        """Try these messages next: one of them made the broker close a channel or the connection.
-
-        They are tried in halves, because all of them together would close the next channel too. If
-        the reply text names some, the first of these is tried before the others, alone: its outcome
-        shows whether the text is true of the named messages. Buffered messages were not written, so
-        they are innocent of this close and wait behind.
-
-        Args:
-            named: messages that the broker's reply text names.
-            others: the other messages that were in flight.
-            since: when these were first suspected, and of what.
-            is_alone: whether the connection was lost, not only a channel.
-        """
-        if self.buffer:
+        """Try these next: one of them made the broker close a channel or the connection."""
+        if self.buffer:  # not written, so innocent of this close: they wait behind
             self._groups.appendleft(_Group(self.buffer, self.since, self.is_alone))
             self.buffer = deque()
+        # Halves: all of them together would close the next channel too. The first of those named
+        # goes alone: its outcome shows whether the broker's text is true of the named messages.
         groups = [named[:1], *_halves(named[1:]), others] if named else _halves(others)
         self._groups.extendleft(
             _Group(deque(group), since, is_alone) for group in reversed(groups) if group
@@ -156,10 +134,7 @@ class Quarantine(Lane[K]):
         self.aside.append((now + wait_s, _Group(deque([key]), since, is_alone, losses + 1)))
 
     def recall(self, now: float, is_against: Callable[[K, Suspicion], bool]) -> None:
-        """Queue the messages whose time aside is over, or that can be judged now.
-
-        They go behind the other groups.
-        """
+        """Queue, behind the other groups, what was set aside and is due or can be judged now."""
         waiting, self.aside = self.aside, []
         for at, group in waiting:
             is_due = at <= now or (not group.is_alone and is_against(group.keys[0], group.since))
@@ -169,11 +144,7 @@ class Quarantine(Lane[K]):
                 self.aside.append((at, group))
 
     def advance(self, *, is_single: bool = False) -> bool:
-        """Go on to the next group once the current group is settled.
-
-        Returns:
-            Whether there is a suspect to try now.
-        """
+        """Go to the next group once this one is settled; return whether there is one to try."""
         if self.buffer or self.in_flight:
             return True
         group = self._groups.popleft() if self._groups else _Group(deque())

@@ -17,19 +17,11 @@ _ROUNDING: Final = 1e-6
 
 
 class Rate:
-    """Limits how many messages are written.
-
-    Args:
-        per_s: most messages a second; infinite for no limit.
-        burst: most messages at once; at least 1.
-
-    Attributes:
-        per_s: as given.
-    """
+    """Limits how many messages are written."""
 
     def __init__(self, per_s: float = inf, burst: float = inf) -> None:
-        self.per_s = per_s
-        self._burst = burst
+        self.per_s = per_s  # infinite for no limit
+        self._burst = burst  # most messages at once; at least 1
         self._least = max(1.0, min(burst, per_s * _GATHER_S))
         self._tokens = burst
         self._at = -inf

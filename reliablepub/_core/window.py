@@ -80,17 +80,11 @@ SMOOTHING: Final = 0.25
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of the channel that carries fresh messages.
-
-    Attributes:
-        epoch: number of the channel epoch.
-        last_tag: highest assigned delivery tag.
-        settled: number of settled publishes in this epoch.
-    """
+    """Progress of the channel that carries fresh messages."""
 
     epoch: int
-    last_tag: int
-    settled: int
+    last_tag: int  # the highest assigned
+    settled: int  # publishes of this epoch
 
     @property
     def in_flight(self) -> int:
@@ -99,18 +93,13 @@ class Progress:
 
 
 class Trial:
-    """A comparison of two window sizes by alternating looks, until one is clearly better.
-
-    Args:
-        base: current window.
-        probe: window that may replace it.
-    """
+    """A comparison of two window sizes by alternating looks, until one is clearly better."""
 
     __slots__ = ("_base_rate", "_differences", "base", "probe")
 
     def __init__(self, base: int, probe: int) -> None:
-        self.base = base
-        self.probe = probe
+        self.base = base  # the current window
+        self.probe = probe  # may replace it
         self._base_rate: float | None = None
         self._differences: list[float] = []
 
@@ -120,11 +109,7 @@ class Trial:
         return self.base if self._base_rate is None else self.probe
 
     def enter(self, rate: float) -> bool | None:
-        """Add the rate that was measured at `next_size`.
-
-        Returns:
-            Whether the probe is adopted; None if the trial goes on.
-        """
+        """Add a rate at `next_size`; return whether to adopt the probe, or None to go on."""
         if self._base_rate is None:
             self._base_rate = rate
             return None
@@ -169,14 +154,6 @@ class Window:
     """The limit of messages in flight, between two bounds. Equal bounds give a fixed window.
 
     The caller calls `heard` before each transmission and `sent` after it.
-
-    Args:
-        least: lower bound, at which each connection starts; at most ``most``.
-        most: upper bound.
-
-    Attributes:
-        size: the current limit, in messages.
-        round: progress and time at the start of the current round; None if there is none.
     """
 
     __slots__ = (
@@ -201,7 +178,7 @@ class Window:
     def reset(self) -> None:
         """Start at the lower bound, and discard all measurements."""
         self.size = self._least
-        self.round: tuple[Progress, float] | None = None
+        self.round: tuple[Progress, float] | None = None  # progress and time at its start
         self._look = (0, 0.0)  # messages settled in its rounds, and seconds they lasted
         self._start: SlowStart | None = SlowStart()
         self._trial: Trial | None = None
@@ -237,13 +214,8 @@ class Window:
         return self._start is not None and self._start.is_gain(rate)
 
     def sent(self, progress: Progress, now: float, *, is_held_up: bool) -> None:
-        """Begin a round if the window is full after a transmission; discard it if it is not.
-
-        Args:
-            progress: progress after the transmission.
-            now: on the session's active clock.
-            is_held_up: whether fresh messages wait for room and no suspects are in flight.
-        """
+        """Begin a round if the window is full after a transmission; discard it if it is not."""
+        # Held up: fresh messages wait for room, and no suspects are in flight.
         if not is_held_up or progress.in_flight < self.size:
             self.forget_round()
         elif self.round is None and progress.in_flight == self.size and self._least < self._most:
