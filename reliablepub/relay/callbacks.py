@@ -44,50 +44,31 @@ LOGGER: Final = logging.getLogger("reliablepub.hooks")
 
 
 class Running(NamedTuple):
-    """A callback that has not returned yet.
-
-    Attributes:
-        name: name of the callback.
-        since: when it was called, monotonic seconds.
-    """
+    """A callback that has not returned yet."""
 
     name: str
-    since: float
+    since: float  # monotonic seconds
 
 
 class Guard:
-    """Contains exceptions of the application's callbacks: counts each, logs the first per name.
-
-    Args:
-        log: writes a line of the log; has the signature of `LogWriter.write`.
-
-    Attributes:
-        errors: number of exceptions so far.
-        running: the callback that runs now, or None; other threads read it.
-    """
+    """Contains exceptions of the application's callbacks: counts each, logs the first per name."""
 
     def __init__(self, log: Callable[..., None] = write) -> None:
         self.errors = 0
-        self.running: Running | None = None
+        self.running: Running | None = None  # other threads read it
         self._log = log
         self._monotonic = Clock().monotonic  # the real clock: other threads compare with it
         self._told: set[str] = set()
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
-        """A context in which to call a callback, whose exceptions are suppressed.
-
-        A process that the callback has forked ends with the block.
-
-        Args:
-            name: name of the callback, for the log and for `RelayHeldUp`.
-        """
+        """A context in which to call a callback, whose exceptions are suppressed."""
         outer, self.running = self.running, Running(name, self._monotonic())
         pid = os.getpid()
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - no exception of a callback ends the relay
-            if os.getpid() != pid:
+            if os.getpid() != pid:  # a child that the callback has forked
                 _end_child(error)
             self.failed(name, error)
         else:
@@ -125,12 +106,7 @@ Facts: TypeAlias = tuple[str, str, str, Mapping[str, FieldValue] | None, int]
 
 
 def calls_of(hooks: Iterable[object]) -> Calls:
-    """Collect the ``on_...`` methods of hooks, by event.
-
-    Raises:
-        ConfigurationError: a hook has no method of a hook, one for an event that does not exist, or
-            one that is a coroutine function.
-    """
+    """Collect the ``on_...`` methods of hooks, by event; refuse hooks that can never be called."""
     calls: dict[str, list[Callable[[Sequence[Any]], None]]] = {}
     for hook in hooks:
         names = [name for name in dir(hook) if name.startswith("on_")]
@@ -162,16 +138,7 @@ def with_calls(calls: Calls, own: Mapping[str, Callable[[Sequence[Any]], None]])
 
 
 class Notices:
-    """Collects the events of a turn, and delivers them to hooks.
-
-    Args:
-        calls: the callbacks by event, from `calls_of`.
-        guard: contains exceptions of hooks.
-
-    Attributes:
-        hears_sent: whether a hook listens to ``sent``.
-        hears_confirms: whether a hook listens to ``confirmed``, the most frequent event to build.
-    """
+    """Collects the events of a turn, and delivers them to hooks."""
 
     def __init__(self, calls: Calls, guard: Guard) -> None:
         self._calls = calls
@@ -181,7 +148,7 @@ class Notices:
         self._looked_at = self._link
         self._outage = Outage()
         self.hears_sent = "sent" in self._events
-        self.hears_confirms = "confirmed" in self._events
+        self.hears_confirms = "confirmed" in self._events  # the most frequent event to build
 
     def stored(self, entries: Iterable[Entry]) -> None:
         """Note that new entries were committed."""
@@ -219,10 +186,7 @@ class Notices:
             self._given_up("discarded", attempt)
 
     def damaged(self, rows: Iterable[DamagedRow]) -> None:
-        """Note that the store has parked rows because they are damaged.
-
-        Their outcome is uncertain: an earlier relay may have sent them.
-        """
+        """Note that the store has parked rows because they are damaged."""
         events = self._events.get("parked")
         if events is not None:
             events += [
@@ -230,7 +194,7 @@ class Notices:
                     *(row.message_id, row.exchange, row.routing_key, None, 0),
                     Outcome(OutcomeKind.UNCERTAIN, 0, row.reason),
                     attempts=0,
-                    may_have_arrived=True,
+                    may_have_arrived=True,  # an earlier relay may have sent it
                 )
                 for row in rows
             ]
@@ -244,19 +208,12 @@ class Notices:
 
     def destination(
         self,
-        name: str,
-        destination: tuple[str, str | None, str | None],
-        refusals: int,
-        outcome: Outcome,
+        name: str,  # "paused" or "resumed"
+        destination: tuple[str, str | None, str | None],  # exchange, key (None: all), user_id
+        refusals: int,  # in a row
+        outcome: Outcome,  # the last of them
     ) -> None:
-        """Note that a destination was paused or resumed.
-
-        Args:
-            name: the event: ``paused`` or ``resumed``.
-            destination: exchange, routing key (None for every one), and ``user_id`` if it is one.
-            refusals: number of refusals in a row.
-            outcome: the last refusal.
-        """
+        """Note that a destination was paused or resumed."""
         events = self._events.get(name)
         if events is not None:
             exchange, routing_key, user_id = destination

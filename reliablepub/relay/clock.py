@@ -30,26 +30,16 @@ def _suspended_s() -> float:
 
 @dataclass(slots=True)
 class Clock:
-    """The clocks that the relay reads. Tests and simulations supply their own.
-
-    Attributes:
-        monotonic: seconds, for deadlines and waits.
-        wall: seconds since 1970, for times in the outbox.
-        suspended: seconds for which the host was suspended, during which ``monotonic`` stands
-            still. Its zero is arbitrary; only differences are meaningful.
-    """
+    """The clocks that the relay reads. Tests and simulations supply their own."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
+    # Seconds of suspension, during which `monotonic` stands still; its zero is arbitrary
     suspended: Callable[[], float] = _suspended_s
 
 
 class ClockWatch:
-    """Detects that the wall clock was set.
-
-    Args:
-        clock: the clocks to compare.
-    """
+    """Detects that the wall clock was set."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -57,18 +47,10 @@ class ClockWatch:
         self._ahead = clock.wall() - self._seen_at
 
     def look(self, now: float, wall: float) -> tuple[float, float]:
-        """Compare the clocks.
-
-        Args:
-            now: monotonic seconds.
-            wall: seconds since 1970.
-
-        Returns:
-            by how many seconds the wall clock was set since the last call, 0 if it was not; and
-            the time of the last call by the clock that is now set.
-        """
+        """By how much the wall clock was set since the last call, and when that call was."""
         now += self._clock.suspended()  # a suspended host has not set its clock
         by = wall - now - self._ahead
+        # The time of the last call by the clock that is now set
         since, self._seen_at = wall - (now - self._seen_at), now
         if abs(by) < STEP_S:
             return 0.0, since

@@ -36,24 +36,15 @@ SOON_S: Final = 0.005
 
 
 class Elsewhere:
-    """Decides when the relay looks for what other processes have written.
-
-    Args:
-        bell: the store's bell; None if it has none, or if the transport cannot wait for it.
-        now: monotonic seconds.
-        rest_s: the most seconds between two looks of an idle relay whose bell is not armed.
-
-    Attributes:
-        look_at: when to look if the bell does not ring (monotonic seconds).
-    """
+    """Decides when the relay looks for what other processes have written."""
 
     def __init__(self, bell: Bell | None, now: float, rest_s: float = POLL_S) -> None:
-        self._bell = bell
-        self._rest_s = rest_s
+        self._bell = bell  # None also if the transport cannot wait for it
+        self._rest_s = rest_s  # most between two looks of an idle relay without an armed bell
         self._found_at = now
         self._pause_s = POLL_S
         self._deaf_until = -inf
-        self.look_at = now
+        self.look_at = now  # unless the bell rings before (monotonic)
 
     def is_due(self, now: float) -> bool:
         """Whether to look now. Must be called whenever `Transport.listen` has returned."""
@@ -81,13 +72,7 @@ class Elsewhere:
         self.look_at = now + self._pause_s
 
     def found(self, now: float, *, is_urgent: bool) -> None:
-        """Note a look that found a change.
-
-        Args:
-            now: monotonic seconds.
-            is_urgent: whether to look again at once; False if only other tables may have changed,
-                or if the broker takes no messages.
-        """
+        """Note a look that found a change; one is urgent if the broker takes its messages now."""
         self._found_at = now
         if self._bell is not None and self._bell.rings_early and is_urgent:
             self._pause_s = QUICK_S

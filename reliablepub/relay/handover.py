@@ -46,14 +46,7 @@ class Latch:
         return self._is_set
 
     def wait(self, timeout_s: float = -1) -> bool:
-        """Wait until the latch is set.
-
-        Args:
-            timeout_s: the most seconds to wait; -1 for no limit.
-
-        Returns:
-            whether the latch is set.
-        """
+        """Wait until the latch is set or time is up (-1: no limit); return whether it is set."""
         if not self._is_set and self._lock.acquire(timeout=timeout_s):
             self._lock.release()  # for the next thread that waits
         return self._is_set
@@ -74,18 +67,11 @@ _DURABLE_BYTES_MAX: Final = 8 * 1024 * _MIB
 
 @dataclass(slots=True)
 class Limits:
-    """Limits on open messages in the store, and on messages in memory.
+    """Limits on open messages in the store, and on messages in memory."""
 
-    Attributes:
-        messages_max: most open messages in the store.
-        bytes_max: most bytes of open messages in the store.
-        loaded_max: most messages in memory.
-        loaded_bytes_max: most bytes of messages in memory.
-    """
-
-    messages_max: int
+    messages_max: int  # open ones in the store
     bytes_max: int
-    loaded_max: int
+    loaded_max: int  # in memory
     loaded_bytes_max: int
 
     def is_full(self, counters: Counters, chunk: Chunk[Any]) -> bool:
@@ -104,18 +90,7 @@ def limits(
     window_bytes_max: int,
     is_durable: bool,
 ) -> Limits:
-    """Make limits, with defaults: millions of messages for a disk, a few windows for memory.
-
-    Args:
-        messages_max: most open messages; None for the default.
-        bytes_max: most bytes of open messages; None for the default.
-        window_max: most messages in flight.
-        window_bytes_max: most bytes in flight.
-        is_durable: whether the store is on disk.
-
-    Raises:
-        ConfigurationError: a limit is below 1.
-    """
+    """Make limits, with defaults: millions of messages for a disk, a few windows for memory."""
     loaded_max = max(4 * window_max, _LOADED_MESSAGES_MIN)
     loaded_bytes_max = max(2 * window_bytes_max, _LOADED_BYTES_MIN)
     if messages_max is None:
@@ -127,12 +102,7 @@ def limits(
 
 
 class Room:
-    """Room for chunks. Each chunk that fits takes up its share.
-
-    Args:
-        messages: how many messages there is room for.
-        bytes_: how many bytes there is room for.
-    """
+    """Room for so many messages and bytes. Each chunk that fits takes up its share."""
 
     def __init__(self, messages: int, bytes_: int) -> None:
         self._messages = messages
@@ -163,42 +133,13 @@ class Stream:
 
     The position of a source is a count of stored messages. With a gap in the order, it would not
     tell where to resume.
-
-    Attributes:
-        error: why the first chunk failed; None if none has.
     """
 
-    error: BaseException | None = None
+    error: BaseException | None = None  # why a chunk failed
 
 
 class Chunk(Generic[FlagT]):
-    """Messages handed over together, and stored together or not at all.
-
-    Args:
-        messages: each with a ``message_id``.
-        done: set when the messages are stored, or could not be.
-        waiter: told of each message's final outcome.
-        source: name of the source whose position the messages advance, or None.
-        stream: the stream that the chunk belongs to, or None.
-        on_stored: called with the number of messages once they are stored, on the relay's thread,
-            before any of them can be settled.
-
-    Attributes:
-        messages: the messages; empty once the chunk was withdrawn or refused.
-        done: set when the messages are stored, or could not be.
-        waiter: told of each message's final outcome.
-        source: name of the source whose position the messages advance, or None.
-        stream: the stream that the chunk belongs to, or None.
-        count: number of messages, also after they were dropped.
-        size: bytes of all messages.
-        error: why the messages could not be stored, or None.
-        doubt: says that the message may be stored, although its commit has failed, or None.
-        is_told: whether the caller was told that they are stored, or why not.
-        entries: made from the messages when the relay takes the chunk in.
-        loaded: entries that are sent from memory, without being read back.
-        is_loaded: whether memory had room for the chunk. If so, entries that are not in ``loaded``
-            wait for a due time, an earlier message of their key, or a paused destination.
-    """
+    """Messages handed over together, and stored together or not at all."""
 
     __slots__ = (
         "_claims",
@@ -220,25 +161,27 @@ class Chunk(Generic[FlagT]):
 
     def __init__(
         self,
-        messages: Sequence[Message],
-        done: FlagT,
+        messages: Sequence[Message],  # each with a ``message_id``
+        done: FlagT,  # set when the messages are stored, or could not be
         waiter: Waiter | None = None,
         *,
-        source: str | None = None,
+        source: str | None = None,  # the messages advance its position
         stream: Stream | None = None,
-        on_stored: Callable[[int], None] | None = None,
+        on_stored: Callable[[int], None] | None = None,  # on the relay's thread, with their number
     ) -> None:
-        self.messages = messages
+        self.messages = messages  # empty once the chunk was withdrawn or refused
         self.done = done
         self.waiter = waiter
         self.source = source
         self.stream = stream
-        self.count = len(messages)
+        self.count = len(messages)  # also after they were dropped
         self.size = sum([message.size for message in messages])
         self.error: BaseException | None = None
-        self.doubt: OutboxUnsure | None = None
-        self.entries: Sequence[Entry] = ()
-        self.loaded: Sequence[Entry] = ()
+        self.doubt: OutboxUnsure | None = None  # the commit has failed, and may have stored it
+        self.entries: Sequence[Entry] = ()  # made when the relay takes the chunk in
+        self.loaded: Sequence[Entry] = ()  # entries sent from memory, without being read back
+        # If memory had room for the chunk (`is_loaded`), entries that are not in `loaded` wait for
+        # a due time, an earlier message of their key, or a paused destination.
         self.is_loaded = self.is_told = False
         self._on_stored = on_stored
         self._claims: list[None] = [None]
@@ -272,11 +215,7 @@ class Chunk(Generic[FlagT]):
         return self.stream.error if self.stream is not None else None
 
     def withdraw(self) -> bool:
-        """Withdraw the chunk, unless the relay has taken it.
-
-        Returns:
-            True if the chunk was withdrawn, so that it will never be stored.
-        """
+        """Withdraw the chunk, unless the relay has taken it. If True, it will never be stored."""
         if not self.claim():
             return False
         self.refuse()
@@ -300,17 +239,14 @@ class Chunk(Generic[FlagT]):
     def stored(self) -> None:
         """Tell the caller that every message is stored."""
         if self._on_stored is not None:
-            self._on_stored(len(self.messages))
+            self._on_stored(len(self.messages))  # before any message can be settled
         self.is_told = True
         self.done.set()
 
     def failed(self, error: BaseException) -> None:
-        """Tell the caller that the messages are not stored, or may not be.
-
-        Later chunks of the stream fail too.
-        """
+        """Tell the caller that the messages are not stored, or may not be."""
         if self.stream is not None:
-            self.stream.error = error
+            self.stream.error = error  # later chunks of the stream fail too
         self.error = error
         self.is_told = True
         self.done.set()
@@ -330,26 +266,16 @@ class Inbox:
     wait for the relay; a lock held by that caller and wanted by the relay would be a deadlock.
     Instead, each step is atomic in the interpreter, and the side that claims a chunk
     (`Chunk.claim`) decides on it: the relay takes it, or the caller withdraws it.
-
-    Args:
-        wake: ends the relay's current wait; thread-safe.
-
-    Attributes:
-        chunks: chunks that wait to be taken, or to be dropped because they were withdrawn.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self.chunks: deque[Chunk[Any]] = deque()
+        self._wake = wake  # thread-safe
+        self.chunks: deque[Chunk[Any]] = deque()  # with withdrawn ones that are not dropped yet
         self._many = WITHDRAWN_MAX
         self._closed: BaseException | None = None
 
     def put(self, chunk: Chunk[Any]) -> None:
-        """Add a chunk, and wake the relay if it may be waiting.
-
-        Raises:
-            PublisherClosed: the inbox is closed.
-        """
+        """Add a chunk, and wake the relay if it may be waiting."""
         if self._closed is None:
             self.chunks.append(chunk)
             # If `close` has run since, one side claims the chunk: this one raises, or `close` has
@@ -410,11 +336,9 @@ class Inbox:
         self._many = 2 * len(waiting) + WITHDRAWN_MAX
 
     def _is_first(self, chunk: Chunk[Any]) -> bool:
-        """Whether the chunk is the oldest. If not, the caller of an older one wakes the relay.
-
-        That of a withdrawn one does not.
-        """
+        """Whether the chunk is the oldest. If not, the caller of an older one wakes the relay."""
         try:
+            # The caller of a withdrawn chunk does not wake the relay.
             return self.chunks[0] is chunk or self.chunks[0].is_claimed
         except IndexError:  # the relay has taken all chunks
             return False
@@ -429,10 +353,6 @@ class Cutter:
 
     A chunk has at most `CHUNK_MESSAGES_MAX` messages and, unless a single message is larger,
     `CHUNK_BYTES_MAX` bytes; and no more than the limits of the store.
-
-    Args:
-        limits: limits of the store.
-        stamps: each is applied to every message, before its size is counted.
     """
 
     def __init__(self, limits: Limits, stamps: Sequence[Callable[[Message], Message]] = ()) -> None:
@@ -443,14 +363,7 @@ class Cutter:
         self._size = 0
 
     def add(self, message: Message) -> list[Message] | None:
-        """Add the next message of the stream.
-
-        Returns:
-            the finished chunk, if the message begins another one; else None.
-
-        Raises:
-            InvalidMessage: the argument is not a `Message`.
-        """
+        """Add the next message. If it begins another chunk, return the finished one, else None."""
         if not issubclass(type(message), Message):  # `isinstance` would let a lazy proxy pass
             problem = f"one is of type {type(message).__name__}, not Message"
             raise InvalidMessage("messages", f"{problem}; Message(body, routing_key=...) makes one")
@@ -472,15 +385,7 @@ class Cutter:
 
 
 def cut(messages: Iterable[Message], cutter: Cutter) -> Iterator[list[Message]]:
-    """Cut a stream of messages into chunks.
-
-    Args:
-        messages: the stream.
-        cutter: a fresh one.
-
-    Raises:
-        InvalidMessage: an item of the stream is not a `Message`.
-    """
+    """Cut a stream of messages into chunks, with a fresh cutter."""
     for message in messages:
         chunk = cutter.add(message)
         if chunk is not None:

@@ -28,20 +28,7 @@ FLOW_S: Final = 0.5
 
 
 class Intake:
-    """Takes chunks from the inbox, and makes and loads their entries.
-
-    Args:
-        inbox: chunks that callers hand over.
-        limits: most messages and bytes in the store and in memory.
-        loaded: the entries in memory.
-        session: sends loaded entries.
-        pauses: the paused destinations.
-        lone: entries that callers have stored themselves.
-
-    Attributes:
-        stored: entries that callers have stored, and that are not counted yet.
-        noted: submitted entries that the store has as in flight, because their callers noted it.
-    """
+    """Takes chunks from the inbox, and makes and loads their entries."""
 
     def __init__(
         self,
@@ -60,8 +47,8 @@ class Intake:
         self._pauses = pauses
         self._lone = lone
         self._flowing_until = 0.0
-        self.stored: list[Entry] = []
-        self.noted: set[Entry] = set()
+        self.stored: list[Entry] = []  # by callers themselves; not counted yet
+        self.noted: set[Entry] = set()  # submitted; their callers noted them as in flight
 
     def confirms_flow(self, now: float) -> None:
         """Expect confirms for the next `FLOW_S` seconds.
@@ -78,17 +65,7 @@ class Intake:
     def take(
         self, changes: Changes, counters: Counters, now: float, wall: float
     ) -> list[Chunk[Any]]:
-        """Take chunks from the inbox, add their entries to the changes, and load what fits.
-
-        Args:
-            changes: changes of this turn's commit.
-            counters: the store's ledger.
-            now: monotonic seconds.
-            wall: seconds since 1970.
-
-        Returns:
-            the chunks taken, with their entries.
-        """
+        """Take chunks from the inbox, add their entries to the changes, and load what fits."""
         taken_in: list[Chunk[Any]] = []
         if self._inbox.chunks:
             taken_in = self._inbox.take(self._room(counters, now))
@@ -110,12 +87,7 @@ class Intake:
         return taken_in
 
     def take_stored(self, changes: Changes, *, is_draining: bool = False) -> None:
-        """Take over the entries that callers have stored themselves, and load what fits.
-
-        Args:
-            changes: changes of the next commit.
-            is_draining: whether nothing more is to be sent.
-        """
+        """Take over what callers have stored; load what fits, or nothing while draining."""
         if not self._lone.stored:
             return
         for stored, is_new in self._lone.take():

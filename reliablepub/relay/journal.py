@@ -66,18 +66,10 @@ class LogWriter:
         logger: logging.Logger,
         level: int,
         text: str,
-        fields: Mapping[str, object],
-        error: BaseException | None = None,
+        fields: Mapping[str, object],  # extra attributes of the record
+        error: BaseException | None = None,  # its traceback follows the line
     ) -> None:
-        """Queue a line, if its logger is enabled for the level.
-
-        Args:
-            logger: the logger.
-            level: level of the line.
-            text: text of the line.
-            fields: extra attributes of the record.
-            error: its traceback follows the line; or None.
-        """
+        """Queue a line, if its logger is enabled for the level."""
         if not is_on(logger, level):
             return
         self._put(logger, _Line(logger, level, text, fields, error))
@@ -151,10 +143,8 @@ def _is_not_taken(record: logging.LogRecord) -> bool:
 
 
 def is_on(logger: logging.Logger, level: int) -> bool:
-    """Whether a logger is enabled for a level.
-
-    `logging.Logger.isEnabledFor` takes a lock that another thread may hold; this does not.
-    """
+    """Whether a logger is enabled for a level."""
+    # `logging.Logger.isEnabledFor` takes a lock that another thread may hold.
     is_wanted = level >= logger.getEffectiveLevel() and level > logger.manager.disable
     return is_wanted and not logger.disabled
 
@@ -179,17 +169,11 @@ KINDS_MAX: Final = 100
 
 @dataclass(slots=True)
 class Sum(Generic[Kind]):
-    """A number of equal lines that were counted instead of written.
-
-    Attributes:
-        kind: kind of the lines.
-        count: how many.
-        seconds: length of the time in which they were counted.
-    """
+    """A number of equal lines that were counted instead of written."""
 
     kind: Kind
     count: int
-    seconds: float
+    seconds: float  # in which they were counted
 
 
 @dataclass(slots=True)
@@ -205,21 +189,13 @@ class Digest(Generic[Kind]):
     and summed up at its end; while they continue, there is one sum per interval. After an interval
     without lines of the kind, the next one counts as the first again. Beyond ``kinds_max`` kinds, a
     further one counts as its wider kind.
-
-    Args:
-        wider: the wider kind of a kind, of which there are few.
-        interval_s: how long equal lines are counted.
-        kinds_max: most kinds at a time, without the wider ones.
-
-    Attributes:
-        intervals: those that are counted now, by kind.
     """
 
     def __init__(
         self,
-        wider: Callable[[Kind], Kind],
+        wider: Callable[[Kind], Kind],  # of wider kinds there are few
         interval_s: float = INTERVAL_S,
-        kinds_max: int = KINDS_MAX,
+        kinds_max: int = KINDS_MAX,  # without the wider ones
     ) -> None:
         self._wider = wider
         self._interval_s = interval_s
@@ -227,12 +203,7 @@ class Digest(Generic[Kind]):
         self.intervals: dict[Kind, _Interval] = {}
 
     def is_said(self, kind: Kind, now: float) -> bool:
-        """Whether to write this line; if not, it is counted.
-
-        Args:
-            kind: kind of the line.
-            now: monotonic seconds.
-        """
+        """Whether to write this line; if not, it is counted."""
         found = self.intervals.get(kind)
         if found is None and len(self.intervals) >= self._kinds_max:
             kind = self._wider(kind)
@@ -318,15 +289,10 @@ def _any_of_its_event(kind: _Kind) -> _Kind:
 
 
 class Journal:
-    """A hook that writes the publisher's log.
-
-    Args:
-        clock: monotonic seconds.
-        log: writes a line of the log; has the signature of `LogWriter.write`.
-    """
+    """A hook that writes the publisher's log."""
 
     def __init__(self, clock: Callable[[], float], log: Callable[..., None] = write) -> None:
-        self._clock = clock
+        self._clock = clock  # monotonic
         self._log = log
         self._digest: Digest[_Kind] = Digest(_any_of_its_event)
         self._trouble = ""
@@ -474,10 +440,8 @@ class Journal:
 
 
 def trace_id_of(event: MessageEvent) -> str | None:
-    """The id of the trace in which the message was published; None without a valid one.
-
-    It is the second part of W3C's ``traceparent``, the header that most propagators write.
-    """
+    """The id of the trace in which the message was published; None without a valid one."""
+    # The second part of W3C's header, which most propagators write
     found = (event.headers or {}).get("traceparent")
     fits = _TRACE.match(found) if isinstance(found, str) else None
     return None if fits is None else fits[1]

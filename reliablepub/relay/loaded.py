@@ -46,17 +46,13 @@ _LAST: Final = attrgetter("last")
 
 
 class Backlog:
-    """Ranges of ids that are still to be read: late ones first, then the others, lowest first.
-
-    Args:
-        last_id: highest id in the store at the start; all ids up to it are unread.
-    """
+    """Ranges of ids that are still to be read: late ones first, then the others, lowest first."""
 
     def __init__(self, last_id: int) -> None:
         self._ranges: deque[IdRange] = deque()
         self._late: list[IdRange] = []  # in order, and apart from each other
         self._seen = 0
-        self.others(last_id)
+        self.others(last_id)  # at the start, all ids in the store are unread
 
     def __bool__(self) -> bool:
         """Whether anything is unread."""
@@ -128,12 +124,10 @@ _CROWDED_MIN: Final = 1_000
 
 
 class Waiters:
-    """Waiters of entries that are not in memory, by id; a chunk of messages takes one range.
-
-    They are referenced weakly: an outage may last, and most applications drop their receipts.
-    """
+    """Waiters of entries that are not in memory, by id; a chunk of messages takes one range."""
 
     def __init__(self) -> None:
+        # Waiters are referenced weakly: an outage may last, and most applications drop receipts.
         self._firsts: list[int] = []
         self._ranges: list[_Range] = []
         self._single: dict[int, ref[Waiter]] = {}
@@ -150,18 +144,12 @@ class Waiters:
         return any(waiter() is not None for waiter in waiters)
 
     def stored(self, first: int, last: int, waiter: Waiter, *, apart: set[int]) -> None:
-        """Remember the waiter of new ids, higher than all before.
-
-        Args:
-            first: the lowest id.
-            last: the highest id.
-            waiter: told of their outcomes.
-            apart: ids among them whose entries hold the waiter themselves, or are not the waiter's.
-        """
+        """Remember the waiter of new ids, higher than all before, except those ``apart``."""
         if first == last:  # removing one of a million ranges moves all after it
             self.put(first, waiter)
             return
         self._firsts.append(first)
+        # Entries ``apart`` hold the waiter themselves, or are not the waiter's.
         self._ranges.append(_Range(first, last, ref(waiter), apart))
         self._sweep_if_crowded()
 
@@ -201,16 +189,12 @@ _NEVER = float("inf")
 
 
 class Deadlines:
-    """Tracks when the next entry expires.
-
-    Args:
-        wall: now, seconds since 1970; entries of earlier runs may have expired already.
-    """
+    """Tracks when the next entry expires."""
 
     def __init__(self, wall: float) -> None:
         self._watched: dict[int, Entry] = {}
         self._next_watched = _NEVER
-        self._next_on_disk = wall
+        self._next_on_disk = wall  # entries of earlier runs may have expired already
         self._looked_at = wall
 
     @property
@@ -278,32 +262,18 @@ PAGE: Final = 500
 
 
 class Loaded:
-    """Counts the entries in memory, and reads further ones from the store.
-
-    Args:
-        store: the store to read from.
-        last_id: highest id in the store now; all ids up to it are backlog.
-        messages_max: most entries in memory.
-        bytes_max: most bytes in memory.
-        wall: now, seconds since 1970; postponed entries may be due already.
-        lone: knows the waiters of entries that callers have just stored.
-        waiters: those of an earlier run, if it has left some.
-
-    Attributes:
-        is_connecting: whether a connection to the broker is being made; set before `read`.
-        waiters: waiters of entries that are not in memory.
-    """
+    """Counts the entries in memory, and reads further ones from the store."""
 
     def __init__(
         self,
         store: Store,
         *,
-        last_id: int,
+        last_id: int,  # highest one in the store now; all up to it are backlog
         messages_max: int,
         bytes_max: int,
         wall: float,
-        lone: LoneMessages,
-        waiters: Waiters | None = None,
+        lone: LoneMessages,  # knows the waiters of entries that callers have just stored
+        waiters: Waiters | None = None,  # of an earlier run
     ) -> None:
         self._store = store
         self._messages_max = messages_max
@@ -312,9 +282,9 @@ class Loaded:
         self._bytes = 0
         self._backlog = Backlog(last_id)
         self._is_passing = False
-        self.is_connecting = False
+        self.is_connecting = False  # to the broker; set before `read`
         self._due: dict[int, Entry] = {}
-        self._next_due: float | None = wall
+        self._next_due: float | None = wall  # postponed entries may be due already
         self._deadlines = Deadlines(wall)
         self._late_page: Sequence[int] = ()
         self._order = KeyOrder()
@@ -363,12 +333,10 @@ class Loaded:
 
     @property
     def _wants_next_of_keys(self) -> bool:
-        """Whether there are keys whose next entry is to be read, and room for an entry.
-
-        `room` leaves space for one entry of each such key.
-        """
+        """Whether there are keys whose next entry is to be read, and room for an entry."""
         if not self._order.wanted:
             return False
+        # `room` leaves space for one entry of each such key.
         return self._messages < self._messages_max and self._bytes < self._bytes_max
 
     @property
@@ -427,19 +395,8 @@ class Loaded:
     def changed_on_disk(
         self, id_: int, message_id: str, *, is_open: bool, ordering_key: str | None = None
     ) -> Waiter | None:
-        """Note a change to an entry that is not in memory.
-
-        Args:
-            id_: id of the entry.
-            message_id: id of its message.
-            is_open: whether it is still to be published, and may be due now; False if it was
-                parked or discarded.
-            ordering_key: key whose next entry is to be looked up, or None.
-
-        Returns:
-            the waiter to be told, if the entry is not open any more.
-        """
-        self._next_due = float("-inf")
+        """Note a change to an entry not in memory; return the waiter to tell if it is not open."""
+        self._next_due = float("-inf")  # the entry may be due now
         if ordering_key is not None:
             self._order.want(ordering_key)
         waiter = self.waiters.take(id_) or self._lone.withdrawn(id_, message_id)
@@ -473,16 +430,7 @@ class Loaded:
             self.waiters.stored(first, last, waiter, apart=ids)
 
     def stored_by_caller(self, entry: Entry, *, is_new: bool, may_load: bool) -> bool:
-        """Note a plain entry that its caller has stored.
-
-        Args:
-            entry: the entry, with its waiter.
-            is_new: False if it was read from the store before, or has left it.
-            may_load: whether it may be sent now.
-
-        Returns:
-            whether it is in memory now, and is to be submitted. If not, it is read from the store.
-        """
+        """Note a plain entry that its caller has stored; True if it is in memory, to be sent."""
         is_unknown = self._backlog.is_unknown(entry.id)
         if (
             is_unknown
@@ -496,7 +444,7 @@ class Loaded:
             return True
         if is_unknown:
             self._backlog.others(entry.id)
-        if is_new and entry.waiter is not None:
+        if is_new and entry.waiter is not None:  # else it was read before, or has left the store
             self.waiters.put(entry.id, entry.waiter)
         return False
 
@@ -520,16 +468,8 @@ class Loaded:
         self._next_due = wall
 
     def step(self, by: float, wall: float, others: Iterable[Entry]) -> set[int]:
-        """Shift the times of entries in memory, because the wall clock was set.
-
-        Args:
-            by: seconds; below 0 if the clock was set back.
-            wall: now, seconds since 1970.
-            others: further entries, which were postponed and are about to leave memory.
-
-        Returns:
-            ids of all entries that were shifted.
-        """
+        """Shift the times of entries in memory, as the wall clock was set; return their ids."""
+        # The others were postponed, and are about to leave memory.
         timed = {*self._deadlines.watched.values(), *self._due.values(), *others}
         for entry in timed:
             entry.step(by)
@@ -542,18 +482,10 @@ class Loaded:
         self._deadlines.on_disk(wall)
 
     def read(self, wall: float) -> list[Entry]:
-        """Read a page of entries to send.
-
-        Entries that are next of their key are read while memory has room; due entries and the
-        backlog only while memory is at most half full.
-
-        Raises:
-            Intervened: an operator has changed messages; nothing was read.
-            OutboxError: the store cannot be read, perhaps for now (`TRANSIENT`); nothing was read.
-        """
+        """Read a page of entries to send. If this raises, nothing was read."""
         found: list[Entry] = []
         kinds: list[Callable[[float], list[Entry]]] = []
-        if self._is_low:
+        if self._is_low:  # entries that are next of their key need only room
             kinds.append(self._read_due)
             if self._reads_backlog:
                 kinds.append(self._read_backlog)

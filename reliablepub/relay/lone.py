@@ -50,33 +50,15 @@ has interrupted one may have closed the publisher: then it waits in vain."""
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """An entry that its caller has stored.
-
-    Attributes:
-        entry: the entry, with its id and its waiter.
-        is_noted: whether the store has it as in flight.
-        is_taken: whether the relay takes it, or has done so.
-    """
+    """An entry that its caller has stored."""
 
     entry: Entry
-    is_noted: bool
-    is_taken: bool = False
+    is_noted: bool  # the store has it as in flight
+    is_taken: bool = False  # the relay takes it, or has done so
 
 
 class LoneMessages:
-    """Lends the store's writer to one caller at a time, and takes over what they have stored.
-
-    Args:
-        wake: ends the relay's current wait; thread-safe.
-        wall: wall clock, seconds since 1970.
-
-    Attributes:
-        stored: entries that the relay has not taken yet.
-        doubtful: entries that may be stored and noted, and that nobody hands over. The relay finds
-            those that are, and removes their notes with its next commit.
-        is_wanted: whether a caller has looked for the writer, so that it is worth to open one.
-        is_reserved: whether the relay commits just now.
-    """
+    """Lends the store's writer to one caller at a time, and takes over what they have stored."""
 
     def __init__(self, wake: Callable[[], None], wall: Callable[[], float] = time.time) -> None:
         self._wake = wake
@@ -86,24 +68,18 @@ class LoneMessages:
         self._caller, self._called_at, self._shared_until = 0, -inf, -inf
         self._lent: tuple[LoneWriter, bool] | None = None
         self._writer: LoneWriter | None = None
-        self.stored: deque[Stored] = deque()
+        self.stored: deque[Stored] = deque()  # the relay has not taken them yet
+        # They may be stored and noted, and nobody hands them over. The relay finds those that are,
+        # and removes their notes with its next commit.
         self.doubtful: deque[Entry] = deque()
         self.is_wanted = self.is_reserved = self._is_over = False
 
     # ------------------------------------------------------------------ called by callers
 
     def store(self, message: Message, waiter: Waiter | None) -> bool:
-        """Store a message and hand it over, if that is possible now.
+        """Store a message and hand it over, if possible now; if False, this call never stores it.
 
-        Args:
-            message: the message; it has a ``message_id``.
-            waiter: told of its final outcome.
-
-        Returns:
-            whether it is stored. If not, it was not, and never will be by this call.
-
-        Raises:
-            OutboxUnsure: it may be stored.
+        After `OutboxUnsure`, it may be stored.
         """
         if self._is_shared() or not message.is_plain or message.ordering_key is not None:
             return False
@@ -113,7 +89,7 @@ class LoneMessages:
                 return False
             lent = self._lent
             if lent is None:
-                self.is_wanted = True
+                self.is_wanted = True  # so opening a writer is worth it
                 return False
             writer, is_noted = lent
             is_behind = len(self.stored) >= _HANDED_OVER_MAX
@@ -132,11 +108,9 @@ class LoneMessages:
                 self._close()
 
     def _has_claimed(self, me: object) -> bool:
-        """Claim the writer, or find it claimed. Either way, remove ``me`` from `_users` afterwards.
-
-        The first in the dictionary has it. Each step is atomic, and needs no lock; and nothing is
-        taken out that a signal handler could keep from being given back.
-        """
+        """Claim the writer, or find it claimed; either way, remove ``me`` from `_users` later."""
+        # The first in the dictionary has it. Each step is atomic, and needs no lock; and nothing is
+        # taken out that a signal handler could keep from being given back.
         self._users[me] = None
         return list(self._users)[0] is me  # noqa: RUF015 - `next` of an iterator is two steps
 
@@ -221,13 +195,7 @@ class LoneMessages:
         return taken
 
     def lend(self, writer: LoneWriter | None, limits: OpenLimits, *, is_sent: bool) -> None:
-        """Let callers store messages.
-
-        Args:
-            writer: the store's.
-            limits: most messages and bytes in the store.
-            is_sent: whether a message that comes now can be sent at once.
-        """
+        """Let callers store messages; ``is_sent`` if one that comes now can be sent at once."""
         if writer is None or (self._lent == (writer, is_sent) and writer.is_prepared):
             return
         if not self.recall():
@@ -238,11 +206,7 @@ class LoneMessages:
             self._lent = (writer, is_sent)
 
     def recall(self) -> bool:
-        """Have callers take the long path.
-
-        Returns:
-            False if a caller is storing a message.
-        """
+        """Have callers take the long path; False if a caller is storing a message."""
         if self._lent is None:
             return True
         me = object()

@@ -88,24 +88,16 @@ def user_of(entry: Entry) -> Destination | None:
 
 @dataclass(slots=True)
 class _Waiting:
-    """What waits for a paused destination, and which of it was probed.
+    """What waits for a paused destination, and which of it was probed."""
 
-    Attributes:
-        since: when it was paused; wall clock.
-        count: number of waiting entries.
-        sent: highest id that was refused; entries above it are fresh.
-        turn: id of the last probe that was sent before.
-        unheard: probes without an answer, and when the last of them was released (monotonic).
-        named: exchange, routing key and id of entries that go before others: all with a paused
-            ``user_id``, by which the store finds no rows; and those below ``sent`` that were never
-            nacked, or not since an operator put them back.
-    """
-
-    since: float
+    since: float  # wall clock
     count: int = 0
-    sent: int = 0
-    turn: int = 0
-    unheard: tuple[int, float] = (0, -inf)
+    sent: int = 0  # highest id that was refused; entries above it are fresh
+    turn: int = 0  # id of the last probe that was sent before
+    unheard: tuple[int, float] = (0, -inf)  # probes without an answer; when the last was released
+    # Exchange, routing key and id of entries that go before others: all with a paused user_id, by
+    # which the store finds no rows; and those below `sent` that were never nacked, or not since an
+    # operator put them back.
     named: deque[tuple[str, str, int]] = field(default_factory=lambda: deque(maxlen=NAMED_MAX))
 
     def released(self, release: Release) -> None:
@@ -114,29 +106,14 @@ class _Waiting:
         self.count = release.left if release.is_counted else left
 
     def probed(self, now: float) -> None:
-        """Count a probe that has no answer yet; several within `UNHEARD_S` count as one.
-
-        An exchange refuses at once. So a probe without an answer has passed the exchange, and waits
-        for its queue, which is no reason to pause the exchange.
-        """
+        """Count a probe that has no answer yet; several within `UNHEARD_S` count as one."""
         probes, since = self.unheard
         if now - since >= UNHEARD_S:
             self.unheard = probes + 1, now
 
 
 class Pauses:
-    """The breakers of all destinations, and the releases that they call for in a turn.
-
-    Args:
-        policy: decides when to pause destinations.
-        guard: contains exceptions of the application's strategies.
-        notices: collects events for hooks.
-
-    Attributes:
-        tracked: the destinations that have refused messages lately; most turns only ask whether
-            there are any.
-        new: the destinations paused since the last `withdrawn_from`.
-    """
+    """The breakers of all destinations, and the releases that they call for in a turn."""
 
     def __init__(self, policy: RetryPolicy, guard: Guard, notices: Notices) -> None:
         self._policy = policy
@@ -146,8 +123,8 @@ class Pauses:
         self._breakers: Breakers[Destination, Outcome] = Breakers(
             destinations_max=self._breaker.destinations_max, pause_s=self._pause_s
         )
-        self.tracked = self._breakers.tracked
-        self.new: dict[Destination, None] = {}
+        self.tracked = self._breakers.tracked  # most turns only ask whether there are any
+        self.new: dict[Destination, None] = {}  # paused since the last `withdrawn_from`
         self._waiting: dict[Destination, _Waiting] = {}
         self._nacked: dict[str, set[str]] = {}  # routing keys of an exchange, since a confirm
         self._sweeping: dict[Destination, int] = {}
@@ -235,15 +212,7 @@ class Pauses:
     def refused(
         self, entry: Entry, outcome: Outcome, now: float, wall: float, *, is_given_up: bool
     ) -> None:
-        """Count a refusal; pause the destination if there were too many in a row.
-
-        Args:
-            entry: the refused entry.
-            outcome: the refusal.
-            now: monotonic seconds.
-            wall: seconds since 1970.
-            is_given_up: whether the retry policy gives the entry up.
-        """
+        """Count a refusal; pause the destination if there were too many in a row."""
         if not self._pauses(outcome):
             return
         concern, exchange = outcome.concern, exchange_of(entry)
@@ -329,11 +298,8 @@ class Pauses:
             self._breakers.confirmed(address_of(entry), now)
 
     def given_up(self, entry: Entry) -> None:
-        """Note that a waiting entry was given up.
-
-        Others that wait for its destination may have spent their budgets, too. So a page of them is
-        made due, to be checked.
-        """
+        """Note that a waiting entry was given up."""
+        # Others that wait for its destination may have spent their budgets, too.
         pause = self.holds(entry)
         if pause is not None:
             self._sweep(pause.destination, PAGE)
@@ -357,12 +323,7 @@ class Pauses:
     # ------------------------------------------------------------------ releasing
 
     def release(self, changes: Changes, now: float) -> None:
-        """Add the entries that need wait no longer to the changes, as releases by destination.
-
-        Args:
-            changes: changes of the next commit.
-            now: monotonic seconds.
-        """
+        """Add the entries that need wait no longer to the changes, as releases by destination."""
         if changes.released:  # by an earlier turn, and not committed yet
             return
         self._now = now
@@ -370,6 +331,8 @@ class Pauses:
         for room in self._breakers.poll_room(now):
             destination = room.destination
             waiting = self._waiting[destination]
+            # An exchange refuses at once. So a probe without an answer has passed it, and waits for
+            # its queue, which is no reason to pause the exchange.
             if (
                 waiting.unheard[0] > UNHEARD_MAX
                 and self._kind_of(destination) is OutcomeKind.REFUSED
@@ -412,11 +375,7 @@ class Pauses:
                 yield Release(*destination[:2], count, after=waiting.sent, is_counted=True)
 
     def released(self, changes: Changes) -> bool:
-        """Note that the releases were committed.
-
-        Returns:
-            whether any entry is due now.
-        """
+        """Note that the releases were committed; return whether any entry is due now."""
         for room, release in self._rooms:
             waiting = self._waiting.get(room.destination)
             if waiting is not None:  # otherwise the pause has ended in the meantime

@@ -83,27 +83,7 @@ STRANDED: Final = (
 
 
 class Relay:
-    """Moves entries from callers and the store to the broker, and outcomes back.
-
-    Args:
-        store: keeps entries until they are settled.
-        transport: the connection to the broker.
-        session: decides which entries may be sent.
-        inbox: chunks that callers hand over.
-        policy: how often to retry refused messages.
-        limits: most messages and bytes in the store and in memory.
-        clock: monotonic and wall clock.
-        hooks: the application's callbacks, by event.
-        guard: contains exceptions of the application's callbacks.
-        bell: the store's bell, if the thread listens for it.
-        lone: messages that callers store themselves.
-        waiters: who waits for which entry since the store's run before.
-
-    Attributes:
-        turns: number of turns so far.
-        turned_at: when the last turn began, monotonic seconds; other threads read it.
-        status: the status after the last turn.
-    """
+    """Moves entries from callers and the store to the broker, and outcomes back."""
 
     def __init__(
         self,
@@ -117,9 +97,9 @@ class Relay:
         clock: Clock,
         hooks: Calls,
         guard: Guard | None = None,
-        bell: Bell | None = None,
+        bell: Bell | None = None,  # the store's, if the thread listens for it
         lone: LoneMessages | None = None,
-        waiters: Waiters | None = None,
+        waiters: Waiters | None = None,  # of the store's run before this one
     ) -> None:
         self._store = store
         self._transport = transport
@@ -164,21 +144,14 @@ class Relay:
         self._is_draining = False
         self._idle_until = -inf
         self.turns = 0
-        self.turned_at = self._look_at
+        self.turned_at = self._look_at  # when the last turn began; other threads read it
         self._commits, self._commit_s = 0, 0.0
         self.status = Status(counters=self._snapshot.counters)
 
     # ------------------------------------------------------------------ called by the thread
 
     def turn(self, *, is_flushing: bool = False) -> float:
-        """Take in, commit, send.
-
-        Args:
-            is_flushing: a caller waits for the store to run empty, so commit confirms at once.
-
-        Returns:
-            the most seconds to listen before the next turn.
-        """
+        """Take in, commit, send; return the most seconds to listen before the next turn."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         self.turns += 1
         self.turned_at = now
@@ -214,13 +187,10 @@ class Relay:
         return self._wait_s()
 
     def idle_s(self) -> float | None:
-        """Look whether there is still nothing to do since the last turn.
+        """The most seconds to listen before the next look; None if a turn is due.
 
         A relay at rest does this twice a second (`elsewhere.REST_S`), one without a bell 20 times,
         in place of a turn, so it is kept cheap.
-
-        Returns:
-            the most seconds to listen before the next look; None if a turn is due.
         """
         now = self._clock.monotonic()
         if now >= self._idle_until or self._inbox.chunks or self._lone.stored:
@@ -243,11 +213,7 @@ class Relay:
         self._session.drain()
 
     def end(self) -> Waiters:
-        """Forget all messages, because the store has begun another run.
-
-        Returns:
-            who waits for which entry.
-        """
+        """Forget all messages, for another run of the store; return who waits for which entry."""
         session, settling = self._session, self._settling
         session.handle(ConnectionLost("the relay begins anew"), self._clock.monotonic())
         held = {*session.buffered_keys(), *settling.postponed}
@@ -273,11 +239,7 @@ class Relay:
         return not self._intake.is_ready(self._snapshot.counters, self._clock.monotonic())
 
     def look(self) -> int | None:
-        """Look now for what other processes have stored; `status` then counts it.
-
-        Returns:
-            the highest id; None while the store cannot be read.
-        """
+        """Count in `status` what others have stored; return the highest id, None if unreadable."""
         self._look_at = self._clock.monotonic()
         is_read = self._look_elsewhere(self._look_at, self._clock.wall())
         self.status = replace(self.status, counters=self._snapshot.counters)
@@ -302,13 +264,11 @@ class Relay:
             return first_id
 
     def _look_at_clock(self, now: float, wall: float) -> None:
-        """If the wall clock was set, shift the times of retries and deadlines by as much.
-
-        So setting the clock makes no retry wait longer and no deadline pass earlier.
-        """
+        """If the wall clock was set, shift the times of retries and deadlines by as much."""
         by, since = self._clock_watch.look(now, wall)
         if not by:
             return
+        # So setting the clock makes no retry wait longer and no deadline pass earlier.
         changes = self._settling.changes
         moved = self._loaded.step(by, wall, changes.rescheduled)
         if changes.stepped is not None:  # an earlier step that is not committed yet
@@ -348,11 +308,7 @@ class Relay:
     # ------------------------------------------------------------------ take in
 
     def _look_elsewhere(self, now: float, wall: float) -> bool:
-        """Look for messages that other processes have enqueued, retried or discarded.
-
-        Returns:
-            False if the store could not be read.
-        """
+        """Find what others have enqueued, retried or discarded; False if it is unreadable."""
         if now < self._look_at:
             # A full look, without asking first: every 50 ms without a bell; to free a full disk.
             is_cheap = self._has_bell and not self._no_room
@@ -516,10 +472,7 @@ class Relay:
         self._send_first(batches, wall, now)
 
     def _are_noted(self, batches: Sequence[Batch[Entry]], changes: Changes) -> bool:
-        """Whether callers have noted all entries of the batches as in flight, and there are any.
-
-        For others the store forgets the notes with the next commit.
-        """
+        """Whether callers have noted all entries of the batches as in flight, and there are any."""
         noted = self._intake.noted
         if not noted:
             return False
@@ -527,6 +480,7 @@ class Relay:
         is_noted = bool(sent) and sent <= noted
         for batch in batches if is_noted else ():
             batch.is_recorded = False
+        # The store forgets these notes with the next commit.
         changes.unnoted += noted - sent if is_noted else noted
         noted.clear()  # once
         return is_noted
@@ -552,11 +506,8 @@ class Relay:
             self._commit_by = now  # so that the next turn commits the outcomes of this one
 
     def _remove_confirmed(self, changes: Changes, now: float, leave_before: float) -> None:
-        """Have confirmed entries leave with this commit; all of them, if it is made for them.
-
-        And with them the notes of entries that were stored, perhaps, by callers who failed.
-        """
-        while self._lone.doubtful:
+        """Have confirmed entries leave with this commit; all of them, if it is made for them."""
+        while self._lone.doubtful:  # stored, perhaps, by callers who failed
             changes.unnoted.append(self._lone.doubtful.popleft())
         removals = self._settling.removals
         is_for_them = self._commit_by is not None and now >= self._commit_by
@@ -572,11 +523,7 @@ class Relay:
     def _must_commit(
         self, changes: Changes, now: float, leave_before: float, *, is_flushing: bool
     ) -> bool:
-        """Whether to commit in this turn what was collected.
-
-        A commit that holds only confirms may be delayed: losing one costs a duplicate, waiting
-        costs nothing. Messages that expire one by one are gathered, too.
-        """
+        """Whether to commit in this turn what was collected."""
         if changes.new or changes.sent or changes.discarded or changes.rescheduled:
             return True
         if changes.released or self._settling.frees_a_key:
@@ -588,7 +535,9 @@ class Relay:
             self._commit_by = None
             return False
         if self._commit_by is None:
+            # Nothing here is urgent: a lost confirm costs a duplicate, and waiting costs nothing.
             self._commit_by = now + LAZY_COMMIT_S
+        # When flushing, a caller waits for the store to run empty.
         return is_flushing or now >= self._commit_by
 
     def _gathers(self, changes: Changes, now: float) -> bool:

@@ -29,32 +29,20 @@ _TROUBLE: Final = {
 
 
 class Setback:
-    """What the relay does not do for `RETRY_S` after the store has failed.
-
-    Attributes:
-        trouble: text of `Status.trouble`; empty once nothing is held back any more.
-        refusal: why new messages are rejected; None while they are accepted.
-    """
+    """What the relay does not do for `RETRY_S` after the store has failed."""
 
     def __init__(self) -> None:
-        self.trouble = ""
-        self.refusal: OutboxError | None = None
+        self.trouble = ""  # text of `Status.trouble`
+        self.refusal: OutboxError | None = None  # why new messages are rejected
         self._refusal_ends_at = self._hold_ends_at = inf
 
     def commit_failed(self, error: OutboxError, now: float, *, has_new: bool) -> None:
-        """Slow down after a commit that failed.
-
-        Args:
-            error: why it failed.
-            now: monotonic seconds.
-            has_new: whether the commit held new messages. If so, new ones are rejected, so that
-                stored ones can drain. Otherwise commits and sending pause.
-        """
+        """Reject new messages if the commit held any; otherwise hold commits and sending."""
         if isinstance(error, OutboxUnsure):  # which is true only of messages of that commit
             error = _cause_of(error)
         self.trouble = _TROUBLE[type(error)]
         if has_new:
-            self._refuse(error, now)
+            self._refuse(error, now)  # so that stored messages can drain
         else:
             self._hold_ends_at = now + RETRY_S
 
@@ -69,13 +57,7 @@ class Setback:
             self.trouble = ""
 
     def look(self, now: float, *, is_readable: bool) -> None:
-        """End what has lasted long enough.
-
-        Args:
-            now: monotonic seconds.
-            is_readable: whether the last read has succeeded. If so, the trouble ends with the
-                refusal and the hold, until the next commit that fails.
-        """
+        """End what has lasted long enough, and the trouble with it if the last read succeeded."""
         if now >= self._hold_ends_at:
             self._hold_ends_at = inf
         if now >= self._refusal_ends_at:

@@ -42,15 +42,7 @@ _OF_DUPLICATES: Final = (OutcomeKind.RETURNED, OutcomeKind.NACKED)
 
 
 class GuardedPolicy:
-    """The application's retry policy, with exceptions of its callbacks contained.
-
-    A strategy that raises is replaced by that of the default policy; a ``decide`` that raises is
-    ignored.
-
-    Args:
-        policy: the policy, with strategies and perhaps a ``decide`` of the application.
-        guard: contains exceptions of the application's callbacks.
-    """
+    """The application's retry policy, with exceptions of its callbacks contained."""
 
     def __init__(self, policy: RetryPolicy, guard: Guard) -> None:
         self._policy = policy
@@ -63,13 +55,7 @@ class GuardedPolicy:
         return self._decided(entry, outcome, wall, verdict, may_be_duplicate=may_be_duplicate)
 
     def end_of_wait(self, entry: Entry, outcome: Outcome, wall: float) -> GiveUp | None:
-        """How to give up an entry that waits for a paused destination; None if it may wait on.
-
-        Args:
-            entry: the waiting entry.
-            outcome: the last refusal by its destination.
-            wall: seconds since 1970.
-        """
+        """How to give up an entry after a refusal by its destination; None if it may wait on."""
         verdict = self._by_budget(entry, outcome, wall)
         if isinstance(verdict, GiveUp):
             # Another message may have met the refusal, so it says nothing about a copy of this one.
@@ -118,7 +104,7 @@ class GuardedPolicy:
             if said is not None:
                 msg = f"RetryPolicy.decide returned {said!r}: not RetryIn, GiveUp or None"
                 raise TypeError(msg)
-        return verdict
+        return verdict  # also if ``decide`` has raised
 
 
 def _spent(entry: Entry, outcome: Outcome, wall: float) -> tuple[int, float]:
@@ -143,9 +129,6 @@ class Removals:
     Until then a crash duplicates them, as it does those in flight. So at most a window of them
     stays, and at most for `WAIT_S`. The row with the tags of a batch leaves last: after a crash,
     all messages that a queue may have are known.
-
-    Attributes:
-        count: number of these entries.
     """
 
     __slots__ = ("_finished", "_numbers", "_unfinished", "count")
@@ -190,18 +173,12 @@ class Removals:
         return bool(self._finished or (self._unfinished and self.next_at <= before + WAIT_S))
 
     def take(self, changes: Changes, *, least: int, stay_max: int, before: float) -> None:
-        """Add entries, oldest first, to the changes of the next commit.
-
-        Args:
-            changes: get the entries, and the batches of which none is left.
-            least: how many entries of finished batches, as far as there are any.
-            stay_max: how many may stay.
-            before: of batches whose first confirm came before that (monotonic), all leave.
-        """
-        least = max(least, self.count - stay_max)
+        """Add entries, oldest first, to the next commit, so that at most ``stay_max`` stay."""
+        least = max(least, self.count - stay_max)  # of finished batches, as far as there are any
         while self._finished:
             since, _, batch = self._finished[0]
             left = len(batch.confirmed)
+            # all of a batch whose first confirm came before that time
             count = left if since <= before else min(least, left)
             self._leave(batch, count, changes)
             if count < left:
@@ -227,28 +204,15 @@ class Removals:
 
 @dataclass(slots=True)
 class Settling:
-    """Collects the outcomes of attempts as changes for the next commit.
-
-    Attributes:
-        policy: decides on refused messages.
-        pauses: the paused destinations.
-        notices: collects events for hooks.
-        run: number of the store's run, a part of the epochs' names.
-        changes: the changes that await the next commit.
-        postponed: entries that leave memory with the next commit, until they are due.
-        frees_a_key: whether a message with an ordering key was confirmed. The next message of the
-            key can be sent once that is committed.
-        latencies: counts confirm latencies.
-        removals: confirmed entries that are still in the store.
-    """
+    """Collects the outcomes of attempts as changes for the next commit."""
 
     policy: GuardedPolicy
     pauses: Pauses
     notices: Notices
-    run: int
+    run: int  # of the store; a part of the epochs' names
     changes: Changes = field(default_factory=Changes)
-    postponed: list[Entry] = field(default_factory=list)
-    frees_a_key: bool = False
+    postponed: list[Entry] = field(default_factory=list)  # leave memory with the next commit
+    frees_a_key: bool = False  # the next message of a key can be sent after the commit
     latencies: Latencies = field(default_factory=Latencies)
     removals: Removals = field(default_factory=Removals)
 
@@ -266,27 +230,14 @@ class Settling:
         ]
 
     def committed(self) -> tuple[Changes, list[Entry]]:
-        """Start collecting anew after a commit.
-
-        Returns:
-            the committed changes, and the entries that they postpone.
-        """
+        """Start anew after a commit; return its changes, and the entries that they postpone."""
         changes, postponed = self.changes, self.postponed
         self.changes, self.postponed, self.frees_a_key = Changes(), [], False
         return changes, postponed
 
     def attempts_ended(self, ended: Sequence[Ended[Entry]], now: float, wall: float) -> set[Entry]:
-        """Settle attempts that the broker, or the end of a channel, has ended.
-
-        Args:
-            ended: the attempts.
-            now: monotonic seconds.
-            wall: seconds since 1970.
-
-        Returns:
-            the entries whose deadline has passed, which must not be sent again.
-        """
-        late: set[Entry] = set()
+        """Settle attempts ended by the broker or by a channel's end; return the expired entries."""
+        late: set[Entry] = set()  # these must not be sent again
         for one in ended:
             if isinstance(one, ConfirmedEach):
                 self._confirmed(one, now, wall)
@@ -304,11 +255,7 @@ class Settling:
         self.decide(settlement, now, wall)
 
     def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision | None:
-        """Decide what to do with an entry whose attempt ended without a confirm.
-
-        Returns:
-            the decision; None if the entry is settled as confirmed, because it has arrived.
-        """
+        """Decide on an entry whose attempt ended without a confirm; None if it has arrived."""
         entry, outcome = settlement.key, settlement.outcome
         setattr(entry, outcome.kind.value, getattr(entry, outcome.kind.value) + 1)
         entry.is_plain = False
@@ -363,16 +310,8 @@ class Settling:
         self._tell_ended(confirmed, now)
 
     def take_back(self, ids: Container[int]) -> list[Entry]:
-        """Undo that entries were postponed, or given up unsent, since the last commit.
-
-        Nothing outside has learned of it yet: waiters and hooks are told after the commit.
-
-        Args:
-            ids: ids of the entries.
-
-        Returns:
-            the entries among them that were postponed or given up.
-        """
+        """Take back entries postponed, or given up unsent, since the last commit; return these."""
+        # Nothing outside has learned of it yet: waiters and hooks are told after the commit.
         changes = self.changes
         given_up = {a for a in (*changes.parked, *changes.discarded) if a.entry.id in ids}
         taken = [entry for entry in self.postponed if entry.id in ids]
@@ -388,10 +327,7 @@ class Settling:
         return [*taken, *(attempt.entry for attempt in given_up)]
 
     def hold(self, entry: Entry, wall: float) -> None:
-        """Postpone a loaded entry until its destination accepts messages again.
-
-        If its budget is spent, give it up with the last refusal by its destination as the reason.
-        """
+        """Postpone a loaded entry until its destination accepts messages again, or give it up."""
         pause = self.pauses.holds(entry)
         assert pause is not None
         said = pause.why
@@ -401,7 +337,7 @@ class Settling:
         if end is None:
             self._postpone(entry, wall)
             return
-        self.pauses.given_up(entry)
+        self.pauses.given_up(entry)  # its budget is spent
         text = f"{said.reply_text} (last refusal by its destination, for which it has waited)"
         outcome = replace(said, reply_text=text, known=entry.persistence)
         attempt = Attempt(entry, "", 0, outcome, wall)
@@ -447,10 +383,8 @@ class Settling:
                 self._tell_ended(settlement, now)
 
     def _confirmed_not_plain(self, run: ConfirmedEach[Entry], wall: float) -> None:
-        """Free ordering keys, and record the confirm of entries with earlier attempts.
-
-        These entries leave the store at once: the next one of an ordering key waits for that.
-        """
+        """Free ordering keys, and record the confirm of entries with earlier attempts."""
+        # They leave the store at once: the next one of an ordering key waits for that.
         self.changes.confirmed += run.keys
         first = 0
         for batch, count in run.batches:

@@ -25,18 +25,10 @@ _CLASSES: Final = 240
 
 @dataclass(slots=True)
 class Percentiles:
-    """Percentiles of confirm latencies, at most 9 % too high.
-
-    Attributes:
-        confirms: number of confirms counted.
-        p50_s: 50 % of the confirms took at most so many seconds.
-        p95_s: 95 % of the confirms took at most so many seconds.
-        p99_s: 99 % of the confirms took at most so many seconds.
-        max_s: no confirm took longer, in seconds.
-    """
+    """Percentiles of confirm latencies, at most 9 % too high."""
 
     confirms: int
-    p50_s: float
+    p50_s: float  # half of the confirms took at most so long
     p95_s: float
     p99_s: float
     max_s: float
@@ -59,23 +51,14 @@ class Latencies:
         self._begun_at: float | None = None
 
     def took(self, seconds: float, messages: int) -> None:
-        """Count confirms.
-
-        Args:
-            seconds: from the write to the confirm.
-            messages: how many messages were confirmed.
-        """
+        """Count confirms, all with the same time from the write to the confirm."""
         if seconds != self._run_s:
             self._count_run()
             self._run_s = seconds
         self._run += messages
 
     def told(self, now: float) -> Percentiles | None:
-        """The percentiles of the last 30 to 60 seconds; None if there were no confirms.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """The percentiles of the last 30 to 60 seconds; None if there were no confirms."""
         self._count_run()
         if self._begun_at is None:
             self._begun_at = now
@@ -316,18 +299,12 @@ class Beacon:
     It is written at once when the connection changes; otherwise at most once a second, and only if
     the status has changed, so that an idle relay writes nothing. While messages are open, it is
     written every `BEAT_S` seconds: an old status then means that the relay takes no turns.
-
-    Args:
-        show: writes the status file.
-        latency: gives percentiles of recent confirm latencies; called once per write.
-        wall: wall clock, seconds since 1970.
-        monotonic: monotonic clock, seconds.
     """
 
     def __init__(
         self,
         show: Callable[[Mapping[str, object]], None],
-        latency: Callable[[], Percentiles | None],
+        latency: Callable[[], Percentiles | None],  # called once a write
         *,
         wall: Callable[[], float],
         monotonic: Callable[[], float],
@@ -362,13 +339,10 @@ class Beacon:
         return status != self._last or (status.open > 0 and now >= self._beat_at)
 
     def _begins(self, link: Link, reason: str) -> bool:
-        """Whether a state begins now that its reader wants the age of.
-
-        While the relay is not connected, another reason does not begin a new outage: with several
-        hosts, each attempt fails at another one.
-        """
+        """Whether a state begins now that its reader wants the age of."""
         if self._where is None or link is not self._where[0]:
             return True
+        # Otherwise another reason begins no outage: of several hosts, each fails for its own.
         return link is Link.CONNECTED and reason != self._where[1]
 
 
@@ -376,11 +350,6 @@ def silent_s(shown: Mapping[str, object], oldest_open_at: float | None, now: flo
     """For how long a relay has shown no sign of life; None if it has, or has nothing to do.
 
     Only for a relay on this host, whose clock wrote the times.
-
-    Args:
-        shown: contents of its status file.
-        oldest_open_at: when the oldest open message was stored; None if no message is open.
-        now: wall clock, seconds since 1970.
     """
     at = shown.get("at")
     if not isinstance(at, int | float) or oldest_open_at is None:

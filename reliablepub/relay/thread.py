@@ -52,16 +52,11 @@ class Flush:
     Messages whose sender chose a later time (``not_before``) are not waited for, nor those behind
     such a message, or a parked one, of their ordering key. Otherwise one message for tomorrow would
     delay every flush, and `close`, until tomorrow.
-
-    Attributes:
-        done: set when the flush is complete.
-        upto: the highest id to wait for; None for the highest one at the first `look`.
-        is_searching: whether the last `look` came further; the next one is due at once.
     """
 
     done: Flag
-    upto: int | None = None
-    is_searching: bool = field(default=False, init=False)
+    upto: int | None = None  # highest id to wait for; None: the highest one at the first `look`
+    is_searching: bool = field(default=False, init=False)  # the next `look` is due at once
     _since: int = field(default=0, init=False)
     _at: float | None = field(default=None, init=False)
 
@@ -100,20 +95,11 @@ one turn handles the confirms of up to 8 ms: `GATHERINGS` looks, `GATHER_S` apar
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a relay.
+    """The parts of a relay."""
 
-    Attributes:
-        open_store: opens the store. Called on the relay's thread.
-        open_transport: opens the transport, given the number of the store's run, which is part of
-            the header that identifies an attempt. Called on that thread after ``open_store``.
-        open_session: makes the session. Called on the relay's thread.
-        policy: how often to retry refused messages.
-        limits: most messages and bytes in the store and in memory.
-        hooks: the application's callbacks, by event.
-    """
-
+    # These three are called on the relay's thread.
     open_store: Callable[[], Store]
-    open_transport: Callable[[int], Transport]
+    open_transport: Callable[[int], Transport]  # gets the store's run, for the header of attempts
     open_session: Callable[[], Session[Entry]]
     policy: RetryPolicy
     limits: Limits
@@ -121,17 +107,10 @@ class Parts:
 
 
 class Observer:
-    """Lifecycle callbacks, invoked on the relay's thread, except `handed_over`.
-
-    The defaults do nothing; that of `handed_over` wakes the relay.
-    """
+    """Lifecycle callbacks, invoked on the relay's thread, except `handed_over`."""
 
     def handed_over(self, wake: Callable[[], None]) -> None:
-        """A caller has put a chunk into an empty inbox. Invoked on the caller's thread.
-
-        Args:
-            wake: wakes the relay.
-        """
+        """A caller has put a chunk into an empty inbox. Invoked on the caller's thread."""
         wake()
 
     def started(self) -> None:
@@ -141,11 +120,7 @@ class Observer:
         """The relay has finished a turn."""
 
     def ended(self, failure: BaseException | None) -> None:
-        """The relay has ended and released all its resources; or it could not start.
-
-        Args:
-            failure: why the relay failed; None after a regular close.
-        """
+        """All resources are released, after a close (None), a failure or a failed start."""
 
 
 _ELSEWHERE: Final = (
@@ -154,11 +129,7 @@ _ELSEWHERE: Final = (
 
 
 def _refuse_eventlet() -> None:
-    """Refuse a process whose threads eventlet has replaced: the relay would wait for ever.
-
-    Raises:
-        ConfigurationError: it is one.
-    """
+    """Refuse a process whose threads eventlet has replaced: the relay would wait for ever."""
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise ConfigurationError(
@@ -168,26 +139,16 @@ def _refuse_eventlet() -> None:
 
 
 class RelayThread:
-    """Runs a relay on a thread of its own, from `start` until it is closed or fails.
-
-    Args:
-        parts: the parts of the relay.
-
-    Attributes:
-        check: the store's check of a new message; None if any message can be stored.
-        failure: the exception that ended the relay; None while it runs or after a regular close.
-        inbox: chunks from callers.
-        lone: messages that callers store themselves.
-    """
+    """Runs a relay on a thread of its own, from `start` until it is closed or fails."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.check: Callable[[Message], None] | None = None
+        self.check: Callable[[Message], None] | None = None  # None: any message can be stored
         self._started = Latch()
         self._gone = Latch()
         self._is_ended = True  # until `start`
         self._pid = os.getpid()
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # None also after a regular close
         self._observer = Observer()
         self._flushes: dict[Flush, None] = {}  # an ordered set; adding and removing are atomic
         self._kept: dict[object, None] = {}
@@ -212,11 +173,7 @@ class RelayThread:
         )
 
     def start(self, observer: Observer | None = None) -> None:
-        """Start the thread. `wait_started` and the observer report whether the relay comes up.
-
-        Raises:
-            ConfigurationError: the process can have no such thread.
-        """
+        """Start the thread. `wait_started` and the observer report whether the relay comes up."""
         _refuse_eventlet()
         self._observer = observer or self._observer
         self._is_ended = False
@@ -231,11 +188,7 @@ class RelayThread:
             ) from error
 
     def wait_started(self) -> None:
-        """Wait until the relay has started.
-
-        Raises:
-            ReliablePubError: the outbox cannot be opened. All resources are released.
-        """
+        """Wait until the relay has started. If this raises, all resources are released."""
         self._started.wait()
         if self._relay is None:
             self._gone.wait()
@@ -278,11 +231,7 @@ class RelayThread:
         return not self._gone.is_set() and os.getpid() == self._pid
 
     def check_thread(self) -> None:
-        """Refuse to wait for the relay on the relay's own thread, which would be a deadlock.
-
-        Raises:
-            WrongThread: this is the relay's thread; a callback of the application runs on it.
-        """
+        """Refuse to wait for the relay on the relay's own thread, which would be a deadlock."""
         if threading.get_ident() == self._thread.ident and self._is_running:
             running = self._guard.running
             where = running.name if running is not None else "code"
@@ -292,11 +241,7 @@ class RelayThread:
             )
 
     def check_held_up(self) -> None:
-        """End a caller's wait for a relay whose callback does not return.
-
-        Raises:
-            RelayHeldUp: a callback of the application has been running for `HELD_UP_S` seconds.
-        """
+        """End a caller's wait for a relay whose callback does not return."""
         running = self._guard.running
         if running is not None and time.monotonic() - running.since > HELD_UP_S:
             raise RelayHeldUp(
@@ -309,39 +254,23 @@ class RelayThread:
         self._kept[receipt] = None
 
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
-        """Call back with a settled receipt; contain its exceptions.
-
-        On the relay's thread all are counted, and the first is logged. On another each is logged;
-        `KeyboardInterrupt` is raised there: it is the caller's Ctrl-C, and not of the callback.
-        """
+        """Call back with a settled receipt; contain its exceptions."""
         self._kept.pop(receipt, None)
         name = f"the callback {named(callback)} of a receipt"
         if threading.get_ident() == self._thread.ident and self._is_running:
-            with self._guard.calling(name):
+            with self._guard.calling(name):  # counts all exceptions, and logs the first
                 callback(receipt)
             return
         # `Guard.calling` would suppress a Ctrl-C that comes after the callback has returned.
         try:
             callback(receipt)
         except KeyboardInterrupt:
-            raise
+            raise  # it is the caller's Ctrl-C, and not of the callback
         except BaseException as error:  # noqa: BLE001 - as on the relay's thread
-            Guard().failed(name, error)
+            Guard().failed(name, error)  # a new guard, so that each is logged
 
     def flush(self, timeout_s: float | None) -> bool:
-        """Wait until every message that the store holds now is settled.
-
-        Args:
-            timeout_s: seconds, or None to wait without limit.
-
-        Returns:
-            False if the time was up, or the relay ended, first.
-
-        Raises:
-            ConfigurationError: ``timeout_s`` is not a number.
-            RelayHeldUp: a callback of the application does not return.
-            WrongThread: this is the relay's own thread.
-        """
+        """Wait until all that the store holds now is settled; False if time or relay ends first."""
         self.check_thread()
         done = Latch()
         flush = self.begin_flush(done)
@@ -371,11 +300,8 @@ class RelayThread:
         self._flushes.pop(flush, None)
 
     def begin_close(self, timeout_s: float) -> None:
-        """Publish until no message is open or the time is up; then end. Does not wait.
-
-        After several calls the earliest deadline counts.
-        """
-        close_at = time.monotonic() + timeout_s
+        """Publish until no message is open or the time is up; then end. Does not wait."""
+        close_at = time.monotonic() + timeout_s  # of several calls, the earliest counts
         self._close_at = close_at if self._close_at is None else min(self._close_at, close_at)
         self._wake()
 
@@ -384,18 +310,11 @@ class RelayThread:
         self._wake()
 
     def join(self) -> None:
-        """Wait until the relay has released all its resources.
-
-        Return at once if it never started, or belongs to another process.
-
-        Raises:
-            RelayHeldUp: a callback of the application does not return. The relay ends when the
-                callback does.
-        """
+        """Wait until the relay has released all its resources."""
         if self._thread.ident is None:
-            return
+            return  # it never started
         while self._is_running and not self._gone.wait(0.5):
-            self.check_held_up()
+            self.check_held_up()  # if this raises, the relay still ends when the callback does
         # `Thread.join` takes a lock: a signal handler that interrupts it there, and joins too,
         # would wait for itself. Hence the timeout; the thread is microseconds from its end.
         self._thread.join(0.2)
@@ -452,11 +371,7 @@ class RelayThread:
         return None if self._close_at is None else self._close_at + LAST_CONFIRMS_S + LAST_COMMIT_S
 
     def _begin_anew(self, ended: RunEnded) -> Waiters:
-        """After a run of the store has ended: log it, and return the waiters for the next one.
-
-        Raises:
-            PublisherFailed: a caller waits for a message that the store may have lost.
-        """
+        """After a run of the store has ended: log it, and return the waiters for the next one."""
         waiters = Waiters() if self._relay is None else self._relay.end()
         if ended.has_lost and waiters.are_wanted:
             lost = PublisherFailed(

@@ -47,15 +47,12 @@ class Reconnect:
 
     It grows while attempts fail, and while connections open and are soon lost. A connection that
     delivered a confirm, or lasted `_STABLE_S` seconds, resets it.
-
-    Args:
-        now: monotonic seconds; the first attempt is due at once.
     """
 
     def __init__(self, now: float) -> None:
         self._failures = 0
         self._connected_at: float | None = None
-        self.due_at: float | None = now
+        self.due_at: float | None = now  # the first attempt is due at once
 
     def started(self) -> None:
         """An attempt is under way."""
@@ -79,18 +76,7 @@ class Reconnect:
 
 
 class Wire:
-    """Passes events from the transport to the session, and commands back; reconnects.
-
-    Args:
-        transport: makes connections and channels.
-        session: decides when to open and close channels.
-        now: monotonic seconds.
-
-    Attributes:
-        connects: connections made so far.
-        server: host and port of the broker of the last connection; empty before the first one.
-        refusals: attempts to connect in a row that failed because of credentials, vhost or TLS.
-    """
+    """Passes events from the transport to the session, and commands back; reconnects."""
 
     def __init__(self, transport: Transport, session: Session[Entry], now: float) -> None:
         self._transport = transport
@@ -99,18 +85,15 @@ class Wire:
         self._lost_reason = ""
         self._due_at: float | None = now
         self.connects = 0
-        self.server = ""
-        self.refusals = 0
+        self.server = ""  # host and port of the last connection's broker
+        self.refusals = 0  # attempts in a row that failed by credentials, vhost or TLS
 
     def poll_timeout(self) -> float | None:
-        """When to call `keep` if nothing else happens (monotonic); None if never.
-
-        Call it after each turn: `keep` goes by the time that was returned last.
-        """
+        """When to call `keep` next (monotonic), or None. Call this after each turn."""
         due_at, connect_at = self._session.poll_timeout(), self._reconnect.due_at
         if connect_at is not None:
             due_at = connect_at if due_at is None else min(due_at, connect_at)
-        self._due_at = due_at
+        self._due_at = due_at  # `keep` goes by it
         return due_at
 
     def keep(self, now: float) -> None:
@@ -130,11 +113,7 @@ class Wire:
                     self._transport.disconnect(reason)
 
     def handle(self, events: Iterable[Event], now: float) -> bool:
-        """Pass events from the transport to the session.
-
-        Returns:
-            whether there were any.
-        """
+        """Pass events from the transport to the session; return whether there were any."""
         has_heard = False
         for event in events:
             has_heard = True

@@ -25,23 +25,14 @@ _DONE: Final = {"park": "parked", "discard": "discarded"}
 
 @dataclass(slots=True)
 class Withdrawals:
-    """Drops such messages from memory, and tells the callers that wait for them.
-
-    Attributes:
-        store: reports them.
-        session: may hold them to be sent.
-        loaded: the entries in memory.
-        settling: may hold changes to them for the next commit.
-        notices: collects events for hooks.
-        has_parked: whether the store has parked messages of which the relay's ledger does not know.
-    """
+    """Drops such messages from memory, and tells the callers that wait for them."""
 
     store: Store
     session: Session[Entry]
     loaded: Loaded
-    settling: Settling
+    settling: Settling  # may hold changes to them for the next commit
     notices: Notices
-    has_parked: bool = False
+    has_parked: bool = False  # by the store, unknown to the relay's ledger
 
     def reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
         """Read entries from the store, as soon as nothing in memory is older than what it holds."""
@@ -55,11 +46,7 @@ class Withdrawals:
                 return entries
 
     def unload(self) -> list[tuple[Waiter, Withdrawn]]:
-        """Drop entries from memory that operators have changed since the last call.
-
-        Returns:
-            the waiters to `tell_withdrawn`.
-        """
+        """Drop entries that operators have changed; return the waiters to `tell_withdrawn`."""
         touched = self.store.touched()
         if not touched:
             return []
@@ -104,11 +91,9 @@ class Withdrawals:
 
 
 def tell_withdrawn(withdrawn: Iterable[tuple[Waiter, Withdrawn]]) -> None:
-    """Tell waiters that operators have taken their messages.
-
-    This may call an application's callback, which may wait for a thread that waits for this turn's
-    commit: such a thread gets `RelayHeldUp` only while its messages are not taken in.
-    """
+    """Tell waiters that operators have taken their messages."""
+    # This may call an application's callback, which may wait for a thread that waits for this
+    # turn's commit: such a thread gets `RelayHeldUp` only while its messages are not taken in.
     for waiter, error in withdrawn:
         waiter.withdrawn(error)
 
