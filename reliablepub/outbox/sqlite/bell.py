@@ -39,21 +39,13 @@ events."""
 
 
 class Bell:
-    """Rings when a process writes to the log of an outbox; `outbox.entry.Bell` is the contract.
+    """Rings when a process writes to the log of an outbox; `outbox.entry.Bell` is the contract."""
 
-    Args:
-        outbox: path of the database, whose log need not exist yet.
-
-    Attributes:
-        rings_early: True: a commit writes to the log before it syncs.
-        is_armed: whether the next write will ring.
-    """
-
-    rings_early: Final = True
+    rings_early: Final = True  # a commit writes to the log before it syncs
 
     def __init__(self, outbox: Path) -> None:
         self.is_armed = False
-        self._log = os.fsencode(outbox) + b"-wal"
+        self._log = os.fsencode(outbox) + b"-wal"  # need not exist yet
         self._libc = libc()
         # This fails if the user has 128 instances open (fs.inotify.max_user_instances).
         flags = os.O_NONBLOCK | os.O_CLOEXEC
@@ -81,23 +73,17 @@ class Bell:
         return has_rung
 
     def hush(self) -> None:
-        """Ignore a ring that the relay's own commit has caused.
-
-        A ring of another process may be ignored with it, and that is safe: only one process writes
-        at a time, so an earlier commit of another process is already visible.
-        """
+        """Ignore a ring that the relay's own commit has caused."""
         if not (self.is_armed or self._has_rung):
             return
         missed = self._missed  # the relay's own commit does not prove that the bell works
+        # A ring of another process may be ignored with it, and that is safe: only one process
+        # writes at a time, so an earlier commit of another process is already visible.
         self._listen()
         self._missed, self._has_rung = missed, False
 
     def looked(self, *, has_changed: bool) -> None:
-        """Compare with what the store has found, to detect a bell that misses commits.
-
-        Args:
-            has_changed: whether another process has committed since the last call.
-        """
+        """Detect missed commits, told whether another process has committed since the last call."""
         if not (has_changed and self.is_armed):
             return
         self._listen()

@@ -80,9 +80,6 @@ class LongLog:
 
     They enqueue while no relay runs, or beside one that commits nothing, because it cannot reach
     the broker for instance.
-
-    Args:
-        path: path of the outbox.
     """
 
     def __init__(self, path: Path) -> None:
@@ -126,11 +123,7 @@ class LongLog:
     def restart(self, connection: sqlite3.Connection, commit: Callable[[], object]) -> None:
         """Move a long log into the database, so that the next writer begins it anew.
 
-        Only for the holder of the relay lock.
-
-        Args:
-            connection: the relay's connection.
-            commit: makes a commit on it that writes something.
+        Only for the holder of the relay lock. ``commit`` must write something.
         """
         now = time.monotonic()
         if now < self._next_try_at or _log_bytes(self._path) < LOG_BYTES_LONG:
@@ -146,25 +139,17 @@ def _commit_a_page(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> bool:
-    """Commit, and then checkpoint under the write lock.
-
-    An automatic checkpoint lets others write meanwhile. Where they write all the time, it never
-    reaches the end of the log, and the log is never begun anew. It must not run before this one,
-    which would then begin on a log that is already checkpointed.
-
-    Args:
-        connection: the connection of the holder of the relay lock.
-        commit: makes a commit on it that writes something.
-
-    Returns:
-        whether the whole log is in the database. A reader of an older state prevents it.
-    """
+    """Commit, and checkpoint under the write lock; return whether the whole log was moved."""
     is_moved = False
+    # An automatic checkpoint lets others write meanwhile. Where they write all the time, it never
+    # reaches the end of the log, and the log is never begun anew. It must not run before the one
+    # below, which would then begin on a log that is already checkpointed.
     (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
     _set_pages(connection, 0)
     try:
-        commit()
-        # What was committed stays so if this fails. No process can write while SQLite waits.
+        commit()  # writes something: so the log holds frames that are not moved yet
+        # What was committed stays so if this fails, as beside a reader of an older state. No
+        # process can write while SQLite waits.
         with suppress(sqlite3.OperationalError), waiting_at_most(connection, 0):
             is_moved = _checkpoint(connection, "FULL")
     finally:
@@ -173,11 +158,7 @@ def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> bo
 
 
 def owed_bytes(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> int:
-    """Return the bytes by which a checkpoint makes the database file grow.
-
-    Raises:
-        sqlite3.Error: the database cannot be read.
-    """
+    """Return the bytes by which a checkpoint makes the database file grow."""
     return max(0, _bytes_to_come(connection, path))
 
 
@@ -192,20 +173,14 @@ def _bytes_to_come(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) 
 
 
 def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
-    """Checkpoint without a commit, which would make the log longer; also to shorten the file.
+    """Checkpoint without a commit, also to shorten the file; return the bytes still owed.
 
-    Only for the holder of the relay lock.
-
-    Returns:
-        the bytes still owed, because a reader needs the log or the disk is full.
-
-    Raises:
-        sqlite3.Error: the database cannot be read.
+    Only for the holder of the relay lock. A commit would make the log longer.
     """
     if _bytes_to_come(connection, path):
         with suppress(sqlite3.OperationalError):  # the disk is full: as much is owed as before
             _checkpoint(connection, "PASSIVE")
-    return owed_bytes(connection, path)
+    return owed_bytes(connection, path)  # also of a log that a reader needs
 
 
 def _checkpoint(connection: sqlite3.Connection, mode: str) -> bool:

@@ -28,70 +28,39 @@ _OTHERS: Final = 0o077
 
 
 def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> list[str]:
-    """Return errors that SQLite reports about the pages of the file, at most 100.
-
-    If SQLite gives up because of the damage, its error is the only line.
-
-    Args:
-        connection: connection to the file.
-        is_quick: whether to skip the comparison of indexes with their tables.
-    """
+    """Return errors that SQLite reports about the pages of the file, at most 100."""
+    # The quick check does not compare indexes with their tables.
     look = "quick_check" if is_quick else "integrity_check"
     try:
         lines = [line for (line,) in connection.execute(f"PRAGMA {look}({_LISTED_MAX:d})")]
     except sqlite3.Error as error:
         if not is_damage(error):
             raise
-        return [str(error)]
+        return [str(error)]  # the damage made SQLite give up
     return [] if lines == ["ok"] else lines
 
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Facts about the file of an outbox.
+    """Facts about the file of an outbox."""
 
-    Attributes:
-        pages: errors that SQLite reports about pages and indexes; empty if there are none.
-        missing: tables, indexes, triggers and views of ``schema.sql`` that do not exist.
-        changed: tables, indexes, triggers and views that differ from ``schema.sql``.
-        journal: journal mode; should be ``wal``.
-        bytes_unused: bytes in free pages.
-        can_shrink: whether free pages can be cut off (``auto_vacuum`` was set when the file was
-            created).
-        leftovers: files beside the outbox that no running process needs.
-        rescued: copies beside the outbox, which relays made when the outbox was moved.
-        keys: name of each key that messages are encrypted with, and the number of its messages;
-            None stands for messages that are not encrypted. Empty if ``pages``, ``missing`` or
-            ``changed`` lists anything.
-        folder: which other users can write to the outbox's folder, and how to change that; empty
-            if none can.
-        readable_by_others: whether users other than the owner may read or write the file.
-    """
-
-    pages: tuple[str, ...]
-    missing: tuple[str, ...]
-    changed: tuple[str, ...]
-    journal: str
-    bytes_unused: int
-    can_shrink: bool
+    pages: tuple[str, ...]  # errors that SQLite reports about pages and indexes
+    missing: tuple[str, ...]  # tables, indexes, triggers and views of ``schema.sql``
+    changed: tuple[str, ...]  # those that differ from ``schema.sql``
+    journal: str  # should be ``wal``
+    bytes_unused: int  # in free pages
+    can_shrink: bool  # whether free pages can be cut off
     leftovers: tuple[Path, ...]
-    rescued: tuple[Path, ...]
+    rescued: tuple[Path, ...]  # copies that relays made when the outbox was moved
+    # Messages by the name of their key; None for those that are not encrypted. Empty if anything
+    # is damaged, missing or changed
     keys: dict[str | None, int]
-    folder: str
-    readable_by_others: bool
+    folder: str  # which other users can write to it, and how to change that; empty if none can
+    readable_by_others: bool  # or writable
 
 
 def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
-    """Gather facts about the file of an outbox in one read transaction; change nothing.
-
-    Args:
-        path: path of the outbox.
-        is_quick: whether to skip the comparison of indexes with their tables.
-
-    Raises:
-        NotAnOutbox: there is no outbox at this path.
-        OutboxError: the outbox cannot be read.
-    """
+    """Gather facts about the file of an outbox in one read transaction; change nothing."""
     with reading(path) as connection:
         pages = page_damage(connection, is_quick=is_quick)
         missing, changed = _compared(connection)

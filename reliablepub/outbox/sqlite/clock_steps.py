@@ -34,25 +34,15 @@ _KINDS: Final = ("deadlines", "retries")
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """One unfinished change of the clock.
-
-    Attributes:
-        step: the change.
-        now: time of its first commit, by the new clock.
-        until: highest id at that time; rows with higher ids have times of the new clock.
-        rescheduled: ids of rows whose retry times were written since, by the new clock.
-        kinds: indexes that are not finished.
-        at: time at which the walk along the first of them continues.
-        id: id at which it continues.
-    """
+    """One unfinished change of the clock."""
 
     step: Step
-    now: float
-    until: int
-    rescheduled: set[int] = field(default_factory=set)
-    kinds: tuple[str, ...] = _KINDS
-    at: float = -1.0
-    id: int = 0
+    now: float  # of its first commit, by the new clock
+    until: int  # highest id at that time; rows with higher ids have times of the new clock
+    rescheduled: set[int] = field(default_factory=set)  # ids with retry times of the new clock
+    kinds: tuple[str, ...] = _KINDS  # indexes that are not finished
+    at: float = -1.0  # the walk along the first of them continues at this time
+    id: int = 0  # and at this id
 
     def from_the_start(self) -> _Walk:
         """Return the walk at the beginning of an index."""
@@ -61,11 +51,7 @@ class _Walk:
         return replace(self, at=math.inf, id=2**63 - 1)
 
     def further(self, connection: sqlite3.Connection, limit: int) -> tuple[_Walk, int]:
-        """Move at most ``limit`` rows.
-
-        Returns:
-            The walk at its new place, and how many more rows this part may move.
-        """
+        """Move at most ``limit`` rows; return the walk at its new place, and the limit left."""
         kind = self.kinds[0]
         way = "back" if self.step.by < 0 else "forward"
         place = {"at": self.at, "id": self.id, "limit": limit}
@@ -88,14 +74,10 @@ class _Walk:
 
 
 class ClockSteps:
-    """The changes of the wall clock that are not finished.
-
-    Attributes:
-        walks: the changes, the oldest first; empty if all stored times are of the current clock.
-    """
+    """The changes of the wall clock that are not finished."""
 
     def __init__(self) -> None:
-        self.walks: list[_Walk] = []
+        self.walks: list[_Walk] = []  # oldest first; if empty, stored times are of this clock
         self._written: list[_Walk] = []
 
     def write(
@@ -106,14 +88,7 @@ class ClockSteps:
         *,
         is_disk_full: bool = False,
     ) -> None:
-        """Move the next part, in the transaction of a commit and before its other changes.
-
-        Args:
-            connection: a connection in a transaction that may write.
-            step: a new change of the clock, or None.
-            now: wall clock, seconds since 1970.
-            is_disk_full: whether to move only a few rows.
-        """
+        """Move the next part, in the transaction of a commit and before its other changes."""
         walks = list(self.walks)
         if step is not None:
             (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()

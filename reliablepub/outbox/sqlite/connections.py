@@ -69,15 +69,7 @@ VERSION: Final = 10
 
 
 def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
-    """Whether the database holds an outbox.
-
-    Args:
-        cursor: cursor of a connection in a transaction.
-        path: path of the outbox, for the errors.
-
-    Raises:
-        NotAnOutbox: the outbox is of another version.
-    """
+    """Whether the database holds an outbox. One of another version is refused."""
     # Without a transaction, another process could create the outbox between the two statements.
     assert cursor.connection.in_transaction
     (count,) = cursor.execute(QUERIES["has_schema"]).fetchone()
@@ -89,11 +81,7 @@ def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
 
 
 def check_version(version: int, path: Path) -> None:
-    """Check that an outbox is of the version that this library knows.
-
-    Raises:
-        NotAnOutbox: it is of another one.
-    """
+    """Check that an outbox is of the version that this library knows."""
     if version > VERSION:
         raise NotAnOutbox(
             f"outbox {path} has version {version}, and this reliablepub knows version {VERSION}; "
@@ -108,12 +96,8 @@ def check_version(version: int, path: Path) -> None:
 
 
 def ledger_of(row: tuple[int, ...] | None, path: Path) -> tuple[int, Counters]:
-    """Return the highest id and the counts, as the query ``snapshot`` has found them.
-
-    Raises:
-        OutboxError: the ledger is damaged: its row is missing, is of another type, or leaves no id.
-    """
-    if row is not None and {*map(type, row)} == {int} and row[0] < ID_MAX:
+    """Return the highest id and the counts, as the query ``snapshot`` has found them."""
+    if row is not None and {*map(type, row)} == {int} and row[0] < ID_MAX:  # an id is left
         last_id, *counts = row
         return last_id, Counters(*counts)
     what = "its ledger has no row" if row is None else "the numbers in its ledger are impossible"
@@ -124,11 +108,7 @@ def ledger_of(row: tuple[int, ...] | None, path: Path) -> tuple[int, Counters]:
 
 
 def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Refuse a database with UTF-16 text: checksums cover the UTF-8 bytes that are sent.
-
-    Raises:
-        OutboxError: the database is not UTF-8; says what to do.
-    """
+    """Refuse a database with UTF-16 text: checksums cover the UTF-8 bytes that are sent."""
     (encoding,) = cursor.execute("PRAGMA encoding").fetchone()
     if encoding != "UTF-8":
         raise OutboxError(
@@ -139,16 +119,7 @@ def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
 
 
 def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Create the tables of the outbox, if the database does not have them.
-
-    Args:
-        cursor: cursor of a connection in a transaction that may write.
-        path: path of the outbox, for the errors.
-
-    Raises:
-        NotAnOutbox: the outbox is of another version.
-        OutboxError: the database is not UTF-8.
-    """
+    """Create the tables of the outbox in a transaction, if the database does not have them."""
     if not holds_outbox(cursor, path):
         refuse_utf16(cursor, path)
         for statement in schema():
@@ -172,11 +143,9 @@ def lacks_outbox(path: Path) -> NotAnOutbox:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return the path as an absolute one, whose links are not resolved.
-
-    If a link to its folder is switched to another folder, the path leads to another file, which the
-    next process will open.
-    """
+    """Return the path as an absolute one, whose links are not resolved."""
+    # If a link to its folder is switched to another folder, the path must lead to the other file,
+    # which the next process will open.
     return Path(path).absolute()
 
 
@@ -192,15 +161,7 @@ def _is_unseen(path: Path) -> bool:
 
 
 def check_file(path: Path) -> bool:
-    """Check that this process may use the file as an outbox; return whether it exists.
-
-    Raises:
-        NotAnOutbox: it is a symbolic link, a folder or a device.
-        OutboxForked: it was open when this process was forked.
-        OutboxMoved: it was overwritten while this process had it open.
-        OutboxError: its folder is missing or on a mount that other machines use, another user owns
-            it, or it has a second name.
-    """
+    """Check that this process may use the file as an outbox; return whether it exists."""
     refuse_shared(path)
     try:
         found = path.lstat()
@@ -223,11 +184,7 @@ def check_file(path: Path) -> bool:
 
 
 def _refuse_stranger(path: Path, found: os.stat_result) -> None:
-    """Refuse a process whose user is not the owner: SQLite makes files that the owner cannot use.
-
-    Raises:
-        OutboxError: it is such a process.
-    """
+    """Refuse a process whose user is not the owner, who could not use the files it makes."""
     user = os.geteuid()
     if found.st_uid != user:
         beside = (Path(f"{path}{suffix}") for suffix in ("", *OF_SQLITE, *OURS))
@@ -240,12 +197,7 @@ def _refuse_stranger(path: Path, found: os.stat_result) -> None:
 
 
 def check_database(path: Path) -> None:
-    """Refuse a file that cannot be an outbox, without creating files beside it.
-
-    Raises:
-        NotAnOutbox: the file exists, and is no SQLite database.
-        OutboxError: the file cannot be used, or another user owns a file beside it.
-    """
+    """Refuse a file that cannot be an outbox, without creating files beside it."""
     is_there = check_file(path)
     check_side_files(path)
     if not is_there:
@@ -266,20 +218,9 @@ def check_database(path: Path) -> None:
 
 
 def open_writer(path: Path, *, is_relay: bool, may_create: bool = True) -> WritingConnection:
-    """Open an outbox to write to it. A missing one is created, readable by its owner only.
-
-    Args:
-        path: absolute path.
-        is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
-        may_create: False where the file is open already. A new one at its path would get the log
-            of the old one.
-
-    Raises:
-        OutboxMoved: the file is missing, and may not be created.
-        OutboxError: it cannot be opened.
-    """
+    """Open an outbox to write to it. A missing one is created, readable by its owner only."""
     if not check_file(path):
-        if not may_create:
+        if not may_create:  # it is open already: a new file would get the log of the old one
             raise moved(path, "was deleted or moved")
         _create(path)
     warn_of_folder(path.parent)
@@ -333,11 +274,7 @@ def _lenient(text: bytes) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open an outbox read-only, in one read transaction.
-
-    Raises:
-        NotAnOutbox: there is no outbox at this path, or it is of another version.
-    """
+    """Open an outbox read-only, in one read transaction."""
     with looking(path) as (connection, has_outbox):
         if not has_outbox:
             raise lacks_outbox(path)
@@ -348,17 +285,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 def looking(
     path: Path, *, steps_max: int | None = None
 ) -> Iterator[tuple[sqlite3.Connection, bool]]:
-    """Open a database read-only, and tell whether it holds an outbox.
-
-    Args:
-        path: path of the database.
-        steps_max: most steps of SQLite's virtual machine, about, and most bytes of a value; a view
-            in a forged file can take any number of them. None for no limit.
-
-    Raises:
-        NotAnOutbox: there is no file, it is no database, or its outbox is of another version.
-        OutboxError: this user may not look at the file, or other machines may use its mount.
-    """
+    """Open a database read-only, and tell whether it holds an outbox."""
     try:
         found = path.stat()
     except PermissionError as error:
@@ -386,7 +313,7 @@ def looking(
         try:
             connection.text_factory = _lenient
             if steps_max is not None:
-                _limit(connection, steps_max)
+                _limit(connection, steps_max)  # a view in a forged file can take any number
             has_outbox = _begin_looking(connection, path)
             check_side_files(real)
             yield connection, has_outbox
@@ -395,10 +322,7 @@ def looking(
 
 
 def _limit(connection: sqlite3.Connection, steps_max: int) -> None:
-    """Interrupt statements after this many steps of SQLite's virtual machine, all together.
-
-    No value is longer than that number of bytes either.
-    """
+    """Limit the steps of SQLite's virtual machine in all, and also the bytes of each value."""
     asks = count(1)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(steps_max, _C_INT_MAX))
     connection.set_progress_handler(lambda: next(asks) * _STEPS > steps_max, _STEPS)
@@ -439,6 +363,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
         with transaction(connection, path):
             add_outbox(connection.cursor(), path)
         Ballast(path).restore()
+    # The switch to a log needs an exclusive lock, and SQLite does not wait for it.
     retry_while_locked = Retrying(
         retry=retry_if_exception_type(OutboxLocked),
         stop=stop_after_delay(BUSY_TIMEOUT_S),
@@ -468,13 +393,7 @@ def _shape(connection: sqlite3.Connection) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch to a write-ahead log.
-
-    Raises:
-        OutboxLocked: another process uses the file. The switch needs an exclusive lock, and SQLite
-            does not wait for it.
-        OutboxError: the file system does not support a write-ahead log.
-    """
+    """Switch to a write-ahead log."""
     with reported(path):
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -492,36 +411,22 @@ class Writer:
 
     A ``with`` block provides the connection, opened if necessary. A fork waits until the block
     ends, and errors of SQLite in the block become `OutboxError`.
-
-    Args:
-        path: absolute path.
-        is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
-        beside: another writer of this process, whose file this one opens too, and creates no other.
-
-    Attributes:
-        patience: bounds the waits for the lock of other writers.
-        connection: the open connection; None if there is none.
     """
 
     def __init__(self, path: Path, *, is_relay: bool, beside: Writer | None = None) -> None:
         self._path = path
-        self._is_relay = is_relay
-        self._beside = beside
+        self._is_relay = is_relay  # the caller holds the relay lock: the connection checkpoints
+        self._beside = beside  # whose file this one opens too, and creates no other
         self._file: Inode | None = None
         self._pid = 0
         self._uses: list[tuple[int, int]] = []
         self._doubt: Doubt | None = None
-        self.patience = Patience(str(path))
+        self.patience = Patience(str(path))  # for the lock of other writers
         self.connection: WritingConnection | None = None
         GATE.keep(self)
 
     def __enter__(self) -> WritingConnection:
-        """Begin a use.
-
-        Raises:
-            OutboxMoved: the file is not the one that was opened first.
-            OutboxError: the file cannot be opened.
-        """
+        """Begin a use."""
         use = GATE.begin_use()
         try:
             connection = self.connection or self.opened()
@@ -534,11 +439,7 @@ class Writer:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> None:
-        """End the use.
-
-        Raises:
-            OutboxError: the block has ended with an error of SQLite.
-        """
+        """End the use."""
         GATE.end_use(self._uses.pop())
         if error is not None:
             if self._doubt is not None:
@@ -557,9 +458,6 @@ class Writer:
         """Check that the path leads to the open files; open them again if SQLite's locks were lost.
 
         Call it within a use.
-
-        Raises:
-            OutboxMoved: the path leads to other files.
         """
         connection = self.opened()
         connection.place.check()
@@ -581,10 +479,7 @@ class Writer:
         return self.opened()
 
     def rest(self) -> None:
-        """Close the connection, for instance before a fork. The next use opens the file again.
-
-        That file must be the one that was open.
-        """
+        """Close the connection, as before a fork. The next use opens the same file, or raises."""
         connection = self.connection
         is_own = os.getpid() == self._pid
         # `must_stay`: after a commit that failed on the disk, a new connection could rebuild the
@@ -599,12 +494,9 @@ class Writer:
             abandon(connection)
 
     def leave(self) -> None:
-        """Drop files that the path does not lead to any more. The next use opens the new ones.
-
-        The dropped files stay open: closing the connection could delete the log of another
-        process that uses the path now.
-        """
+        """Drop files that the path does not lead to any more. The next use opens the new ones."""
         if self.connection is None or not self.connection.place.is_overwritten:
+            # Closing it could delete the log of another process that uses the path now.
             self._abandon()
 
     def close(self) -> None:

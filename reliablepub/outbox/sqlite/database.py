@@ -100,10 +100,7 @@ class SqliteSession:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Make changes to one row that are undone together, if the row cannot be changed.
-
-        A flipped bit can change the type of a value, and the tables are STRICT.
-        """
+        """Make changes to one row that are undone together, if the row cannot be changed."""
         self._connection.execute("SAVEPOINT reliablepub_attempt")
         try:
             yield
@@ -112,6 +109,7 @@ class SqliteSession:
                 if self._connection.in_transaction:  # SQLite may have ended it on a full disk
                     self._connection.execute("ROLLBACK TO reliablepub_attempt")
                     self._connection.execute("RELEASE reliablepub_attempt")
+            # A flipped bit can change the type of a value, and the tables are STRICT.
             if isinstance(error, sqlite3.IntegrityError):
                 raise Unreadable(f"{MISTYPED} (SQLite: {error})") from error
             raise
@@ -160,18 +158,14 @@ class SqliteSession:
 
 
 class SqliteDatabase:
-    """The outbox in a SQLite file; `Database` documents the contract of each method.
-
-    Args:
-        path: path of the file. It is opened when it is first used.
-    """
+    """The outbox in a SQLite file; `Database` documents the contract of each method."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.file: Final = absolute(path)
         self.name: Final = os.fspath(path)
         self._ballast = Ballast(self.file)
         self._enqueuing = Enqueuing(self.file, self._ballast)
-        self._writer = Writer(self.file, is_relay=False)
+        self._writer = Writer(self.file, is_relay=False)  # opens the file when it is first used
         self._turn = Turn()
         self._long_log = LongLog(self.file)
 

@@ -53,17 +53,12 @@ T = TypeVar("T")
 
 
 class _Mark:
-    """Exists as long as the connection that it is put on is open.
-
-    Attributes:
-        places: the files that the connection has open, by process, path of the outbox, and the name
-            by which the connection knows the file.
-        turn: lets one call at a time use the connection.
-    """
+    """Exists as long as the connection that it is put on is open."""
 
     def __init__(self) -> None:
+        # By process, path of the outbox, and the name by which the connection knows the file.
         self.places: dict[tuple[int, Path, str], Place] = {}
-        self.turn = Turn()
+        self.turn = Turn()  # lets one call at a time use the connection
 
     def __call__(self) -> None:
         """Do nothing: a connection owns functions, and these alone can be referred to weakly."""
@@ -85,12 +80,7 @@ def _mark_of(connection: sqlite3.Connection) -> _Mark:
 
 @dataclass(slots=True)
 class Enqueuing:
-    """Stores messages in one outbox.
-
-    Attributes:
-        path: path of the file.
-        ballast: checks that the disk has room.
-    """
+    """Stores messages in one outbox."""
 
     path: Path
     ballast: Ballast
@@ -100,24 +90,15 @@ class Enqueuing:
     def within(
         self,
         connection: sqlite3.Connection,
-        work: Callable[[sqlite3.Cursor], T],
+        work: Callable[[sqlite3.Cursor], T],  # called under the write lock
         *,
-        adds_outbox: bool = True,
+        adds_outbox: bool = True,  # if the database holds none
     ) -> T:
         """Run ``work`` through the caller's connection, in its open transaction if there is one.
 
-        Args:
-            connection: the caller's connection.
-            work: called with a cursor, under the write lock.
-            adds_outbox: whether to add an outbox first if the database holds none.
-
-        Raises:
-            ConfigurationError: the connection is to another file, or is not one of `sqlite3`.
-            NotAnOutbox: the database holds no outbox, and none is to be added.
-            OutboxMoved: the file that the connection has open is no longer the one at the path.
-            OutboxUnsure: the path cannot be looked at any more after a commit of this call.
-            OutboxError: nothing was changed. A transaction that the caller had open is still open,
-                unless SQLite has ended it. No other one is left open.
+        When this raises, but for `OutboxUnsure` and `OutboxMoved`, nothing was changed. A
+        transaction that the caller had open is still open, unless SQLite has ended it. No other one
+        is left open.
         """
         if not isinstance(connection, sqlite3.Connection):
             needed = f"outbox {self.path} needs a sqlite3.Connection to its file"
@@ -150,7 +131,7 @@ class Enqueuing:
         key = os.getpid(), self.path, name
         if key not in mark.places:
             self._check_same_file(cursor, name)
-        if not adds_outbox:
+        if not adds_outbox:  # storing a message names the database in each statement
             _check_names(cursor)
         is_theirs = connection.in_transaction
         if not is_theirs and _is_autocommit(connection):
@@ -199,15 +180,9 @@ class Enqueuing:
         keys: OutboxKeys | None,
         limits: OpenLimits,
     ) -> str:
-        """Store a message, unless its key is known. The caller holds the write lock.
+        """Store a message, unless its key is known; return the id of the one that has the key.
 
-        Returns:
-            the id of the message that has the key.
-
-        Raises:
-            OutboxFull: a limit of the outbox is reached.
-            OutboxDiskFull: the disk is full.
-            OutboxError: the ledger is missing.
+        The caller holds the write lock.
         """
         message_id = entry.message.message_id
         assert message_id is not None
@@ -241,16 +216,7 @@ class Enqueuing:
             check_version(version, self.path)
 
     def _check_same_file(self, cursor: sqlite3.Cursor, name: str) -> None:
-        """Check that the caller's connection is to the file at the path, and that it is safe.
-
-        Args:
-            cursor: of the connection.
-            name: by which the connection knows the file; empty if it has none.
-
-        Raises:
-            ConfigurationError: it is to another file.
-            OutboxError: the file cannot be used as an outbox.
-        """
+        """Check that the caller's connection is to the file at the path, and that it is safe."""
         try:
             is_same = bool(name) and check_file(self.path) and self.path.samefile(name)
         except FileNotFoundError:
@@ -266,13 +232,7 @@ class Enqueuing:
             self._has_warned = True
 
     def _check_place(self, cursor: sqlite3.Cursor, mark: _Mark, key: tuple[int, Path, str]) -> None:
-        """Check that the caller's connection has the files open that are at the path.
-
-        Raises:
-            ConfigurationError: the path leads to another file by now.
-            OutboxMoved: it has other files open, or the database was overwritten.
-            OutboxError: the file cannot be used as an outbox.
-        """
+        """Check that the caller's connection has the files open that are at the path."""
         place = mark.places.get(key)
         if place is None:
             place = _place(cursor, self.path)
@@ -300,11 +260,7 @@ class Enqueuing:
     def _check_committed(
         self, cursor: sqlite3.Cursor, mark: _Mark, key: tuple[int, Path, str]
     ) -> None:
-        """Check the same after a commit.
-
-        Raises:
-            OutboxUnsure: the path cannot be looked at any more.
-        """
+        """Check the same after a commit."""
         try:
             self._check_place(cursor, mark, key)
         except OutboxDiskFailed as error:
@@ -313,20 +269,14 @@ class Enqueuing:
 
 @contextmanager
 def _borrowed(connection: sqlite3.Connection, *, uses_views: bool) -> Iterator[sqlite3.Cursor]:
-    """Make a cursor, with those settings of the caller's connection aside that would disturb it.
-
-    Args:
-        connection: the caller's connection.
-        uses_views: whether views of the outbox are used. They contain JSON functions, which SQLite
-            refuses in views where the caller has set ``PRAGMA trusted_schema = OFF``.
-    """
+    """Make a cursor, with those settings of the caller's connection aside that would disturb it."""
     factories = connection.text_factory, connection.row_factory
     connection.text_factory, connection.row_factory = str, None
     cursor = connection.cursor()
     cursor.row_factory = None  # a subclass may have set one
     is_trusting = True
     try:
-        if uses_views:
+        if uses_views:  # they contain JSON functions, which SQLite refuses in views if this is OFF
             (is_trusting,) = cursor.execute("PRAGMA trusted_schema").fetchone()
             cursor.execute("PRAGMA trusted_schema = ON")
         yield cursor
@@ -359,13 +309,7 @@ def _place(cursor: sqlite3.Cursor, path: Path) -> Place:
 
 
 def _check_names(cursor: sqlite3.Cursor) -> None:
-    """Refuse temporary tables that stand before those of the outbox.
-
-    Storing a message names the database in each statement; the statements of operators do not.
-
-    Raises:
-        ConfigurationError: the connection has such a table or view.
-    """
+    """Refuse temporary tables that stand before those of the outbox."""
     found = cursor.execute(QUERIES["stand_in"]).fetchone()
     if found is not None:
         raise ConfigurationError(
@@ -411,11 +355,9 @@ def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:
 
 
 def _version(cursor: sqlite3.Cursor) -> int | None:
-    """Take the write lock by a write, and return the version of the outbox; None without one.
-
-    A transaction that begins by reading cannot wait for another writer (SQLITE_BUSY_SNAPSHOT), and
-    the caller's transaction may have neither read nor written yet.
-    """
+    """Take the write lock by a write, and return the version of the outbox; None without one."""
+    # A transaction that begins by reading cannot wait for another writer (SQLITE_BUSY_SNAPSHOT),
+    # and the caller's transaction may have neither read nor written yet.
     try:
         if cursor.execute(QUERIES["lock"], (VERSION,)).rowcount == 1:
             return VERSION

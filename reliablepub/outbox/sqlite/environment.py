@@ -28,45 +28,23 @@ _PAGE_BYTES: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Facts about the environment of an outbox.
+    """Facts about the environment of an outbox."""
 
-    Attributes:
-        sqlite: version of the SQLite library in use.
-        journal: journal mode of the file; ``wal`` is the right one.
-        is_shared: whether the file also holds tables of an application.
-        sync_ms: median time to write and sync a page of 4 KiB beside the outbox; None if the disk
-            is too full to try, or nothing can be written there.
-        bytes_free: bytes on the disk that are free for this user.
-        bytes_total: size of the disk, in bytes.
-        ahead_s: seconds by which the newest open message is stored in the future; 0 if it is not.
-        exchanges: exchanges, other than the default one, that open or parked messages name; at most
-            100.
-        queues: queues that open or parked messages name through the default exchange; at most 100.
-        mount: the mount that the outbox is on; None if it is unknown.
-        sync_problem: why nothing can be written beside the outbox; empty if it can, or if the disk
-            is full.
-    """
-
-    sqlite: str
-    journal: str
-    is_shared: bool
-    sync_ms: float | None
-    bytes_free: int
+    sqlite: str  # version of the library
+    journal: str  # ``wal`` is the right one
+    is_shared: bool  # whether the file also holds tables of an application
+    sync_ms: float | None  # None if the disk is too full to try, or nothing can be written there
+    bytes_free: int  # for this user
     bytes_total: int
-    ahead_s: float
-    exchanges: list[str]
-    queues: list[str]
+    ahead_s: float  # by which the newest open message is stored in the future; 0 if it is not
+    exchanges: list[str]  # at most 100 that open or parked messages name, but the default one
+    queues: list[str]  # at most 100 that they name through the default exchange
     mount: Mount | None = None
-    sync_problem: str = ""
+    sync_problem: str = ""  # why nothing can be written; empty if it can, or if the disk is full
 
 
 def look_around(path: Path) -> Surroundings:
-    """Measure the environment of an outbox; write nothing into the outbox.
-
-    Raises:
-        NotAnOutbox: there is no outbox at this path.
-        OutboxError: the outbox cannot be read.
-    """
+    """Measure the environment of an outbox; write nothing into the outbox."""
     with reading(path) as connection:
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
         exchanges, queues = (
@@ -95,15 +73,11 @@ def look_around(path: Path) -> Surroundings:
 
 
 def _sync_ms(folder: Path) -> tuple[float | None, str]:
-    """Return the median milliseconds, of 10 tries, to write and sync a page.
-
-    The page goes to a temporary file, because only SQLite may open the outbox. If no page can be
-    written, the time is None; the text says why, unless the disk is full.
-    """
+    """Return the median time to write and sync a page, or None and why, unless the disk is full."""
     page = bytes(_PAGE_BYTES)
     times = []
     try:
-        with TemporaryFile(dir=folder, buffering=0) as file:
+        with TemporaryFile(dir=folder, buffering=0) as file:  # only SQLite may open the outbox
             for _ in range(_SYNCS):
                 begun = time.perf_counter()
                 file.write(page)

@@ -92,9 +92,6 @@ class Doubt:
 
     SQLite reports both as SQLITE_CORRUPT: it makes that of ``EIO`` from a read (os_unix.c,
     SQLITE_IOERR_CORRUPTFS). A page that could not be read is read again by the next statement.
-
-    Args:
-        path: path of the outbox, for the errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,11 +100,7 @@ class Doubt:
         self._last = -math.inf
 
     def weigh(self, error: BaseException) -> None:
-        """Return if the error is no damage, or is reported for `DOUBTED_S` or again and again.
-
-        Raises:
-            OutboxDiskFailed: it is damage, and perhaps a disk that failed. Nothing was stored.
-        """
+        """Raise `OutboxDiskFailed` for damage, unless it is reported for `DOUBTED_S`, or often."""
         cause = error.__cause__ if isinstance(error, OutboxError) else error
         is_open = isinstance(error, OutboxUnsure)  # which says more
         if is_open or not (isinstance(cause, sqlite3.Error) and is_damage(cause)):
@@ -140,10 +133,8 @@ def is_unfinished(error: sqlite3.Error) -> bool:
 
 
 def is_decided(path: Path, error: sqlite3.Error) -> bool:
-    """Whether a commit that failed with this error is known to be rolled back.
-
-    After any other error (a failed write or sync), the transaction may be on disk.
-    """
+    """Whether a commit that failed with this error is known to be rolled back."""
+    # After any other error (a failed write or sync), the transaction may be on disk.
     return _code(error) in _DECIDED or _is_over_quota(path, error) or _is_too_long(path, error)
 
 

@@ -58,19 +58,14 @@ class Keeper(Protocol):
 
 
 class Gate:
-    """Prevents forks during uses of SQLite, and uses during forks. Reentrant, also for signals.
-
-    Attributes:
-        forks: grows in each forked child, so whoever finds another number than before is a child.
-        open_before: databases that the process had open when this module was imported. An earlier
-            fork may have lost their locks; `location.Place` checks that.
-    """
+    """Prevents forks during uses of SQLite, and uses during forks. Reentrant, also for signals."""
 
     def __init__(self) -> None:
         self._keepers = weakref.WeakValueDictionary[int, Keeper]()  # by their ``id``
         self._torn: set[Inode] = set()
+        # A fork before this module was imported may have lost their locks: `location` checks that.
         self.open_before = _open_databases()
-        self.forks = 0
+        self.forks = 0  # grows in each forked child: whoever finds another number is a child
         self._reset()
 
     def _reset(self) -> None:
@@ -90,9 +85,6 @@ class Gate:
 
         The block may end in another thread than it began in, for instance when a generator that was
         not exhausted is collected.
-
-        Raises:
-            OutboxLocked: another thread is forking, and the fork does not end.
         """
         use = self.begin_use()
         try:
@@ -101,11 +93,7 @@ class Gate:
             self.end_use(use)
 
     def begin_use(self) -> tuple[int, int]:
-        """Begin a use without a ``with`` block; return the argument of `end_use`.
-
-        Raises:
-            OutboxLocked: another thread is forking, and the fork does not end.
-        """
+        """Begin a use without a ``with`` block; return the argument of `end_use`."""
         if os.getpid() != self._pid:
             self._after_in_child()  # a C library forked without Python's hooks
         me = threading.get_ident()
@@ -168,21 +156,14 @@ class Gate:
         return [keeper for reference in references if (keeper := reference()) is not None]
 
     def check(self, path: Path, found: os.stat_result) -> None:
-        """Refuse a file that was open when this process was forked.
-
-        Raises:
-            OutboxForked: the file was open at the fork.
-        """
+        """Refuse a file that was open when this process was forked."""
         if os.getpid() != self._pid:
             self._after_in_child()
         if (found.st_dev, found.st_ino) in self._torn:
             raise forked(path, "was open when this process was forked")
 
     def rest(self) -> None:
-        """Close the connections of all keepers, within a use of this thread: locks were lost.
-
-        SQLite takes its lock on a file anew only when no connection of the process has it open.
-        """
+        """Close the connections of all keepers, within a use of this thread: locks were lost."""
         me = threading.get_ident()
         with self._lock:
             if self._forker is not None:
@@ -194,6 +175,7 @@ class Gate:
                     lambda: not self._using.keys() - {me}, REST_TIMEOUT_S
                 )
             if is_quiet:
+                # SQLite takes its lock on a file anew only when no connection here has it open.
                 for keeper in self._kept():
                     keeper.rest()
         finally:
@@ -237,10 +219,7 @@ def forked(path: Path, what: str) -> OutboxForked:
 
 
 def open_files() -> dict[Inode, list[int]]:
-    """Return the open regular files of this process, each with its descriptors.
-
-    The result is empty if the system cannot list descriptors.
-    """
+    """Return this process's open regular files, each with its descriptors; empty if unknown."""
     found: dict[Inode, list[int]] = {}
     for descriptor in _descriptors():
         try:

@@ -69,16 +69,7 @@ _OTHERS: Final = 0o077
 
 
 def check_side_files(outbox: Path, suffixes: tuple[str, ...] = (*OF_SQLITE, *OURS)) -> None:
-    """Refuse an outbox if another user has planted a file beside it, or can use one.
-
-    Args:
-        outbox: path of the outbox, which need not exist yet.
-        suffixes: suffixes of the files to check, which need not exist.
-
-    Raises:
-        OutboxError: a file is not a regular file, has a second name, belongs to a user who may not
-            write to the outbox, or grants other users more rights than the outbox does.
-    """
+    """Refuse an outbox if another user has planted a file beside it, or can use one."""
     base = os.fspath(outbox)
     for suffix in suffixes:
         try:
@@ -96,17 +87,10 @@ def takes_over(outbox: Path) -> bool:
 
 
 def claim_log(outbox: Path) -> list[tuple[int, int]]:
-    """Create the log and its index if they are missing; return the identity of each file.
-
-    Nothing is created beside an empty database, because SQLite would remove it.
-
-    Raises:
-        OutboxError: an existing file is refused, for the reasons of `check_side_files`; or a new
-            one cannot be given to the owner of the outbox.
-    """
+    """Create the log and its index if they are missing; return the identity of each file."""
     main = outbox.stat()
     files: list[tuple[int, int]] = []
-    if not main.st_size:
+    if not main.st_size:  # SQLite would remove a log beside an empty database
         return files
     for suffix in ("-wal", "-shm"):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # O_EXCL follows no link
@@ -139,20 +123,7 @@ def claim_log(outbox: Path) -> list[tuple[int, int]]:
 
 
 def open_side_file(outbox: Path, suffix: str, flags: int) -> int:
-    """Open a side file without following a link or waiting for a pipe; created with mode 0600.
-
-    Args:
-        outbox: path of the outbox.
-        suffix: suffix of the file, one of `OURS`.
-        flags: flags of ``os.open``.
-
-    Returns:
-        a file descriptor that child programs do not inherit.
-
-    Raises:
-        OutboxError: the file is refused, for the reasons of `check_side_files`.
-        OSError: it cannot be opened.
-    """
+    """Open a side file without following a link or waiting for a pipe; created with mode 0600."""
     safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(os.fspath(outbox) + suffix, flags | safely, 0o600)
     try:
@@ -164,23 +135,15 @@ def open_side_file(outbox: Path, suffix: str, flags: int) -> int:
 
 
 def read_side_file(outbox: Path, suffix: str, bytes_max: int) -> bytes:
-    """Read a side file, at most ``bytes_max`` bytes of it.
-
-    Raises:
-        OutboxError: the file is refused, for the reasons of `check_side_files`.
-        OSError: it cannot be read.
-    """
+    """Read a side file, at most ``bytes_max`` bytes of it."""
     with open(open_side_file(outbox, suffix, os.O_RDONLY), "rb", buffering=0) as file:
         return file.read(bytes_max)
 
 
 @cache
 def warn_of_folder(folder: Path) -> None:
-    """Log, once for each folder, that other users can create files in the folder of an outbox.
-
-    Such a mode is not an error, because container volumes often have it. A planted file is one.
-    Log also that the folder is in memory.
-    """
+    """Log, once for each folder, that other users can write to it, or that it is in memory."""
+    # Its mode is no error, because container volumes often have such a one. A planted file is one.
     if words := folder_exposure(folder):
         LOGGER.warning("%s", words, extra={"event": "exposed"})
     if words := mounts.forgets(folder):
@@ -288,20 +251,7 @@ before it if the database is locked for good (fileformat2.html, os_unix.c)."""
 
 
 class Place:
-    """The files that a connection has open, recorded right after it was opened.
-
-    Args:
-        path: absolute path of the database, which this process has open.
-        is_logged: whether the connection has a write-ahead log open.
-        is_writing: whether the connection holds the lock of the writer.
-
-    Attributes:
-        is_unseen: whether the last `check` could not look at the path.
-
-    Raises:
-        OutboxMoved: the path already leads to other files, or the log was deleted while in use.
-        OutboxForked: SQLite's table has a lock on the database that the kernel does not have.
-    """
+    """The files that a connection has open, recorded right after it was opened."""
 
     def __init__(self, path: Path, *, is_logged: bool = False, is_writing: bool = False) -> None:
         self._path = path
@@ -309,7 +259,7 @@ class Place:
         self._inodes = self._now()
         self._files = tuple(zip(map(os.fsencode, self._names), self._inodes, strict=True))
         self._locked_fd = self._index_fd = -1
-        self.is_unseen = False
+        self.is_unseen = False  # whether the last `check` could not look at the path
         self._index = b""
         self._changes = 0
         self._take_stock(is_writing=is_writing)
@@ -327,12 +277,7 @@ class Place:
         return self.file in _OVERWRITTEN
 
     def check(self) -> None:
-        """Compare the files at the path with the open ones, and the content with what was seen.
-
-        Raises:
-            OutboxMoved: a file was deleted, moved, replaced or overwritten; says which.
-            OutboxDiskFailed: this process may not look at the path any more, or the disk fails.
-        """
+        """Compare the files at the path with the open ones, and the content with what was seen."""
         for name, inode in self._files:
             if look(name)[0] != inode and self._look_again(name) != inode:
                 raise self._moved()
@@ -340,12 +285,7 @@ class Place:
         self.check_content()
 
     def check_before_commit(self) -> None:
-        """Check before anything is written what would make its commit unsure.
-
-        Raises:
-            OutboxMoved: the database was overwritten, or a file was deleted, moved or replaced.
-            OutboxDiskFailed: this process may not look at the path any more.
-        """
+        """Check before anything is written what would make its commit unsure."""
         if self.is_unseen:
             self.check()
         else:
@@ -366,11 +306,7 @@ class Place:
         return found.st_dev, found.st_ino
 
     def check_content(self) -> None:
-        """Compare the database's change counter with the one seen last. Cheaper than `check`.
-
-        Raises:
-            OutboxMoved: the database was overwritten.
-        """
+        """Compare the database's change counter with the one seen last. Cheaper than `check`."""
         if self.is_overwritten:
             raise _overwritten(self._path)
         if self._inodes[1] is None:
@@ -395,11 +331,9 @@ class Place:
         self._index = b""
 
     def has_new_index(self) -> bool:
-        """Whether any connection may have committed since `note_index`.
-
-        SQLite decides by this comparison too whether to discard its page cache, under a lock, and
-        with a check of what it read. Here it is one system call, which is enough for polling.
-        """
+        """Whether any connection may have committed since `note_index`."""
+        # SQLite decides by this comparison too whether to discard its page cache, under a lock, and
+        # with a check of what it read. Here it is one system call, which is enough for polling.
         return not self._index or _index(self._index_fd) != self._index
 
     def _is_ours(self, fd: int) -> bool:
@@ -412,20 +346,15 @@ class Place:
 
     @property
     def is_locked(self) -> bool:
-        """Whether SQLite still has its lock on the database; True if the system does not tell.
-
-        Closing another descriptor of the file in this process drops the lock. A copy by
-        ``shutil`` does that.
-        """
+        """Whether SQLite still has its lock on the database; True if the system does not tell."""
+        # Closing another descriptor of the file in this process drops it. A copy by `shutil` does.
         return self._locked_fd < 0 or _has_lock(self._locked_fd)
 
     def is_left_open(self, instead: Place) -> bool:
-        """Whether this process still has one of these files open that is not in ``instead``.
-
-        The number of a deleted log or index may belong to another file by now, such as the index of
-        another database of this process: only one without a name is the old one.
-        """
+        """Whether this process still has one of these files open that is not in ``instead``."""
         files, gone = open_files(), set(self._inodes) - set(instead._inodes)
+        # The number of a deleted log or index may belong to another file by now, such as the index
+        # of another database of this process: only one without a name is the old one.
         return any(
             inode == self.file or _is_deleted(descriptor)
             for inode in gone
@@ -508,11 +437,7 @@ _OVERWRITTEN: Final[set[Inode | None]] = set()
 
 
 def refuse_overwritten(path: Path, found: os.stat_result) -> None:
-    """Refuse a file into which a backup was copied while this process had it open.
-
-    Raises:
-        OutboxMoved: it is such a file.
-    """
+    """Refuse a file into which a backup was copied while this process had it open."""
     if (found.st_dev, found.st_ino) in _OVERWRITTEN:
         raise _overwritten(path)
 
@@ -522,20 +447,12 @@ def _overwritten(path: Path) -> OutboxMoved:
 
 
 class WritingConnection(sqlite3.Connection):
-    """A connection to an outbox, with the files it has open.
+    """A connection to an outbox, with the files it has open."""
 
-    Attributes:
-        place: the open files, which are compared with the path after each commit.
-        forks: `Gate.forks` when it was opened: in a forked child, it is the parent's.
-        is_unsure: the disk failed during the last commit; see `transactions`.
-        patience: bounds its waits for the lock of the writer.
-        lock_wait_s: seconds spent so far in taking the lock of the writer.
-    """
-
-    place: Place
-    patience: Patience
-    is_unsure = False
-    lock_wait_s = 0.0
+    place: Place  # compared with the path after each commit
+    patience: Patience  # for the lock of the writer
+    is_unsure = False  # the disk failed during the last commit; see `transactions`
+    lock_wait_s = 0.0  # spent so far in taking the lock of the writer
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of `Connection`
         self.forks = GATE.forks  # first: what is forked from here on gets the parent's connection
@@ -551,11 +468,7 @@ class WritingConnection(sqlite3.Connection):
 
 
 def refuse_second_name(path: Path, found: os.stat_result) -> None:
-    """Refuse a file that has a second name: each name would have its own log.
-
-    Raises:
-        OutboxError: it has a hard link, or is mounted as a single file.
-    """
+    """Refuse a file that has a second name: each name would have its own log."""
     if found.st_nlink > 1:
         raise OutboxError(
             f"outbox {path} has {found.st_nlink} names (hard links); SQLite keeps a log beside "
@@ -641,22 +554,18 @@ def _has_lock(fd: int, lock: re.Pattern[bytes] = _ANY_LOCK) -> bool:
 
 
 def _has_write_lock(index_fd: int) -> bool:
-    """Whether a connection of this process writes to the log of this index, if it can be told.
-
-    SQLite holds another lock on each index that it has open. Where none is listed, as on some FUSE
-    file systems and in some sandboxes, it cannot be told.
-    """
+    """Whether a connection of this process writes to the log of this index, if it can be told."""
+    # SQLite holds another lock on each index that it has open. Where none is listed, as on some
+    # FUSE file systems and in some sandboxes, it cannot be told.
     return _has_lock(index_fd, _WRITE_LOCK) or not _has_lock(index_fd)
 
 
 def _is_written_instead(files: dict[Inode, list[int]], database: Inode) -> bool:
-    """Whether connections of this process write to other databases of its device, and not to this.
-
-    For a database without a log. If any lock on the device is listed, that on this one would be,
-    unless SQLite's VFS is one with other locks: such a connection may be refused, too.
-    """
+    """Whether this process writes to other databases without a log on the device, not to this."""
     if any(_has_lock(fd, _RESERVED_LOCK) for fd in files.get(database, ())):
         return False
+    # If any lock on the device is listed, that on this one would be, unless SQLite's VFS is one
+    # with other locks: such a connection may be refused, too.
     return any(
         _has_lock(fd, _RESERVED_LOCK)
         for (device, _), descriptors in files.items()
@@ -666,14 +575,10 @@ def _is_written_instead(files: dict[Inode, list[int]], database: Inode) -> bool:
 
 
 def _changes(fd: int) -> int | None:
-    """Read the file change counter from the database file. Pages in the log do not count.
-
-    Returns:
-        The counter; None if it cannot be read: the descriptor is -1 or closed, or the disk fails.
-    """
+    """Read the file change counter of the database, without its log; None if that fails."""
     try:
         return int.from_bytes(os.pread(fd, _CHANGES_BYTES, _CHANGES_AT), "big")
-    except OSError:
+    except OSError:  # the descriptor is -1 or closed, or the disk fails
         return None
 
 
@@ -705,11 +610,9 @@ def _locks_are_listed() -> bool:
 
 
 def _is_whole(log_fds: Sequence[int], index_fds: Sequence[int]) -> bool:
-    """Whether the log has a header, if its index says that it holds frames.
-
-    If a log is deleted while in use, the next connection creates an empty one. Frames appended to
-    that one are never found, because only the first frame of a log is written with a header.
-    """
+    """Whether the log has a header, if its index says that it holds frames."""
+    # If a log is deleted while in use, the next connection creates an empty one. Frames appended to
+    # that one are never found, because only the first frame of a log is written with a header.
     # Another process may truncate the log between the two reads, but hardly time after time.
     return any(_has_header(log_fds, index_fds) for _ in range(_LOOKS_AT_LOG_MAX))
 
@@ -736,27 +639,17 @@ RESCUED: Final = ".rescued-"
 def rescued(
     connection: sqlite3.Connection, path: Path, run: int, error: OutboxMoved
 ) -> OutboxMoved:
-    """Copy the open database beside the path; return the error to raise, with the copy's name.
-
-    If the copy fails, the error says why. A file that is created again counts its runs from 1, so
-    there may be a copy of that number: the new one has the suffix ``.2``, ``.3`` and so on.
-
-    Args:
-        connection: connection to the moved files, not in a transaction.
-        path: path of the outbox, whose folder may be gone.
-        run: number of the relay's run, for the name of the copy.
-        error: the error of `Place.check`.
-    """
+    """Copy the open database beside the path; return the error to raise, with the copy's name."""
     copy = path.with_name(f"{path.name}{RESCUED}{run}")
     try:
-        copy = _created(copy)
+        copy = _created(copy)  # a file that is created again counts its runs from 1
         try:
-            # As bytes: a name need not be UTF-8.
+            # Outside a transaction only. The name as bytes: it need not be UTF-8.
             connection.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(copy),))
         except BaseException:
             copy.unlink()
             raise
-    except (OSError, ValueError, sqlite3.Error) as failure:
+    except (OSError, ValueError, sqlite3.Error) as failure:  # the folder may be gone
         return OutboxMoved(f"{error}. Its content could not be copied to {copy} ({failure})")
     return OutboxMoved(
         f"{error}. A copy of its content is {copy}: bring the messages back with `reliablepub "
@@ -766,14 +659,11 @@ def rescued(
 
 
 def _created(first: Path) -> Path:
-    """Create an empty file with mode 0600 for ``VACUUM INTO``: SQLite would give it a wider mode.
-
-    Returns:
-        its path: the first one, or that with ``.2``, ``.3``, ..., which no other file has.
-    """
+    """Create an empty file at a new path: the first one, or that with ``.2``, ``.3``, ..."""
     for number in count(1):
         path = first if number == 1 else first.with_name(f"{first.name}.{number}")
         with suppress(FileExistsError):
+            # ``VACUUM INTO`` would give it a wider mode.
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             break
     return path

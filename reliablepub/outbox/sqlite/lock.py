@@ -64,16 +64,7 @@ def lock_path(outbox: Path) -> Path:
 
 
 class RelayLock:
-    """The right to relay one outbox, from construction until `release` or the end of the process.
-
-    Args:
-        outbox: path of the outbox.
-        timeout_s: how long to wait for a relay that holds the lock.
-
-    Raises:
-        OutboxInUse: another process, or publisher in this process, holds the lock; names it.
-        OutboxError: the lock file cannot be used, or belongs to another user.
-    """
+    """The right to relay one outbox, from construction to `release` or the end of the process."""
 
     def __init__(self, outbox: Path, *, timeout_s: float = ACQUIRE_TIMEOUT_S) -> None:
         self._outbox = outbox
@@ -103,16 +94,14 @@ class RelayLock:
 
     @classmethod
     def borrow(cls, outbox: Path) -> RelayLock | None:
-        """Acquire the lock briefly, for work that must exclude a relay; return None if it is held.
-
-        The file names no process id meanwhile, so other processes see no relay.
-        """
+        """Acquire the lock briefly, for work that excludes a relay; return None if it is held."""
         relay_lock = cls.__new__(cls)
         relay_lock._outbox = outbox  # noqa: SLF001 - same class
         relay_lock._path, relay_lock._fd = lock_path(outbox), -1  # noqa: SLF001
         try:
             relay_lock._take()  # noqa: SLF001
-            os.ftruncate(relay_lock._fd, 0)  # noqa: SLF001 - a killed relay leaves its process id
+            # A killed relay leaves its process id. Without one, other processes see no relay.
+            os.ftruncate(relay_lock._fd, 0)  # noqa: SLF001
         except (_Taken, OSError, OutboxError):
             relay_lock._drop()  # noqa: SLF001
             return None
@@ -124,11 +113,8 @@ class RelayLock:
             _held.add(self)
 
     def keep(self) -> None:
-        """Take the lock again if its file was deleted, replaced or emptied.
-
-        Otherwise other processes would see no relay. If another relay has taken it meanwhile, the
-        next commit raises `OutboxInUse`.
-        """
+        """Take the lock again if its file was deleted, replaced or emptied: others see no relay."""
+        # If another relay has taken it meanwhile, the next commit raises `OutboxInUse`.
         with suppress(_Taken, OSError, OutboxError):
             held = os.fstat(self._fd)
             if not _leads_to(self._path, held):
@@ -159,13 +145,7 @@ class RelayLock:
 
 
 def holder_pid(outbox: Path) -> int | None:
-    """Return the id of the process that relays the outbox now, or None.
-
-    Takes a shared lock for a moment to find out; a relay that starts at that moment tries again.
-
-    Raises:
-        OutboxError: no file descriptor is free.
-    """
+    """Return the id of the process that relays the outbox now, or None."""
     pid = _named_pid(outbox)
     if pid is None:
         return None
@@ -176,6 +156,7 @@ def holder_pid(outbox: Path) -> int | None:
             _raise_shortage(outbox, error)
             return None
         try:
+            # Held for a moment: a relay that starts just then tries again.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return pid

@@ -35,18 +35,7 @@ _TRIES: Final = 10
 
 
 class SqliteLoneWriter:
-    """A connection by which callers store messages beside the relay.
-
-    Args:
-        path: absolute path of the file.
-        keys: keys to encrypt messages; None for no encryption.
-        run: number of the relay's run.
-        relay: the relay's connection.
-
-    Attributes:
-        is_writing: whether a caller holds SQLite's lock, or is about to take it, or has just
-            released it.
-    """
+    """A connection by which callers store messages beside the relay."""
 
     def __init__(self, path: Path, keys: OutboxKeys | None, run: int, relay: Writer) -> None:
         self._path = path
@@ -57,6 +46,7 @@ class SqliteLoneWriter:
         self._last_id = 0
         self._prepared: WritingConnection | None = None
         self._is_interrupted = False
+        # Whether a caller holds SQLite's lock, is about to take it, or has just released it
         self.is_writing = False
 
     def prepare(self, limits: OpenLimits, *, is_sent: bool) -> None:
@@ -80,10 +70,8 @@ class SqliteLoneWriter:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the connection is the one that was prepared, and the next id is known.
-
-        A fork closes the connection.
-        """
+        """Whether the connection is the one that was prepared, and the next id is known."""
+        # A fork closes the connection.
         is_open = self._prepared is not None and self._writer.connection is self._prepared
         return is_open and not self._is_interrupted
 

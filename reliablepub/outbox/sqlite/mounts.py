@@ -37,14 +37,9 @@ _IN_MEMORY: Final = ("ramfs", "tmpfs")
 
 
 class Mount(NamedTuple):
-    """The mount that a folder is on.
+    """The mount that a folder is on."""
 
-    Attributes:
-        kind: type of the file system, such as ``ext4`` or ``fuse.sshfs``.
-        point: where it is mounted.
-    """
-
-    kind: str
+    kind: str  # of file system, such as ``ext4`` or ``fuse.sshfs``
     point: str
 
     @property
@@ -85,11 +80,7 @@ def mount_of(folder: Path) -> Mount | None:
 
 
 def refuse_shared(path: Path) -> None:
-    """Refuse an outbox on a folder that another kernel can use at the same time.
-
-    Raises:
-        OutboxError: it is on one, and the environment does not vouch for it.
-    """
+    """Refuse an outbox on a folder that another kernel can use, unless the environment vouches."""
     mount = mount_of(path.parent)
     if mount is not None and mount.is_shared and not mount.is_vouched_for:
         raise OutboxError(

@@ -59,12 +59,7 @@ def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, no
 
 
 class Retention:
-    """Deletes what was kept for long enough, a little at a time.
-
-    Args:
-        path: path of the outbox.
-        keep_confirmed_s: how long confirmed messages are kept.
-    """
+    """Deletes what was kept for long enough, a little at a time."""
 
     def __init__(self, path: Path, keep_confirmed_s: float) -> None:
         self._path = path
@@ -73,17 +68,7 @@ class Retention:
         self._passes = history.Passes()
 
     def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> bool:
-        """Delete a part of what is old, at most every `LOOK_S`.
-
-        Args:
-            connection: the relay's connection.
-            now: wall clock, seconds since 1970.
-            check: called in the transaction; raises if another relay owns the outbox, or if this
-                one has not read every intervention, which may be old by a clock that was set.
-
-        Returns:
-            whether anything was deleted.
-        """
+        """Delete a part of what is old, at most every `LOOK_S`; return whether any was deleted."""
         begun = time.monotonic()
         if begun < self._next_look_at:
             return False
@@ -103,6 +88,8 @@ class Retention:
                 waiting_at_most(connection, DELETING_S),
                 transaction(connection, self._path),
             ):
+                # Raises if another relay owns the outbox, or if this one has not read every
+                # intervention, which may be old by a clock that was set.
                 check()
                 for kind, values in found.items():
                     connection.execute(QUERIES[f"forget_{kind}_between"], values)

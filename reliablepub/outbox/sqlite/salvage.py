@@ -69,11 +69,6 @@ class Pages:
 
     A process must not use this class on a database that it has open with SQLite: closing the file
     here would drop the locks that SQLite holds on it.
-
-    Args:
-        path: path of the database; its log is beside it, if there is one.
-        page_bytes: page size; 0 reads it from the header, or finds the likeliest one if the header
-            is damaged.
     """
 
     def __init__(self, path: Path, page_bytes: int = 0) -> None:
@@ -143,14 +138,7 @@ class Pages:
         return data.ljust(self._size, b"\0")
 
     def _read(self, file: BinaryIO, at: int, count: int, part: str) -> bytes:
-        """Return bytes of a file, up to its end or to the first that the disk cannot read.
-
-        Args:
-            file: the file.
-            at: offset of the first byte.
-            count: number of bytes.
-            part: name of this part of the file, for `unreadable`.
-        """
+        """Return bytes of a file, up to its end or to the first that the disk cannot read."""
         data = b""
         try:
             while more := os.pread(file.fileno(), count - len(data), at + len(data)):
@@ -370,15 +358,7 @@ class Salvaged:
 
 
 def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
-    """Copy every intact row of a damaged outbox into a new one. The damaged file is not changed.
-
-    Raises:
-        OutboxInUse: a relay still uses the damaged outbox.
-        NotAnOutbox: no message was found, and SQLite finds no outbox in the damaged file either;
-            there is no new one.
-        OutboxDiskFailed: the same, and the disk cannot read parts of the damaged file.
-        OutboxError: the damaged file cannot be read, or the new one exists or cannot be written.
-    """
+    """Copy every intact row of a damaged outbox into a new one. The damaged file is not changed."""
     damaged = absolute(at)
     if not check_file(damaged):
         raise OutboxError(f"there is no file {damaged} to salvage")
@@ -411,19 +391,14 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
 
 
 def _lock(damaged: Path) -> RelayLock | None:
-    """Keep relays off; None if the file system is mounted read-only, where no relay can start.
-
-    Raises:
-        OutboxInUse: a relay uses the outbox, perhaps through another mount, which can be written.
-        OutboxError: the lock file cannot be used.
-    """
+    """Keep relays off; None if the file system is mounted read-only, where no relay can start."""
     try:
         return RelayLock(damaged)
     except OutboxError as error:
         cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno != errno.EROFS:
             raise
-    pid = holder_pid(damaged)
+    pid = holder_pid(damaged)  # a relay may use it through another mount, which can be written
     if pid is not None:
         raise OutboxInUse(f"outbox {damaged} is relayed by process {pid}; stop it")
     return None
@@ -554,22 +529,14 @@ def _write(
 
 
 class _Room:
-    """Bounds what SQLite reads of a forged file, whose tables may be views without an end.
-
-    Args:
-        most: size of the file and its log, in bytes. The rows of all tables have no more.
-    """
+    """Bounds what SQLite reads of a forged file, whose tables may be views without an end."""
 
     def __init__(self, most: int) -> None:
         self.steps_max: Final = most + _STEPS_OF_SCHEMA
-        self._left = most
+        self._left = most  # bytes of the file and its log: the rows of all tables have no more
 
     def take(self, rows: Iterable[_Row]) -> Iterator[_Row]:
-        """Yield rows as long as there is room for them.
-
-        Raises:
-            _Malformed: there are more rows than the file can hold.
-        """
+        """Yield rows; raise `_Malformed` at the first that the file has no room for."""
         for row in rows:
             values = row.values() if isinstance(row, dict) else row
             texts = (value for value in values if isinstance(value, str | bytes))
@@ -580,11 +547,9 @@ class _Room:
 
 
 def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path, room: _Room) -> bool:
-    """Copy the positions of named sources if SQLite can read them; return whether it could.
-
-    A wrong position loses input, and these rows have no checksum. So they are not decoded page by
-    page.
-    """
+    """Copy the positions of named sources if SQLite can read them; return whether it could."""
+    # A wrong position loses input, and these rows have no checksum. So they are not decoded page
+    # by page.
     found: list[dict[str, Any]] | None = None
     with (
         suppress(OutboxError, sqlite3.Error, _Malformed),
@@ -607,10 +572,7 @@ def _is_position(row: dict[str, Any]) -> bool:
 def _copy_keys(
     damaged: Path, target: sqlite3.Connection, new: Path, copied: Container[int], room: _Room
 ) -> bool:
-    """Copy deduplication keys as far as SQLite can read them; return whether it could read all.
-
-    Of a message that was not copied the id is left out: another message will get it.
-    """
+    """Copy deduplication keys as far as SQLite can read them; return whether it could read all."""
     page: list[tuple[Any, ...]] | None = [("",)]
     while page:
         after, page = page[-1][0], None
@@ -619,7 +581,7 @@ def _copy_keys(
             looking(damaged, steps_max=room.steps_max) as (connection, _),
         ):
             page = list(room.take(connection.execute(QUERIES["keys"], (after, _BATCH))))
-        keys = [
+        keys = [  # without the id of a message that was not copied: another message will get it
             (key, id_ if id_ in copied else 0, message_id, kept_until)
             for key, id_, message_id, kept_until in page or ()
             if isinstance(key, str) and isinstance(message_id, str) and is_time(kept_until)

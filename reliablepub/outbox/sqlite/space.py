@@ -98,12 +98,7 @@ REWRITE_RETRY_S: Final = 60.0
 
 
 class Ballast:
-    """The file ``<outbox>.ballast``. The constructor does not create it; `restore` does.
-
-    Args:
-        outbox: path of the outbox.
-        size: bytes of the whole ballast.
-    """
+    """The file ``<outbox>.ballast``. The constructor does not create it; `restore` does."""
 
     def __init__(self, outbox: Path, *, size: int = BALLAST_BYTES) -> None:
         self._outbox = outbox
@@ -115,10 +110,7 @@ class Ballast:
 
     @property
     def is_whole(self) -> bool:
-        """Whether at least 7/8 of the space is reserved; read-only opens may have released a part.
-
-        A byte is reserved if the file system has allocated it.
-        """
+        """Whether at least 7/8 of the space is reserved; read-only opens may have released some."""
         return self._lacking() <= self._size - self._least
 
     def release(self) -> bool:
@@ -173,11 +165,7 @@ class Ballast:
         return True
 
     def spare_bytes(self, connection: sqlite3.Connection | sqlite3.Cursor) -> float:
-        """Return free bytes minus what the ballast lacks and the log owes; negative if short.
-
-        Raises:
-            sqlite3.Error: the database cannot be read.
-        """
+        """Return free bytes minus what the ballast lacks and the log owes; negative if short."""
         # Lent bytes are lacking too: they are for readers, not for new messages.
         lacking = self._lacking()
         folder = self._outbox.parent
@@ -187,16 +175,9 @@ class Ballast:
         return spare
 
     def check(self, connection: sqlite3.Connection | sqlite3.Cursor, size: int) -> None:
-        """Check that the disk has room for new messages.
+        """Raise `OutboxDiskFull` if the disk has no room for new messages of ``size`` bytes.
 
         The caller holds the write lock; a `LoneWriter` does not, and may be one message late.
-
-        Args:
-            connection: connection to the database.
-            size: bytes of the messages.
-
-        Raises:
-            OutboxDiskFull: there is no room.
         """
         lacking, now = self._lacking(), time.monotonic()
         if lacking == self._plenty_lacking and now < self._plenty_until:
@@ -221,6 +202,7 @@ class Ballast:
             return self._size
         if not stat.S_ISREG(found.st_mode):
             return self._size
+        # A byte is reserved if the file system has allocated it.
         return max(0, self._size - min(found.st_size, found.st_blocks * _BLOCK_BYTES))
 
     def _is_complete(self) -> bool:
@@ -287,32 +269,20 @@ def _by_bytes(settled: list[T], size_of: Callable[[T], int]) -> Iterator[list[T]
 
 
 class Shortage:
-    """Detects that the disk of an outbox is full, and frees space.
-
-    Args:
-        path: path of the outbox.
-        ballast: reserved space, released and reserved again.
-
-    Attributes:
-        is_on: whether the disk counts as full.
-    """
+    """Detects that the disk of an outbox is full, and frees space."""
 
     def __init__(self, path: Path, ballast: Ballast) -> None:
         self._path = path
         self._ballast = ballast
         self._next_look_at = 0.0
         self._moved = -1  # `data_version` when the log was last moved
-        self.is_on = False
+        self.is_on = False  # whether the disk counts as full
 
     def settle(self, connection: sqlite3.Connection, *, release: bool = False) -> None:
         """Checkpoint the log, before a transaction that stores no new messages.
 
-        Args:
-            connection: that of the holder of the relay lock.
-            release: whether to release the ballast, because the transaction did not fit.
-
-        Raises:
-            OutboxDiskFull: the checkpoint needs more space than is free; nothing was written.
+        Only for the holder of the relay lock. If the transaction did not fit, ``release`` gives it
+        the ballast.
         """
         with reported(self._path):
             connection.execute("PRAGMA secure_delete = FAST")
@@ -329,11 +299,7 @@ class Shortage:
             )
 
     def look(self, connection: sqlite3.Connection) -> str:
-        """Check the disk at intervals, and free space if it is full.
-
-        Returns:
-            Why new messages are refused; empty if there is space.
-        """
+        """Check the disk at intervals, and free space; return why messages are refused, if so."""
         now = time.monotonic()
         if now >= self._next_look_at:
             self._look(connection)
@@ -354,17 +320,14 @@ class Shortage:
             connection.execute("PRAGMA secure_delete = ON")
 
     def _give(self, connection: sqlite3.Connection) -> None:
-        """Delete confirmed rows that are kept, and remove free pages from the file.
-
-        Also move the log into the database after others have written, so that it has room for an
-        operator who deletes messages.
-        """
+        """Delete confirmed rows that are kept, and remove free pages from the file."""
         has_kept = (
             connection.execute(QUERIES["has_confirmed"], {"before": math.inf}).fetchone()
             is not None
         )
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
         (version,) = connection.execute("PRAGMA data_version").fetchone()
+        # After others have written, the log is moved too: an operator who deletes needs room in it.
         is_moved = version == self._moved
         if is_moved and not has_kept and not (vacuum and free_pages(connection)):
             return
@@ -402,15 +365,12 @@ def has_space_to_give(connection: sqlite3.Connection) -> bool:
 
 
 def give_space_back(connection: sqlite3.Connection) -> bool:
-    """Rewrite the file without its free pages (``VACUUM``), outside a transaction.
-
-    Returns:
-        False if that failed (the disk is full, another process writes, or a page is damaged): the
-            file is not changed.
-    """
+    """Rewrite the file without its free pages, outside a transaction; return False if it failed."""
     try:
         connection.execute("VACUUM")
-    except (sqlite3.Error, MemoryError):  # the commit before it stays good
+    except (sqlite3.Error, MemoryError):
+        # The disk is full, another process writes, or a page is damaged. The file is not changed,
+        # and the commit before it stays good.
         return False
     return True
 

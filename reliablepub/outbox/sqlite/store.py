@@ -107,11 +107,7 @@ class SqlitePage(Page):
     """A page of entries, and how it is read."""
 
     def read_ready(self, connection: sqlite3.Connection, first_id: int, last_id: int) -> int:
-        """Read rows that are due now, lowest ids first.
-
-        Returns:
-            the id up to which all rows have been read or skipped.
-        """
+        """Read rows due now, lowest ids first; return the id up to which all were looked at."""
         first = _next_id_stored(connection, first_id, last_id)
         if first is None:
             return last_id
@@ -133,24 +129,13 @@ class SqlitePage(Page):
     def read_timed(
         self,
         connection: sqlite3.Connection,
-        query: str,
+        query: str,  # ``waiting`` or ``expiring``
         now: float,
-        loaded: Container[int],
+        loaded: Container[int],  # ids to skip
         *,
-        next_only: bool,
+        next_only: bool,  # leave out rows that are not next of their ordering key
     ) -> float | None:
-        """Read rows whose time in an index has passed, earliest first.
-
-        Args:
-            connection: connection to read with.
-            query: ``waiting`` or ``expiring``.
-            now: wall clock, seconds since 1970.
-            loaded: ids to skip.
-            next_only: whether to leave out rows that are not next of their ordering key.
-
-        Returns:
-            the first time in the index that was not read, or None.
-        """
+        """Read rows whose time in an index has passed; return the first time that was not read."""
         found, next_at = self._timed(connection, query, now, loaded)
         for at, id_ in found:
             columns = connection.execute(QUERIES["message"], (id_,)).fetchone()
@@ -186,7 +171,7 @@ class SqlitePage(Page):
         with closing(connection.execute(QUERIES[query])) as cursor:
             for id_, at in cursor:
                 if id_ in loaded:
-                    continue
+                    continue  # the relay knows its time
                 if at > now or len(found) >= self.limit:
                     return found, at
                 found.append((at, id_))
@@ -371,22 +356,7 @@ NEVER_READ: Final = (
 
 
 class SqliteStore:
-    """The outbox file, opened by its relay. `Store` documents the contract of each method.
-
-    Args:
-        path: path of the file, which is created if it is missing.
-        keep_confirmed_s: how long to keep confirmed messages for inspection; 0 keeps none.
-        keys: keys to encrypt new messages and decrypt stored ones; None for no encryption.
-        clock: wall clock, seconds since 1970.
-
-    Attributes:
-        is_stepping: whether stored times are still to follow a change of the wall clock.
-
-    Raises:
-        OutboxInUse: the relay of another process owns the outbox.
-        NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
-        OutboxError: the file cannot be opened or written.
-    """
+    """The outbox file, opened by its relay. `Store` documents the contract of each method."""
 
     check: Final = None
 
@@ -398,7 +368,7 @@ class SqliteStore:
         self,
         path: str | os.PathLike[str],
         *,
-        keep_confirmed_s: float = 0.0,
+        keep_confirmed_s: float = 0.0,  # 0 keeps none
         keys: OutboxKeys | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -491,20 +461,7 @@ class SqliteStore:
         return snapshot
 
     def commit(self, changes: Changes) -> Snapshot:
-        """Store the changes of one turn in one transaction, and set the ids of new entries.
-
-        Raises:
-            Intervened: an operator changed messages; nothing was stored.
-            OutboxDiskFull: the disk is full; nothing was stored. The turn may be tried again.
-            OutboxDiskFailed: the disk failed; nothing was stored. The turn may be tried again.
-            OutboxLocked: another process kept the write lock; nothing was stored. The turn may be
-                tried again.
-            OutboxUnsure: the disk failed during two commits. The turn may be tried again. If this
-                process ends before a commit succeeds, the changes may be found stored later.
-            OutboxInUse: another relay has taken over the outbox; this one must stop.
-            OutboxMoved: the path leads to other files; the error names a copy of the open one.
-            OutboxError: the store cannot be used any more.
-        """
+        """Store the changes of one turn in one transaction, and set the ids of new entries."""
         if changes.is_empty and not self.is_stepping:
             return self.snapshot()
         self._check_usable()
@@ -522,15 +479,13 @@ class SqliteStore:
         except OutboxMoved as error:
             self._rescue(error)
         except OutboxUnsure:
-            # The new entries may be there. Look for them as for those of another process.
+            # The new entries may be there, or be found later if this process ends before a commit
+            # succeeds. Look for them as for those of another process.
             self._version = self._version[0], -1
             raise
 
     def relieve(self) -> str:
-        """Free space if the disk is full; say why new entries cannot be stored, or return "".
-
-        If other processes have made the log long, restart it. Delete what was kept long enough.
-        """
+        """Free space if the disk is full; say why new entries cannot be stored, or return ""."""
         self._relay_lock.keep()
         if self._unparked:
             self._put_right()
@@ -557,26 +512,14 @@ class SqliteStore:
     def read_due(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``.
-
-        Entries in ``loaded`` do not count as waiting: the relay knows when they are due.
-
-        Raises:
-            Intervened: an operator changed messages since the last `touched`: one of the entries
-                may be in memory already, with its former address.
-        """
+        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``."""
         page = SqlitePage(limit, bytes_max, self._keys)
         return self._read_timed(page, "waiting", now, loaded, next_only=True)
 
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``.
-
-        Raises:
-            Intervened: an operator changed messages since the last `touched`: one of the entries
-                may be in memory already, with its former address.
-        """
+        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``."""
         page = SqlitePage(limit, bytes_max, self._keys)
         return self._read_timed(page, "expiring", now, loaded, next_only=False)
 
@@ -586,6 +529,7 @@ class SqliteStore:
         """Read entries whose time in an index has come, unless an operator changed messages."""
         with self._reading as connection:
             next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
+            # After an intervention, one may be in memory already, with its former address.
             self._check_current(connection)
         return self._readable(page), next_at
 
@@ -603,22 +547,17 @@ class SqliteStore:
         return self._readable(page), looked_at
 
     def _readable(self, page: SqlitePage) -> list[Entry]:
-        """Return the entries of a page, and keep its other rows from being read again and again.
-
-        Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
-        """
+        """Return the entries of a page, and keep its other rows from being read again and again."""
         if page.damaged or page.not_next:
             self._unparked |= page.damaged
             self._put_right(page.not_next)
         return page.entries
 
     def _put_right(self, not_next: Sequence[int] = ()) -> None:
-        """Park damaged rows, and clear the due times of rows that are not next of their key.
-
-        If that is not possible now, `relieve` tries again: nothing else would read a damaged row
-        of the backlog again.
-        """
+        """Park damaged rows, and clear the due times of rows that are not next of their key."""
         damaged: list[DamagedRow] = []
+        # If that is not possible now, `relieve` tries again: nothing else would read a damaged row
+        # of the backlog again.
         with suppress(*TRANSIENT), self._writer as connection:
             with transaction(connection, self.path):
                 self._check_owner(connection)
@@ -655,11 +594,7 @@ class SqliteStore:
         return found
 
     def changed_elsewhere(self) -> bool:
-        """Whether another process has written to the store since the last call.
-
-        Raises:
-            OutboxMoved: the path of the outbox leads to other files than those that are open.
-        """
+        """Whether another process has written to the store since the last call."""
         try:
             with self._reading:
                 connection = self._writer.renewed()
@@ -719,11 +654,7 @@ class SqliteStore:
             return int(position)
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
-        """Close the connection and release the lock. Committed entries remain.
-
-        Args:
-            last: final status to leave in the status file; None removes the file.
-        """
+        """Close the connection and release the lock. Committed entries remain."""
         if os.getpid() != self._pid:
             return  # opened by the parent process: closing it here could remove the parent's log
         if not self._relay_lock.is_held:
@@ -744,11 +675,7 @@ class SqliteStore:
             self._relay_lock.release()
 
     def _begin_run(self, connection: WritingConnection) -> tuple[int, int]:
-        """Become the owner, and record what the last owner left in flight.
-
-        Returns:
-            the number of the run, and that of the newest intervention before it.
-        """
+        """Become the owner; return the number of the run, and that of the newest intervention."""
         now = self._clock()
         # The log may come from a process that was killed while its disk failed, so its pages may
         # be in the page cache only. The checkpoint writes and syncs them into the database.
@@ -881,10 +808,8 @@ class SqliteStore:
         return work()
 
     def _after_callers(self, work: Callable[[], T]) -> T:
-        """Do a transaction. While the disk holds up a caller's commit, wait for the caller's lock.
-
-        Not for ever: a signal handler that waits for the relay may have interrupted the caller.
-        """
+        """Do a transaction. While the disk delays a caller's commit, wait for the caller's lock."""
+        # Not for ever: a signal handler that waits for the relay may have interrupted the caller.
         for _ in range(CALLER_WAITS):
             try:
                 return work()
@@ -914,11 +839,8 @@ class SqliteStore:
             write_a_page(connection)
 
     def _check_owner(self, connection: WritingConnection) -> int:
-        """Check that this is the newest run: the lock alone fails if the lock file was removed.
-
-        Returns:
-            the number of the newest intervention.
-        """
+        """Check that this is the newest run; return the number of the newest intervention."""
+        # The lock alone fails if the lock file was removed.
         run, pid, newest = connection.execute(QUERIES["owner"]).fetchone() or (0, 0, 0)
         if run > self._run:
             raise OutboxInUse(

@@ -53,22 +53,15 @@ beside newer ones."""
 
 @contextmanager
 def noting_trouble(error: BaseException) -> Iterator[None]:
-    """Clean up after an error, which what goes wrong in the block does not replace.
-
-    A signal handler may have closed the connection, and raised ``SystemExit``.
-    """
+    """Clean up after an error, which what goes wrong in the block does not replace."""
     try:
         yield
-    except sqlite3.Error as trouble:
+    except sqlite3.Error as trouble:  # a signal handler may have closed the connection
         error.add_note(f"the outbox could not clean up: {trouble}")
 
 
 def must_have_changed(cursor: sqlite3.Cursor, count: int = 1) -> None:
-    """Check that a statement has changed as many rows as it was given.
-
-    Raises:
-        OutboxError: a trigger has kept some from being changed, without an error of SQLite.
-    """
+    """Check that a statement has changed as many rows as it was given."""
     if cursor.rowcount != count:
         raise OutboxError(
             "nothing was stored, because a trigger that another program has put on a table of the "
@@ -96,12 +89,7 @@ class Turn:
         return self._locks.get(pid) or self._locks.setdefault(pid, threading.RLock())
 
     def take(self, path: Path, call: Callable[[], T]) -> T:
-        """Run a call as soon as no other thread runs one.
-
-        Raises:
-            OutboxError: a signal handler has interrupted such a call in this thread. Nothing was
-                changed.
-        """
+        """Run a call as soon as no other thread runs one."""
         with self.lock:
             if self._taken_by == (pid := os.getpid()):
                 raise OutboxError(
@@ -128,24 +116,14 @@ def waiting_at_most(connection: sqlite3.Connection, seconds: float) -> Iterator[
 
 
 def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
-    """Begin a transaction with the write lock. Wait for it as long as the connection's timeout.
-
-    SQLite's own wait sleeps 1, 2, 5, 10, and up to 100 ms between its tries, while another process
-    needs the lock for one commit: it misses many moments in which the lock is free.
-
-    Args:
-        connection: used by this call alone.
-        path: path of the outbox, for the error.
-
-    Raises:
-        sqlite3.OperationalError: the lock was not free until the timeout.
-        OutboxForked: a signal handler has forked within this call, and this is the child.
-    """
+    """Begin a transaction with the write lock. Wait for it as long as the connection's timeout."""
     forks = _forks_before(connection)
     (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     begun = time.monotonic()
     patience = connection.patience if isinstance(connection, WritingConnection) else Patience("")
     try:
+        # SQLite's own wait sleeps 1, 2, 5, 10, and up to 100 ms between its tries, while another
+        # process needs the lock for one commit: it misses many moments in which the lock is free.
         connection.execute("PRAGMA busy_timeout = 0")
         while True:
             if GATE.forks != forks:  # nothing is called from here on, so no signal handler runs
@@ -186,10 +164,7 @@ def _forked_within(path: Path) -> OutboxForked:
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
     """Run the block in one transaction: committed at its end, rolled back on any exception.
 
-    Raises:
-        OutboxUnsure: the disk failed during the commit; see `commit_with_retry`.
-        OutboxForked: a signal handler has forked within the block, and this is the child.
-        OutboxError: nothing was changed.
+    When it raises, nothing was changed, except perhaps with `OutboxUnsure`.
     """
     committing = False
     forks = _forks_before(connection)
@@ -224,27 +199,13 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 def commit_with_retry(
     connection: WritingConnection,
     path: Path,
-    work: Callable[[], T],
-    is_there: Callable[[], bool] = lambda: False,
+    work: Callable[[], T],  # writes everything; called once a try
+    is_there: Callable[[], bool] = lambda: False,  # whether changes of the failed try are visible
 ) -> T:
     """Run ``work`` in a transaction, and once more if the disk fails during its commit.
 
-    When it returns, the changes are in the file that the next process opens under this path.
-
-    Args:
-        connection: used for both tries, because a new connection could rebuild the index of the
-            log from frames that are not on the disk.
-        path: path of the outbox, for the errors.
-        work: writes everything, and returns the result. It is called once a try.
-        is_there: tells whether the changes of the failed try are visible, because another process
-            rebuilt the index of the log in between. The changes are then not written again, and
-            `OutboxUnsure` is raised.
-
-    Raises:
-        OutboxUnsure: the second commit failed too, or the changes of the failed one are visible;
-            or the path cannot be looked at any more.
-        OutboxMoved: the path does not lead to the open files any more, or they were overwritten.
-        OutboxError: nothing was changed.
+    When it returns, the changes are in the file that the next process opens under this path. When
+    it raises, nothing was changed, except perhaps with `OutboxUnsure` or `OutboxMoved`.
     """
     place = connection.place
     place.check_before_commit()
@@ -270,8 +231,9 @@ def _written(
     except OutboxUnsure as error:
         unsure = error
     try:
+        # A new connection could rebuild the index of the log from frames that are not on the disk.
         with transaction(connection, path):
-            if is_there():
+            if is_there():  # another process has rebuilt the index in between
                 raise unsure
             return work()
     except OutboxError as error:
