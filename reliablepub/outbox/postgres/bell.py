@@ -27,17 +27,9 @@ CALM_S: Final = 1.0
 
 
 class Bell:
-    """Rings when an enqueuer commits while the relay rests; `outbox.entry.Bell` is the contract.
+    """Rings when an enqueuer commits while the relay rests; `outbox.entry.Bell` is the contract."""
 
-    Args:
-        link: the relay's connection.
-
-    Attributes:
-        rings_early: False: what has rung is visible.
-        shard: the relay's.
-    """
-
-    rings_early: Final = False
+    rings_early: Final = False  # what has rung is visible
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -13,11 +13,7 @@ from collections.abc import Callable
 
 
 class ServerClock:
-    """Seconds since 1970 by the server; by this host until the first reading.
-
-    Args:
-        monotonic: the clock that measures the time between readings.
-    """
+    """Seconds since 1970 by the server; by this host until the first reading."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

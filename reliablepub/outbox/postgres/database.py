@@ -84,22 +84,11 @@ psycopg.adapters.register_dumper(_Double, _DoubleDumper)
 def create_outbox(
     server: Server,
     *,
-    shards: int = 1,
-    allows_loss: bool = False,
+    shards: int = 1,  # relays that can share the work
+    allows_loss: bool = False,  # obey a ``synchronous_commit`` that is off
     connection: Any = None,  # noqa: ANN401 - of a library that the application chose
 ) -> None:
-    """Create an outbox, in one transaction.
-
-    Args:
-        server: where the outbox is to be.
-        shards: number of relays that can share the work.
-        allows_loss: whether commits may be acknowledged before they are on disk, where the
-            server's ``synchronous_commit`` is off.
-        connection: the application's connection; the creation becomes part of its transaction.
-
-    Raises:
-        OutboxError: nothing was created; for instance, the schema exists.
-    """
+    """Create an outbox, in one transaction: its own, or that of `connection`."""
     text = creation(server.schema, shards=shards, allows_loss=allows_loss)
     if connection is not None:
         execute(connection, text)
@@ -320,10 +309,6 @@ class JoinedSession(PostgresSession):
 
     Relays wait until the application ends the transaction. Values are literals, because each
     library binds values in its own way.
-
-    Args:
-        server: where the outbox is.
-        connection: the application's connection.
     """
 
     _first_turn_s = _WRITE_S  # nothing retries the application's transaction
@@ -367,11 +352,7 @@ class JoinedSession(PostgresSession):
 
 
 class PostgresDatabase:
-    """The outbox in a database; `Database` documents the contract of each method.
-
-    Args:
-        url: URL of the database, with the schema.
-    """
+    """The outbox in a database; `Database` documents the contract of each method."""
 
     file: Final = None
 

@@ -55,12 +55,7 @@ _TRIES: Final = 3
 
 
 class Enqueuing:
-    """Stores messages in one outbox, from any number of threads.
-
-    Args:
-        server: where the outbox is.
-        pool: connections of this process.
-    """
+    """Stores messages in one outbox, from any number of threads."""
 
     def __init__(self, server: Server, pool: Pool) -> None:
         self._server = server
@@ -76,18 +71,10 @@ class Enqueuing:
         limits: OpenLimits,
         connection: Any = None,  # noqa: ANN401 - of a library that the application chose
     ) -> str:
-        """Store a message: in the transaction of the application's connection, or in its own.
+        """Store a message, in the transaction of `connection` or in its own; return its id.
 
-        Returns:
-            The id of the message that has the key.
-
-        Raises:
-            OutboxFull: a limit of the outbox is reached.
-            NotAnOutbox: there is no outbox, or another program has emptied its tables.
-            OutboxUnreachable: the server cannot be reached; the message was not stored.
-            OutboxUnsure: the connection was lost and cannot be opened again.
-            OutboxError: the message was not stored.
-            ConfigurationError: the type of the connection is not supported.
+        If another message has the key, return the id of that one. After an `OutboxError` other than
+        `OutboxUnsure`, the message is not stored.
         """
         with self._pool.link() as link:
             self._check_limits(link, entry, limits)
@@ -126,12 +113,7 @@ class Enqueuing:
         return _stored_or_first(entry, store, first)
 
     def _store(self, link: Link, entry: Entry, statement: Step) -> tuple[list[Row], bool]:
-        """Return the rows of the statement, and whether an earlier try may have stored the message.
-
-        Raises:
-            OutboxUnsure: it is unknown whether the message is stored.
-            OutboxError: the message was not stored.
-        """
+        """Return the statement's rows, and whether an earlier try may have stored the message."""
         failure: OutboxError | None = None
         is_unsure = False
         for _ in range(_TRIES):
@@ -192,17 +174,7 @@ class Enqueuing:
 def _statement(
     entry: Entry, key: str | None, keys: OutboxKeys | None, run: Callable[[Step], Row]
 ) -> Step:
-    """Return the statement that stores a message, and its values.
-
-    Args:
-        entry: the message.
-        key: its deduplication key.
-        keys: keys to encrypt it.
-        run: runs a statement, and returns its first row.
-
-    Raises:
-        InvalidMessage: a text has a character that PostgreSQL cannot store, or the key is too long.
-    """
+    """Return the statement that stores a message, and its values."""
     check_texts(texts_of(entry.message) | {"key": key})
     if key is not None and (size := len(key.encode())) > KEY_BYTES_MAX:
         limit = f"and PostgreSQL can index at most {KEY_BYTES_MAX}"
@@ -223,22 +195,12 @@ def _statement(
 
 
 def _stored_or_first(entry: Entry, store: Callable[[], bool], first: Callable[[], Row]) -> str:
-    """Return the id of the message that has the key: this message if it was stored.
-
-    Args:
-        entry: the message.
-        store: stores it; returns whether it did. If not, another message has the key.
-        first: returns the row of the message that has the key, or an empty one: the key may have
-            been forgotten since, and then the message must be stored.
-
-    Raises:
-        OutboxLocked: the key was stored and forgotten each time.
-    """
+    """Return the id of the message that has the key: this message if it was stored."""
     assert entry.message.message_id is not None
     for _ in range(_TRIES):
-        if store():
+        if store():  # else another message has the key
             return entry.message.message_id
-        if found := first():
+        if found := first():  # else the key was forgotten meanwhile: the message must be stored
             (known,) = found
             return known.decode() if isinstance(known, bytes) else str(known)
     raise OutboxLocked(
@@ -262,11 +224,7 @@ def execute(
     text: str,
     values: Values | None = None,
 ) -> tuple[Any, ...]:
-    """Run a statement on the application's connection; return its first row, or an empty one.
-
-    Raises:
-        ConfigurationError: the type of the connection is not supported.
-    """
+    """Run a statement on the application's connection; return its first row, or an empty one."""
     connection, is_sqlalchemy = _known(connection)
     if is_sqlalchemy:
         if values is None:
@@ -291,11 +249,7 @@ def execute_text(
     connection: Any,  # noqa: ANN401 - of a library that the application chose
     text: str,
 ) -> list[tuple[Any, ...]]:
-    """Run a statement with literal values on the application's connection; return its rows.
-
-    Raises:
-        ConfigurationError: the type of the connection is not supported.
-    """
+    """Run a statement with literal values on the application's connection; return its rows."""
     connection, is_sqlalchemy = _known(connection)
     if is_sqlalchemy:  # without parameters, or a driver would take each % for a placeholder
         options = {"no_parameters": True, **_AT_ONCE}
@@ -331,11 +285,7 @@ def _cursor(connection: Any) -> Any:  # noqa: ANN401 - of any library
 
 
 def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any library
-    """Return the connection to use, and whether it is SQLAlchemy's.
-
-    Raises:
-        ConfigurationError: the type of the connection is not supported.
-    """
+    """Return the connection to use, and whether it is SQLAlchemy's."""
     module = type(connection).__module__
     is_async = hasattr(connection, "__aenter__") or module.startswith(_ASYNC)
     if not is_async and hasattr(connection, "get_bind"):  # SQLAlchemy's Session

@@ -16,61 +16,33 @@ from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, functions
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The newest turn of a shard.
-
-    Attributes:
-        shard: number of the shard.
-        pid: process id of the relay that owns it; None if no relay ever has.
-        host: name of that relay's host.
-        is_free: whether the relay has released the shard.
-        silent_s: seconds since the relay's newest turn.
-    """
+    """The newest turn of a shard."""
 
     shard: int
-    pid: int | None
+    pid: int | None  # None if no relay has ever owned the shard
     host: str
-    is_free: bool
-    silent_s: float
+    is_free: bool  # the relay has released the shard
+    silent_s: float  # since the relay's newest turn
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSurroundings:
-    """Facts about the server of an outbox.
+    """Facts about the server of an outbox."""
 
-    Attributes:
-        server: settings and figures by name; see the statements ``surroundings``, ``privileges``
-            and ``activity``. The last ones are missing if this role may not see them.
-        owners: the owner of each shard.
-        clock_off_s: the server's clock, minus the clock of this host, in seconds.
-        ahead_s: seconds by which the newest open message was stored in the future, or 0.
-        exchanges: exchanges, other than the default one, that open or parked messages name; at most
-            100.
-        queues: queues that open or parked messages name through the default exchange; at most 100.
-        changed: functions of the outbox that differ from those that this version creates.
-        behind: sequences that are behind their rows: the highest number in use, by name.
-        lost: fail-overs that have lost commits, the newest first.
-        passed_over: ids of messages that are due and that a relay at work does not send.
-    """
-
-    server: dict[str, Any]
+    server: dict[str, Any]  # of `surroundings`, `privileges` and, if visible, `activity`
     owners: list[Owner]
-    clock_off_s: float
-    ahead_s: float
-    exchanges: list[str]
-    queues: list[str]
-    changed: list[str]
-    behind: dict[str, int] = field(default_factory=dict)
-    lost: list[LostCommits] = field(default_factory=list)
-    passed_over: list[int] = field(default_factory=list)
+    clock_off_s: float  # the server's clock, minus that of this host
+    ahead_s: float  # how far in the future the newest open message was stored, or 0
+    exchanges: list[str]  # named by open or parked messages, except the default one; at most 100
+    queues: list[str]  # named through the default exchange; at most 100
+    changed: list[str]  # functions that differ from those that this version creates
+    behind: dict[str, int] = field(default_factory=dict)  # sequences: highest number in use
+    lost: list[LostCommits] = field(default_factory=list)  # the newest first
+    passed_over: list[int] = field(default_factory=list)  # due, and not sent by a relay at work
 
 
 def look_around(database: Database) -> ServerSurroundings:
-    """Query the server of an outbox; read-only.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxError: the server cannot be reached, or the user may not read the outbox.
-    """
+    """Query the server of an outbox; read-only."""
     with database.reading() as session:
         (server,) = session.rows("surroundings")
         now = time.time()

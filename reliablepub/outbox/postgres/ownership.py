@@ -61,19 +61,12 @@ KEPT_TURNS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """A shard that this process owns.
-
-    Attributes:
-        shard: number of the shard.
-        run: number of this run of a relay.
-        turn: the first turn of the run.
-        shards: number of shards of the outbox.
-    """
+    """A shard that this process owns."""
 
     shard: int
     run: int
-    turn: int
-    shards: int
+    turn: int  # the first one of the run
+    shards: int  # number of shards of the outbox
 
 
 def is_lost_turn(error: psycopg.Error) -> bool:
@@ -117,22 +110,7 @@ class _Watch:
 def take_over(
     link: Link, token: str, now: float, own: tuple[int, int] | None = None, began_anew: str = ""
 ) -> Ownership:
-    """Become the owner of the first free shard; wait for an owner that may have died.
-
-    Args:
-        link: connection to use.
-        token: marks the turns of this process.
-        now: wall clock, seconds since 1970.
-        own: shard and run of this process until now, which it takes at once if no other relay has
-            come since.
-        began_anew: why it begins another run.
-
-    Raises:
-        OutboxInUse: each shard has a living owner.
-        OutboxLocked: a transaction holds the next turn of the own shard, perhaps the own one that
-            was cut off.
-        OutboxError: the outbox cannot be used.
-    """
+    """Become the owner of the first free shard; wait for an owner that may have died."""
     watch = _Watch()
     process: dict[str, object] = {"pid": os.getpid(), "host": socket.gethostname()}
     process |= {"now": now, "began_anew": began_anew}
@@ -144,7 +122,7 @@ def take_over(
         now_s = time.monotonic()
         lived = 0
         for shard, turn, run, is_free, at, age_s, is_unlinked, is_active in newest:
-            is_own = own == (shard, run)
+            is_own = own == (shard, run)  # so no other relay has come since: taken at once
             has_moved = watch.has_moved(shard, turn, at, now_s)
             is_silent = not has_moved and watch.is_old(shard, age_s, now_s)
             is_cut_off = watch.is_cut_off(shard, now_s, is_linked=not is_unlinked)
@@ -152,7 +130,7 @@ def take_over(
                 try:
                     new_run = _take(link, shard, turn, token, process)
                 except psycopg.errors.LockNotAvailable as error:
-                    if is_own:
+                    if is_own:  # the holder may be the own transaction that was cut off
                         raise outbox_error(link.server, error) from error
                     locked[shard] += 1
                 else:
@@ -167,14 +145,7 @@ def take_over(
 def _take(
     link: Link, shard: int, turn: int, token: str, process: Mapping[str, object]
 ) -> int | None:
-    """Take the turn after another one, and return the run that it begins.
-
-    Returns:
-        None if another process was faster.
-
-    Raises:
-        LockNotAvailable: another transaction has inserted the turn, and has not ended.
-    """
+    """Take the turn after another one; return its run, or None if another process was faster."""
     [(run,)] = link.read("begin_run", {**process, "shard": shard})
     values: dict[str, object] = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
     try:
@@ -185,7 +156,7 @@ def _take(
         if is_lost_turn(error):
             return None
         if isinstance(error, psycopg.errors.LockNotAvailable):
-            raise
+            raise  # the transaction that has inserted the turn has not ended
         raise outbox_error(link.server, error) from error
     return int(run)
 

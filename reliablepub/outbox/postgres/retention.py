@@ -35,24 +35,14 @@ BRIEFLY: Final[Step] = ("wait_briefly", {})
 
 
 class Retention:
-    """Finds old rows of an outbox.
-
-    Args:
-        link: the relay's connection.
-        keep_confirmed_s: how long confirmed messages are kept; 0 keeps none.
-        now: wall clock, seconds since 1970.
-        shards: number of shards of the outbox.
-
-    Attributes:
-        is_pruning: whether there may be old confirmed messages.
-    """
+    """Finds old rows of an outbox."""
 
     def __init__(self, link: Link, keep_confirmed_s: float, now: float, shards: int) -> None:
         self._link = link
-        self._keep_s = keep_confirmed_s
+        self._keep_s = keep_confirmed_s  # 0 keeps none
         # The relay of another shard may keep messages while this one keeps none.
         self._left_before = inf if shards == 1 else now
-        # An earlier run may have kept messages.
+        # Whether there may be old confirmed messages: an earlier run may have kept some.
         self.is_pruning = keep_confirmed_s > 0 or bool(link.read("any_kept", {}))
         self._look_at = 0.0
         self._since, self._pass_at = -inf, 0.0
@@ -74,12 +64,9 @@ class Retention:
         return True
 
     def look(self, now: float) -> list[Step]:
-        """Return a setting, and the statements that delete a part of what is old.
+        """Return a setting, and statements that delete a part of what is old; empty if nothing is.
 
         Those with a ``limit`` return a count: there is more to delete if it is the limit.
-
-        Returns:
-            an empty list if nothing is old.
         """
         has_kept = self.is_pruning and self._has_kept(self._before(now))
         old = [*self._old_history(now - ATTEMPTS_RETENTION_S), *self._old_keys(now)]

@@ -62,23 +62,14 @@ _UNENCRYPTED: Final = ("disable", "allow", "prefer")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where an outbox is: a database, and the schema of the outbox in it.
+    """Where an outbox is: a database, and the schema of the outbox in it."""
 
-    Attributes:
-        url: libpq's connection URL, with the password if it has one.
-        schema: name of the outbox's schema.
-    """
-
-    url: str = field(repr=False)
+    url: str = field(repr=False)  # libpq's, with the password if it has one
     schema: str = DEFAULT_SCHEMA
 
     @classmethod
     def of(cls, url: str) -> Server:
-        """Parse a URL: the parameter ``schema`` is the outbox's, all others are libpq's.
-
-        Raises:
-            ConfigurationError: the URL or the name of the schema cannot be used.
-        """
+        """Parse a URL: the parameter ``schema`` is the outbox's, all others are libpq's."""
         try:
             scheme, user, place, query = _parts(url.strip())
             _check_place(place)
@@ -126,12 +117,7 @@ class Server:
         )
 
     def connect(self) -> Connection:
-        """Open a connection.
-
-        Raises:
-            OutboxUnreachable: the server cannot be reached, or refuses for now.
-            OutboxError: it refuses what the URL says, and this process was never connected.
-        """
+        """Open a connection."""
         try:
             connection = Connection.connect(self.url, autocommit=True, prepare_threshold=None)
         except psycopg.Error as error:
@@ -150,20 +136,12 @@ class Server:
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection whose waits are told, and end with the patience.
-
-    Attributes:
-        patience: how long a statement may wait.
-    """
+    """A connection whose waits are told, and end with the patience."""
 
     patience: Patience
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401
-        """Wait for the server; psycopg calls this for each exchange.
-
-        Raises:
-            psycopg.OperationalError: the patience is over, and with it this connection.
-        """
+        """Wait for the server; psycopg calls this for each exchange."""
         try:
             return super().wait(_watched(gen, self.patience), *args, **kwargs)
         except _Abandoned:
@@ -235,11 +213,7 @@ def _is_local(host: str) -> bool:
 
 
 def _check_place(place: str) -> None:
-    """Refuse a place that may hold a part of the password: errors name the place.
-
-    Raises:
-        ConfigurationError: it has a ``@``, a port that is not a number, or a parameter.
-    """
+    """Refuse a place that may hold a part of the password: errors name the place."""
     hosts = place.partition("/")[0].split(",")
     ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts]
     if "@" in place or "=" in place or not all(port.isdigit() for port in ports if port):
@@ -376,11 +350,7 @@ Values = Mapping[str, object]
 
 
 def check_texts(values: Values) -> None:
-    """Check that PostgreSQL can store the texts among the values of a statement.
-
-    Raises:
-        InvalidMessage: one has the character U+0000; the error names the value.
-    """
+    """Check that PostgreSQL can store the texts among the values of a statement."""
     for name, value in values.items():
         if isinstance(value, str) and "\0" in value:
             raise InvalidMessage(name, "has the character U+0000, which PostgreSQL cannot store")
@@ -393,29 +363,20 @@ _BY_INDEX: Final[Step] = ("by_index", {"backend": 0})
 
 
 class Link:
-    """One connection for one thread, opened on first use.
-
-    Args:
-        server: where the outbox is.
-        is_relays: whether it is a relay's, which waits for no lock of a table for long.
-
-    Attributes:
-        allows_loss: whether a commit may be acknowledged before it is on disk.
-        connections: number of connections opened so far.
-        is_visible: whether other sessions see that a relay's connection is active.
-        may_rest: whether a relay may wait here for the notifications of enqueuers.
-    """
+    """One connection for one thread, opened on first use."""
 
     def __init__(self, server: Server, *, is_relays: bool = False) -> None:
         self.server = server
-        self._is_relays = is_relays
-        self.connections = 0
+        self._is_relays = is_relays  # if so, waits for no lock of a table for long
+        self.connections = 0  # opened so far
         self.queries = queries(server.schema)
         self._connection: Connection | None = None
         self._refusal: OutboxError | None = None
         self._connect_at = 0.0
         self._needs_settings = False
         self._cancelled_waits: list[str] = []  # warnings since `open`
+        # Whether a commit may be acknowledged before it is on disk, whether other sessions see that
+        # a relay's connection is active, and whether a relay may wait for notifications here.
         self.allows_loss = self.is_visible = self.may_rest = False
         self._is_direct = False
         self._channel = b""  # where this connection listens
@@ -429,10 +390,6 @@ class Link:
         uses this only for statements that need no table.
 
         If an idle connection turns out to be lost, the statement is run again on a new one.
-
-        Raises:
-            OutboxUnreachable: the connection cannot be opened, or was lost.
-            OutboxError: the statement failed.
         """
         return self._twice(lambda: self._run(name, values or {}))
 
@@ -440,10 +397,6 @@ class Link:
         """Run an idempotent statement with the settings of a relay; return its rows.
 
         If an idle connection turns out to be lost, the statement is run again on a new one.
-
-        Raises:
-            OutboxUnreachable: the connection cannot be opened, or was lost.
-            OutboxError: the statement failed.
         """
         return self._twice(lambda: self._read(name, values))
 
@@ -454,11 +407,7 @@ class Link:
         return self.transact([_BY_INDEX, (name, values)])[1]
 
     def own_settings(self) -> list[Step]:
-        """Return the statement that begins a transaction of a relay, unless its session has them.
-
-        Raises:
-            OutboxUnreachable: no connection can be opened.
-        """
+        """Return the settings that begin a relay's transaction; none if its session has them."""
         self.open()
         return [] if self._is_direct else [_BY_INDEX]
 
@@ -487,8 +436,7 @@ class Link:
     def batch(self, steps: Sequence[Step]) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each.
 
-        Raises:
-            psycopg.Error: a statement failed, and those after it were not run.
+        If one fails, those after it are not run.
         """
         connection = self.open()
         cursors = []
@@ -517,8 +465,7 @@ class Link:
     def transact(self, steps: Sequence[Step]) -> list[list[Row]]:
         """Run statements in one transaction and one round trip; return the rows of each.
 
-        Raises:
-            psycopg.Error: nothing was changed; after a lost connection, that is unknown.
+        When this raises, nothing was changed; after a lost connection, that is unknown.
         """
         begin: Step = ("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {})
         try:
@@ -538,9 +485,8 @@ class Link:
         administrator can change that at any time, and behind PgBouncer another client's ``SET``
         may apply.
 
-        Raises:
-            psycopg.Error: nothing was stored; after a lost connection, that is unknown.
-            OutboxUnsure: it is stored, and may not be on disk, or not on a synchronous replica.
+        After `OutboxUnsure` it is stored, and may not be on disk, or not on a synchronous replica.
+        After an error of psycopg nothing was stored; if the connection was lost, that is unknown.
         """
         try:
             return self._store(step)
@@ -578,18 +524,11 @@ class Link:
 
         A commit that is visible may not be there: the server has ended its connection while it
         waited, or was started again.
-
-        Raises:
-            psycopg.Error: they may not be there.
         """
         self.transact([self.settings(), ("flush", {})])
 
     def check_replicated(self) -> None:
-        """Check that no commit since `open` was cancelled while it waited for a replica.
-
-        Raises:
-            NotReplicated: one was.
-        """
+        """Check that no commit since `open` was cancelled while it waited for a replica."""
         if self._cancelled_waits:
             raise NotReplicated(
                 f"committed, and perhaps not on a synchronous replica: {self._cancelled_waits[0]}"
@@ -619,19 +558,11 @@ class Link:
 
     @property
     def backend(self) -> int:
-        """The server process of the connection, or a number that PgBouncer has made up.
-
-        Raises:
-            OutboxUnreachable: no connection can be opened.
-        """
+        """The server process of the connection, or a number that PgBouncer has made up."""
         return self.open().info.backend_pid
 
     def open(self) -> Connection:
-        """Return the connection; open one if there is none.
-
-        Raises:
-            OutboxUnreachable: no connection can be opened.
-        """
+        """Return the connection; open one if there is none."""
         if self._connection is None:
             if self._refusal is not None and time.monotonic() < self._connect_at:
                 raise self._refusal
@@ -671,18 +602,7 @@ class Link:
             self._channel = b""
 
     def rest(self, shard: int, rang: Callable[[], None]) -> bool:
-        """Have enqueuers notify this connection; see ``rest`` in queries.sql.
-
-        Args:
-            shard: the relay's.
-            rang: called when one has, during a statement.
-
-        Returns:
-            False if a transaction that enqueues is open, and will not notify.
-
-        Raises:
-            OutboxError: the connection cannot be used.
-        """
+        """Have enqueuers notify this connection (see queries.sql); return whether they will."""
         with reported(self.server):
             [(is_alone, channel)] = self._run("rest", {"shard": shard})
             connection = self.open()
@@ -691,7 +611,7 @@ class Link:
                 named = sql.Identifier(channel.decode())
                 connection.execute(sql.SQL("LISTEN {}").format(named))
                 self._channel = channel
-        return bool(is_alone)
+        return bool(is_alone)  # False: a transaction that enqueues is open, and will not notify
 
     def rise(self, shard: int) -> None:
         """Have enqueuers notify no more. If that fails, the connection is lost, and the lock."""
@@ -738,9 +658,6 @@ def _flush(connection: psycopg.Connection[Any], patience: Patience) -> None:
 
     psycopg 3.3 tries once for each statement of a pipeline, and then waits for the answer. Of a
     large statement, the rest would stay in libpq's buffer, and the server would wait for it.
-
-    Raises:
-        psycopg.OperationalError: the connection was lost.
     """
     server = connection.pgconn
     if not server.flush():
@@ -761,11 +678,7 @@ def _flush(connection: psycopg.Connection[Any], patience: Patience) -> None:
 
 
 class Pool:
-    """Idle connections, for calls from any thread.
-
-    Args:
-        server: where the outbox is.
-    """
+    """Idle connections, for calls from any thread."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -46,11 +46,7 @@ _VALUE: Final = re.compile(r"(?<!:):([a-z]\w*)")
 
 
 def check_schema(name: str) -> str:
-    """Return the name of a schema if this library can use it.
-
-    Raises:
-        ConfigurationError: it has characters other than lower-case letters, digits and ``_``.
-    """
+    """Return the name of a schema if this library can use it."""
     if not _SCHEMA.fullmatch(name):
         msg = f"schema {name!r} must be lower-case letters, digits and _, and begin with a letter"
         raise ConfigurationError(msg)
@@ -81,13 +77,8 @@ def functions(schema: str, shards: int) -> dict[str, str]:
 
 
 def roles(schema: str) -> str:
-    """Return the SQL that creates roles with the least privileges for an outbox.
-
-    Raises:
-        ConfigurationError: the schema's name leaves no room for the names of the roles, which
-            PostgreSQL would cut off.
-    """
-    if len(schema + _ROLE) > _NAME_MAX:
+    """Return the SQL that creates roles with the least privileges for an outbox."""
+    if len(schema + _ROLE) > _NAME_MAX:  # PostgreSQL would cut off the names of the roles
         room = _NAME_MAX - len(_ROLE)
         raise ConfigurationError(f"schema {schema!r} has more than {room} characters for its roles")
     return within(schema, text_of(__package__, "roles.sql"))

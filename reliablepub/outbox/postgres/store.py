@@ -134,40 +134,18 @@ class _Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """The last look at what other processes have stored.
+    """The last look at what other processes have stored."""
 
-    Attributes:
-        text: the snapshot in PostgreSQL's form: ``xmin:xmax:xip``.
-        last_id: the highest id that was visible, or was stored by this relay.
-        late: ids up to an earlier `last_id` that have become visible since, as ranges.
-        count: number of rows that no turn has counted yet.
-        size: bytes of these rows.
-        intervention: number of the newest intervention.
-    """
-
-    text: str
-    last_id: int
-    late: list[tuple[int, int]]
-    count: int = 0
-    size: int = 0
-    intervention: int = 0
+    text: str  # the snapshot in PostgreSQL's form: ``xmin:xmax:xip``
+    last_id: int  # the highest that was visible, or was stored by this relay
+    late: list[tuple[int, int]]  # ranges of ids up to an earlier `last_id`, visible only since
+    count: int = 0  # rows that no turn has counted yet
+    size: int = 0  # bytes of these rows
+    intervention: int = 0  # number of the newest one
 
 
 class PostgresStore:
-    """A shard of an outbox in PostgreSQL, opened by its relay. `Store` documents each method.
-
-    Args:
-        server: where the outbox is.
-        keep_confirmed_s: how long to keep confirmed messages for inspection; 0 keeps none.
-        keys: keys to encrypt new messages and decrypt stored ones; None for no encryption.
-        clock: wall clock, seconds since 1970; None for the server's.
-
-    Raises:
-        OutboxInUse: the relay of another process owns the outbox, or each of its shards.
-        NotAnOutbox: there is no outbox, or it is of another version.
-        OutboxUnreachable: the server cannot be reached.
-        OutboxError: the outbox cannot be used.
-    """
+    """A shard of an outbox in PostgreSQL, opened by its relay. `Store` documents each method."""
 
     is_stepping: Final = False
     """Always False: the commit with a change of the clock moves all times."""
@@ -178,9 +156,9 @@ class PostgresStore:
         self,
         server: Server,
         *,
-        keep_confirmed_s: float = 0.0,
+        keep_confirmed_s: float = 0.0,  # 0 keeps none
         keys: OutboxKeys | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] | None = None,  # seconds since 1970; None for the server's
     ) -> None:
         self._server = server
         self._keep_confirmed_s = keep_confirmed_s
@@ -205,16 +183,13 @@ class PostgresStore:
             raise
 
     def _begin(self, own: tuple[int, int] | None) -> None:
-        """Begin a run: take a shard over, record what the last owner left in flight, and count.
-
-        Args:
-            own: the shard and the run of this process until now; None at the start.
-        """
+        """Begin a run: take a shard over, record what the last owner left in flight, and count."""
         read_at = time.monotonic()
         [(server, told_at)] = self._link.rows("server")
         self._server_known = server.decode()
         self._server_clock.read(told_at, read_at)
         now = self._clock()
+        # `own` is the shard and the run of this process until now; None at the start.
         owned = take_over(self._link, self._token, now, own, self._over_because)
         self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
         self._known = self._token  # the token of that turn
@@ -250,11 +225,7 @@ class PostgresStore:
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
 
     def _raise_sequences(self) -> None:
-        """Raise sequences that are behind their rows, as after a move by logical replication.
-
-        Raises:
-            OutboxError: this user may not; it says what to run.
-        """
+        """Raise sequences that are behind their rows, as after a move by logical replication."""
         self._compared_at = time.monotonic()
         for row in self._link.read("sequences_behind", {}):
             name, most = row[0].decode(), row[1]
@@ -393,12 +364,7 @@ class PostgresStore:
         return is_changed
 
     def _follow(self, turn: int, run: int, token: bytes, intervention: int) -> None:
-        """Record the newest turn, which may be an operator's.
-
-        Raises:
-            OutboxInUse: another relay has taken over.
-            OutboxUnreachable: the database has lost committed turns, so this run is over.
-        """
+        """Record the newest turn, which may be an operator's."""
         if not run:
             raise OutboxInUse(
                 f"outbox {self._server}: this relay was silent for more than {EXPIRY_S:g} s, and "
@@ -428,23 +394,13 @@ class PostgresStore:
             self._end_run("the server was started again, or is another one")
 
     def _end_run(self, because: str) -> NoReturn:
-        """End this run; the next look begins another.
-
-        Raises:
-            OutboxUnreachable: always, as long as there is no other run.
-        """
+        """End this run, and raise `OutboxUnreachable`; the next look begins another."""
         self._over_because = because
         self._check_usable()
         raise AssertionError
 
     def _go_on(self) -> None:
-        """If this run is over, begin another, on the same shard.
-
-        Raises:
-            RunEnded: another has begun.
-            OutboxInUse: another relay has taken over.
-            OutboxError: it cannot begin, perhaps for now (`TRANSIENT`).
-        """
+        """If this run is over, begin another on the same shard, and raise `RunEnded`."""
         self._check_open()
         because = self._over_because
         if not because:
@@ -584,21 +540,11 @@ class PostgresStore:
     def _take_turn(
         self, steps: Sequence[Step], *, is_counting: bool = True, is_storing: bool = False
     ) -> list[list[Row]] | None:
-        """Commit statements as the next turn.
+        """Commit statements as the next turn; return the rows of each, None if the answer was lost.
 
-        Args:
-            steps: the statements.
-            is_counting: whether the turn counts new messages of enqueuers, as it must if its
-                statements change messages.
-            is_storing: whether they store messages or move times, which must not happen twice.
-
-        Returns:
-            the rows of each statement; None if the answer of the server was lost.
-
-        Raises:
-            Intervened: an operator changed messages; nothing was stored.
-            OutboxUnsure: it is unknown whether new messages are stored; this run is over.
-            OutboxError: nothing was stored.
+        Statements that change messages need `is_counting`: the turn counts the new ones first. With
+        `is_storing` they store messages or move times, which must not happen twice. When this
+        raises, nothing was stored; after `OutboxUnsure` that is unknown, and this run is over.
         """
         self._commits += 1
         token = f"{self._token}/{self._commits}"
@@ -618,6 +564,7 @@ class PostgresStore:
                             return None
                     except TRANSIENT as unreadable:
                         failure = unreadable
+                        # An error that has ended this run tells that nothing was stored.
                         is_unsure = is_unsure and not self._over_because
                         break
                     is_unsure = False  # its turn is another's: no earlier try can commit
@@ -664,13 +611,7 @@ class PostgresStore:
         self._is_ledger_old = False
 
     def _has_committed(self, token: str, *, is_counting: bool) -> bool:
-        """When the next turn is not to be had, whether this transaction has taken it.
-
-        Raises:
-            Intervened: an operator has taken it, and changed messages.
-            OutboxInUse: another relay has taken it.
-            OutboxUnreachable: this run is over, and nothing was stored; or it cannot be told.
-        """
+        """When the next turn is not to be had, whether this transaction has taken it."""
         since = self._turns_since(self._turn)
         newest = since[-1] if since else self._newest_turn()
         if len(since) > 1 and since[1].token.decode() == token:
