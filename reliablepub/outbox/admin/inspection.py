@@ -134,12 +134,7 @@ class HeldKey:
 
 
 def read_status(database: Database) -> OutboxStatus:
-    """Return the status of an outbox.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxError: its ledger is damaged.
-    """
+    """Return the status of an outbox."""
     with database.reading() as session:
         relays = session.relays()
         relay = Relaying.first(relays).pid
@@ -177,29 +172,18 @@ def read_status(database: Database) -> OutboxStatus:
 
 
 def read_relays(database: Database) -> list[Relaying]:
-    """Return the process that relays each shard of an outbox now, and its status.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return the process that relays each shard of an outbox now, and its status."""
     with database.reading() as session:
         return session.relays()
 
 
 def read_due(database: Database) -> tuple[int, int, int]:
-    """Count what a relay of one shard, which has nothing left to send, leaves in the others.
-
-    Returns:
-        number of shards, of open messages, and of those in shards without a relay that one would
-        send now: that wait for no time, nor for a message of their ordering key.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return the number of shards, of open messages, and of those due in shards without a relay."""
     with database.reading() as session:
         relays = session.relays()
         free = {relay.shard for relay in relays if relay.pid is None}
         found = list(session.select(_DUE, {"now": time.time()}))
+        # Due: waits for no time, nor for a message of its ordering key
         due = sum(row["due"] for row in found if row["shard"] in free)
         return len(relays), sum(row["open"] for row in found), due
 
@@ -222,43 +206,27 @@ FROM reliablepub_messages AS m GROUP BY m.shard
 
 
 def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
-    """Return messages that were given up, in the order in which they were.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return messages that were given up, in the order in which they were."""
     with database.reading() as session:
         rows = session.rows("parked", {"limit": limit})
         return [ParkedMessage(**with_doubt(row)) for row in rows]
 
 
 def read_held_keys(database: Database, *, limit: int) -> list[HeldKey]:
-    """Return parked messages that hold their ordering keys, sorted by key.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return parked messages that hold their ordering keys, sorted by key."""
     with database.reading() as session:
         return [HeldKey(**with_doubt(row)) for row in session.rows("held_keys", {"limit": limit})]
 
 
 def read_in_flight(database: Database, *, limit: int) -> list[dict[str, Any]]:
-    """Return the delivery tags that the running relay has sent and the broker has not answered.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return the delivery tags that the running relay has sent and the broker has not answered."""
     with database.reading() as session:
         is_relayed = Relaying.first(session.relays()).pid is not None
         return list(session.rows("in_flight", {"id": None, "limit": limit if is_relayed else 0}))
 
 
 def read_ambiguous(database: Database, *, limit: int) -> list[dict[str, Any]]:
-    """Return messages with a possibly persisted attempt (see `Persistence`), newest attempt first.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return messages with a `Persistence.POSSIBLY_PERSISTED` attempt, newest attempt first."""
     with database.reading() as session:
         return list(session.rows("ambiguous", {"limit": limit}))
 
@@ -266,31 +234,14 @@ def read_ambiguous(database: Database, *, limit: int) -> list[dict[str, Any]]:
 def read_failures(
     database: Database, *, failures: int, reasons: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the newest failed attempts and the most frequent reasons, of the last 1,000 attempts.
-
-    Args:
-        database: database of the outbox.
-        failures: maximum number of attempts to return.
-        reasons: maximum number of reasons to return.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return the newest failures and the most frequent reasons, of the last 1,000 attempts."""
     with database.reading() as session:
         newest = list(session.rows("newest_failures", {"limit": failures}))
         return newest, list(session.rows("top_reasons", {"limit": reasons}))
 
 
 def read_figures(database: Database, *, is_all: bool) -> dict[str, Counter[int]]:
-    """Count messages by age, attempts and size, in the classes of the statement ``figures``.
-
-    Args:
-        database: database of the outbox.
-        is_all: also count messages that were given up.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Count messages by classes of age, attempts and size; `is_all` adds those given up."""
     counts: dict[str, Counter[int]] = {"age": Counter(), "attempts": Counter(), "size": Counter()}
     with database.reading() as session:
         values = {"now": time.time(), "is_all": is_all}
@@ -301,11 +252,7 @@ def read_figures(database: Database, *, is_all: bool) -> dict[str, Counter[int]]
 
 
 def read_position(database: Database, source: str) -> int:
-    """Return how many messages of a named source were stored; 0 if there is no outbox.
-
-    Raises:
-        NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
-    """
+    """Return how many messages of a named source were stored; 0 if there is no outbox."""
     if not database.exists():
         return 0
     with database.reading() as session:
@@ -318,32 +265,18 @@ _TEXTUAL = ("json", "xml", "javascript", "yaml", "csv", "x-www-form-urlencoded")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Everything stored of one message.
+    """Everything stored of one message."""
 
-    Attributes:
-        columns: columns of its row, except properties and body.
-        properties: AMQP properties that are set, as they are stored.
-        headers: AMQP headers, as they are stored. Values of types that JSON lacks are tagged, for
-            example ``{"$bytes": "..."}``.
-        body: the payload; the ciphertext if `is_sealed`.
-        problem: how the row differs from what was stored, or why the given keys cannot decrypt it;
-            None if it can be read.
-        is_sealed: whether properties, headers and body are encrypted and could not be decrypted.
-    """
-
-    columns: dict[str, Any]
-    properties: dict[str, Any] = field(repr=False)
-    headers: dict[str, Any] = field(repr=False)
-    body: bytes = field(repr=False)
-    problem: str | None
-    is_sealed: bool = False
+    columns: dict[str, Any]  # without properties and body
+    properties: dict[str, Any] = field(repr=False)  # those that are set
+    headers: dict[str, Any] = field(repr=False)  # other types than JSON has: {"$bytes": "..."}
+    body: bytes = field(repr=False)  # the ciphertext if `is_sealed`
+    problem: str | None  # how the row differs from what was stored, or why no key decrypts it
+    is_sealed: bool = False  # encrypted, and could not be decrypted
 
     @property
     def text(self) -> str | None:
-        """The body as text, or None.
-
-        None if the body is encoded, is not printable UTF-8, or has a content type that is no text.
-        """
+        """The body as text; None if encoded, not printable UTF-8, or of a type that is no text."""
         if self.properties.get("content_encoding") not in (None, "", "utf-8", "identity"):
             return None
         kind = str(self.properties.get("content_type", ""))
@@ -357,16 +290,7 @@ class Contents:
 
 
 def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) -> Contents | None:
-    """Return everything in the row of a message, or None if there is no such row.
-
-    Args:
-        database: database of the outbox.
-        id_: id of the message.
-        keys: keys of the outbox, to decrypt an encrypted message.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return everything in the row of a message, or None if there is no such row."""
     with database.reading() as session:
         columns = next(session.rows("one_message", {"id": id_}), None)
         if columns is None:
@@ -411,12 +335,7 @@ VIEWS: Final = ("open", "parked", "confirmed", "history", "interventions", "audi
 
 
 def read_view(database: Database, view: str) -> Iterator[dict[str, object]]:
-    """Yield the rows of a view, ordered by the number in its first column.
-
-    Raises:
-        ConfigurationError: there is no such view.
-        NotAnOutbox: there is no outbox.
-    """
+    """Yield the rows of a view, ordered by the number in its first column."""
     if view not in VIEWS:
         raise ConfigurationError(f"there is no view {view!r}; there are {', '.join(VIEWS)}")
     after = 0

@@ -54,12 +54,7 @@ class Audit:
 
 
 def audit(database: Database) -> Audit:
-    """Recount the ledger and compare each row with its checksum, in one read transaction.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxError: the outbox cannot be read, or its ledger has no row.
-    """
+    """Recount the ledger and compare each row with its checksum, in one read transaction."""
     with database.reading() as session:
         lines = session.damage()
         if lines:

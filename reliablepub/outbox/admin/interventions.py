@@ -58,24 +58,13 @@ FULL_S: Final = 5.0
 
 def step_by_step(
     database: Database,
-    steps: Iterable[Callable[[Session], T]],
-    halve: Callable[[], bool] = lambda: False,
+    steps: Iterable[Callable[[Session], T]],  # `Database.write` may call each again
+    halve: Callable[[], bool] = lambda: False,  # makes the step smaller; False if it cannot be
 ) -> Iterator[T]:
     """Run each step in its own transaction, then release the write lock for as long as it took.
 
     The pause between two steps is at most `PAUSE_S_MAX`. A step that does not fit on a full disk is
-    tried again for `FULL_S`, if it can be smaller, or if a relay runs, which may free some space.
-
-    Args:
-        database: database of the outbox.
-        steps: callables, each of which `Database.write` may call again.
-        halve: makes the step smaller; returns False if it cannot be.
-
-    Yields:
-        The result of each step, once the step is on disk.
-
-    Raises:
-        OutboxError: a step failed; the steps before it stay committed.
+    tried again for `FULL_S`, if it can be smaller, or if a relay runs.
     """
 
     def may_fit_later(error: BaseException) -> bool:
@@ -84,7 +73,7 @@ def step_by_step(
         if halve():
             return True
         with database.reading() as session:
-            return _is_relayed(session)
+            return _is_relayed(session)  # it may free some space
 
     write = Retrying(
         retry=retry_if_exception(may_fit_later),
@@ -134,35 +123,19 @@ FIT: Final[dict[Action, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """One decision of an operator about any number of messages.
-
-    Attributes:
-        action: the action.
-        exchange: the new exchange, for `Action.REROUTE`; None keeps the exchange.
-        routing_key: the new routing key, for `Action.REROUTE`; None keeps the routing key.
-        note: the reason, for later readers of the record.
-        person: the operator who decided, by default ``user@host``.
-        due_at: when an open message is to be sent (seconds since 1970), for `Action.RETRY`; None
-            sends it now.
-        is_unsent: whether to change only messages that no queue can hold; others are treated as in
-            flight. Discarding an unsent message forgets its deduplication key.
-    """
+    """One decision of an operator about any number of messages."""
 
     action: Action
-    exchange: str | None = None
-    routing_key: str | None = None
+    exchange: str | None = None  # for `Action.REROUTE`; None keeps the old one
+    routing_key: str | None = None  # as the exchange
     note: str = ""
     person: str = field(default_factory=lambda: printable(f"{_user()}@{socket.gethostname()}"))
-    due_at: float | None = None
+    due_at: float | None = None  # when to send an open message, for `Action.RETRY`; None: now
+    # Changes only messages that no queue can hold; a discard forgets their deduplication keys
     is_unsent: bool = False
 
     def __post_init__(self) -> None:
-        """Check the address, and that every database can store the texts.
-
-        Raises:
-            InvalidMessage: the exchange or routing key is invalid, or a text has the character
-                U+0000 or cannot be encoded as UTF-8; the error names the field.
-        """
+        """Check the address, and that every database can store the texts."""
         for name in ("exchange", "routing_key", "note", "person"):
             text = getattr(self, name) or ""
             if "\0" in text:
@@ -181,25 +154,16 @@ class Intervention:
 
 @dataclass(slots=True)
 class Effect:
-    """Result of an intervention.
-
-    Attributes:
-        changed: how many messages were changed.
-        in_flight: ids left unchanged, because the relay has sent them and awaits the broker's
-            answer; with shards, also ids that a dead relay has sent, while another shard has a
-            relay; with `Intervention.is_unsent`, also ids that a queue may hold.
-        unfit: ids left unchanged, because the message has left the outbox, its state does not allow
-            the action, or it no longer matches the selection.
-        damaged: ids left unchanged, because the row differs from what was stored, or the message
-            cannot have the new address.
-        possible: ids that were discarded although a queue may hold the message.
-    """
+    """Result of an intervention. The lists hold ids: of unchanged messages, except `possible`."""
 
     changed: int = 0
+    # Not answered by the broker yet; or sent by a dead relay, while another shard has a relay; or,
+    # with `Intervention.is_unsent`, perhaps in a queue
     in_flight: list[int] = field(default_factory=list)
+    # Gone, in a state that does not allow the action, or no longer in the selection
     unfit: list[int] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-    possible: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)  # or cannot have the new address
+    possible: list[int] = field(default_factory=list)  # discarded, but perhaps in a queue
 
     def add(self, other: Effect) -> None:
         """Add the result of another transaction."""
@@ -215,30 +179,14 @@ def intervene(
     ids: Iterable[int],
     intervention: Intervention,
     *,
-    selection: Selection | None = None,
-    keys: OutboxKeys | None = None,
-    progress: Callable[[int], None] = lambda _: None,
+    selection: Selection | None = None,  # what it no longer matches stays unchanged
+    keys: OutboxKeys | None = None,  # needed to reroute encrypted messages
+    progress: Callable[[int], None] = lambda _: None,  # gets the number of ids done so far
     clock: Callable[[], float] = time.time,
 ) -> Effect:
     """Apply an intervention, a few hundred messages in each transaction.
 
-    Any number of other processes may use the outbox meanwhile.
-
-    Args:
-        database: database of the outbox, which must exist.
-        ids: ids of the messages.
-        intervention: the intervention.
-        selection: the selection that found the messages. Another operator or the relay may have
-            changed some since, so a message that no longer matches is left unchanged.
-        keys: keys of the outbox; without them no encrypted message can be rerouted.
-        progress: called after each transaction with the number of ids processed so far.
-        clock: wall clock, seconds since 1970.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxSealed: a message to reroute is encrypted, and its key was not given; transactions
-            before it stay committed.
-        OutboxError: the outbox cannot be written; transactions before it stay committed.
+    Other processes may use the outbox meanwhile. If it raises, earlier transactions stay committed.
     """
     with database.reading():
         pass  # raises if there is no outbox, because `write` would create one
@@ -293,20 +241,9 @@ def foresee(
     ids: Iterable[int],
     intervention: Intervention,
     *,
-    keys: OutboxKeys | None = None,
+    keys: OutboxKeys | None = None,  # needed to reroute encrypted messages
 ) -> Effect:
-    """Return what `intervene` would do at this moment. Nothing is changed.
-
-    Args:
-        database: database of the outbox.
-        ids: ids of the messages.
-        intervention: the intervention.
-        keys: keys of the outbox; without them no encrypted message can be rerouted.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxSealed: a message to reroute is encrypted, and its key was not given.
-    """
+    """Return what `intervene` would do at this moment. Nothing is changed."""
     with database.reading() as session:
         is_relayed = _is_relayed(session)
         step = _Step(session, intervention, 0.0, keys, is_relayed=is_relayed)
@@ -332,15 +269,7 @@ def change(
 
 
 class _Step:
-    """The changes of one transaction.
-
-    Args:
-        session: a transaction that may write.
-        intervention: the intervention.
-        now: wall clock, seconds since 1970.
-        keys: keys of the outbox, to reroute encrypted messages.
-        is_relayed: whether a relay runs, so that messages can be in flight.
-    """
+    """The changes of one transaction."""
 
     def __init__(
         self,
@@ -349,7 +278,7 @@ class _Step:
         now: float,
         keys: OutboxKeys | None,
         *,
-        is_relayed: bool,
+        is_relayed: bool,  # else no message can be in flight
     ) -> None:
         self._session = session
         self._intervention = intervention
@@ -416,12 +345,7 @@ class _Step:
         return effect
 
     def _checked(self, id_: int, *, is_changeable: bool) -> tuple[dict[str, object], int] | None:
-        """Return the columns of a rerouted row, and its growth, before anything is changed.
-
-        Raises:
-            Unreadable: the row cannot be changed.
-            InvalidMessage: the message cannot have the new address.
-        """
+        """Return the columns of a rerouted row, and its growth, before anything is changed."""
         action = self._intervention.action
         if not is_changeable and action not in _OF_ANY_ROW:
             raise Unreadable(MISTYPED)

@@ -37,23 +37,13 @@ _NUMBERS: Final = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Which rows are old enough to prune, in seconds since 1970; None prunes none of the kind.
+    """Which rows are old enough to prune, in seconds since 1970; None prunes none of the kind."""
 
-    Attributes:
-        confirmed_before: prune messages that were confirmed until this time and are kept for
-            inspection.
-        parked_before: prune messages that were parked until this time.
-        expired_before: prune messages that expired until this time.
-        history_before: prune attempts and interventions before this time, if their messages are
-            gone. An intervention stays for `UNREAD_S` at least.
-        now: prune keys of `Outbox.enqueue` whose retention ended before this time.
-    """
-
-    confirmed_before: float | None = None
+    confirmed_before: float | None = None  # kept for inspection
     parked_before: float | None = None
     expired_before: float | None = None
-    history_before: float
-    now: float
+    history_before: float  # attempts and interventions whose messages are gone
+    now: float  # the retention of keys of `Outbox.enqueue` ended before it
 
     @property
     def interventions_before(self) -> float:
@@ -63,27 +53,16 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Number of rows that were deleted, or would be, and the space of the file.
+    """Number of rows that were deleted, or would be, and the space of the file."""
 
-    Attributes:
-        confirmed: messages that were kept after their confirm.
-        parked: parked messages, now discarded.
-        expired: expired messages, now discarded.
-        attempts: attempts in the history.
-        interventions: interventions of operators in the history.
-        keys: keys of `Outbox.enqueue`.
-        bytes_given_back: bytes by which the database file is shorter.
-        bytes_unused: bytes that stay in the file, free for new messages.
-    """
-
-    confirmed: int = 0
-    parked: int = 0
+    confirmed: int = 0  # kept after their confirm
+    parked: int = 0  # now discarded, as the expired ones
     expired: int = 0
     attempts: int = 0
     interventions: int = 0
-    keys: int = 0
-    bytes_given_back: int = 0
-    bytes_unused: int = 0
+    keys: int = 0  # of `Outbox.enqueue`
+    bytes_given_back: int = 0  # by which the database file is shorter
+    bytes_unused: int = 0  # that stay in the file, free for new messages
 
     @property
     def messages(self) -> int:
@@ -92,11 +71,7 @@ class Pruned:
 
 
 def foresee(database: Database, times: Times) -> Pruned:
-    """Return what `prune` would delete. Nothing is changed.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return what `prune` would delete. Nothing is changed."""
     given_up = {
         state: len(find_ids(database, selection)) for state, selection in _given_up(times).items()
     }
@@ -127,22 +102,12 @@ def prune(
     database: Database,
     times: Times,
     *,
-    note: str = "",
-    progress: Callable[[str, int], None] = lambda _kind, _count: None,
+    note: str = "",  # the reason, recorded with each message that is discarded
+    progress: Callable[[str, int], None] = lambda _kind, _count: None,  # kind, and rows done so far
 ) -> Pruned:
     """Delete rows that are old enough, and shorten the file.
 
-    Any number of other processes may use the outbox meanwhile.
-
-    Args:
-        database: database of the outbox, which must exist.
-        times: which rows are old enough.
-        note: the reason, recorded with each message that is discarded.
-        progress: called after each step with the kind of rows and how many are done so far.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxError: the outbox cannot be written; rows deleted before stay deleted.
+    Other processes may use the outbox meanwhile. If it raises, rows deleted before stay deleted.
     """
     discard = Intervention(Action.DISCARD, note=note)
     given_up = {

@@ -43,16 +43,7 @@ class Rekeyed:
 def rekey(database: Database, keys: OutboxKeys) -> Rekeyed:
     """Encrypt each message that is not encrypted under the first key, a few a transaction.
 
-    Args:
-        database: database of the outbox, which must exist.
-        keys: the first key encrypts; all keys decrypt.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxSealed: a message is encrypted with a key that was not given. Transactions already
-            committed remain.
-        OutboxError: a relay runs that does not have the first key, or the outbox cannot be written.
-            Transactions already committed remain.
+    If it raises, transactions already committed remain.
     """
     with database.reading() as session:
         _check_relays(session, database.name, keys)
@@ -74,15 +65,10 @@ def rekey(database: Database, keys: OutboxKeys) -> Rekeyed:
 
 @dataclass(slots=True)
 class _Step:
-    """What one transaction has done.
-
-    Attributes:
-        result: the messages that it has changed and left.
-        seen: number of rows that it has looked at.
-    """
+    """What one transaction has done."""
 
     result: Rekeyed = field(default_factory=Rekeyed)
-    seen: int = 0
+    seen: int = 0  # number of rows looked at
 
 
 def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys, name: str) -> _Step:
@@ -127,16 +113,7 @@ def _check_relays(session: Session, name: str, keys: OutboxKeys) -> None:
 def missing_key(
     database: Database, before: OutboxKeys | None, after: OutboxKeys | None
 ) -> str | None:
-    """Return the name of a key that messages need, and that is not among the keys any more.
-
-    Args:
-        database: database of the outbox.
-        before: the keys of a relay.
-        after: the keys that are to take their place.
-
-    Raises:
-        OutboxError: the outbox cannot be read.
-    """
+    """Return the name of a key of `before` that messages need and `after` lacks, or None."""
     kept = fingerprints(after)
     dropped = [name for name, one in fingerprints(before).items() if kept.get(name) != one]
     if not dropped:

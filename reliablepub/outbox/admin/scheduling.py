@@ -48,11 +48,7 @@ def cancelling(note: str) -> Intervention:
 
 
 def rescheduling(not_before: datetime, note: str) -> Intervention:
-    """Return the intervention that sends messages at another time; a past time sends them now.
-
-    Raises:
-        InvalidMessage: the time is not a datetime with a time zone, or is before 1970.
-    """
+    """Return the intervention that sends messages at another time; a past time sends them now."""
     Message(b"", not_before=not_before)  # checks it
     at = f"rescheduled to {not_before.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     note = f"{at}: {note}" if note else at
@@ -88,19 +84,8 @@ def _change_own(session: Session, id_: int, intervention: Intervention) -> None:
 def due(
     database: Database, selection: Selection, *, due_before: float | None, limit: int
 ) -> list[dict[str, Any]]:
-    """List waiting messages by the time at which they are due, the next one first.
-
-    Messages for a paused destination have no such time, and are left out.
-
-    Args:
-        database: database of the outbox.
-        selection: filter for the messages; its states do not matter.
-        due_before: latest time (seconds since 1970); None for any.
-        limit: maximum number of messages to list.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """List waiting messages by the time at which they are due, the next one first."""
+    # Both leave out messages for a paused destination: they have no such time
     latest = _FOREVER if due_before is None else due_before
     chosen = replace(selection, states=("waiting",), due_before=latest)
     return found_by_due_time(database, chosen, limit=limit)

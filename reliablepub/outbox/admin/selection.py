@@ -91,32 +91,19 @@ _OF_BOTH: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Filter for messages. A message matches if all conditions hold; None is no condition.
-
-    Attributes:
-        states: any of `STATES`.
-        exchange: pattern (``*``, ``?``, ``[...]``) for the exchange.
-        routing_key: pattern (``*``, ``?``, ``[...]``) for the routing key.
-        ordering_key: pattern (``*``, ``?``, ``[...]``) for the ordering key.
-        reason: substring of the outcome, reply code and reply text of an attempt (any attempt of an
-            open message, the last one of a message that was given up); ASCII case is ignored.
-        stored_before: latest time of storage (seconds since 1970).
-        stored_after: earliest time of storage (seconds since 1970).
-        given_up_before: latest time at which the message was given up (seconds since 1970); no open
-            message matches.
-        due_before: latest time at which the message is due (seconds since 1970), retries included;
-            only waiting messages match.
-    """
+    """Filter for messages. A message matches if all conditions hold; None is no condition."""
 
     states: tuple[str, ...] = STATES
-    exchange: str | None = None
+    exchange: str | None = None  # a pattern (``*``, ``?``, ``[...]``), as the two keys
     routing_key: str | None = None
     ordering_key: str | None = None
+    # Substring, in any ASCII case, of outcome, reply code and reply text: of any attempt of an open
+    # message, of the last one of a message that was given up
     reason: str | None = None
-    stored_before: float | None = None
+    stored_before: float | None = None  # all times are inclusive
     stored_after: float | None = None
-    given_up_before: float | None = None
-    due_before: float | None = None
+    given_up_before: float | None = None  # no open message matches
+    due_before: float | None = None  # retries included; only waiting messages match
 
     def within(self, states: tuple[str, ...]) -> Selection:
         """Return this selection limited to these states, unless it already names states."""
@@ -128,18 +115,10 @@ class Selection:
         session: Session,
         *,
         columns: str,
-        order: str,
-        among: Sequence[int] | None = None,
+        order: str,  # and limit
+        among: Sequence[int] | None = None,  # ids of the only rows that can match
     ) -> tuple[str, dict[str, object]]:
-        """Return the query for the rows of a table that match, and its values.
-
-        Args:
-            table: name of the table, as in the files of statements.
-            session: says how the database matches patterns.
-            columns: columns of the result.
-            order: sort order, and limit.
-            among: ids of the only rows that can match; None for all rows.
-        """
+        """Return the query for the rows of a table that match, and its values."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "states"}
         values = {name: value for name, value in values.items() if value is not None}
         texts = _OF_BOTH | _CONDITIONS[table]
@@ -160,20 +139,7 @@ class Selection:
 def find(
     database: Database, selection: Selection, *, sort: str = "id", limit: int
 ) -> list[dict[str, Any]]:
-    """List messages, each with the outcome and the broker's reply of its last attempt.
-
-    Args:
-        database: database of the outbox.
-        selection: filter for the messages.
-        sort: one of `SORTS`.
-        limit: maximum number of messages to list.
-
-    Returns:
-        a dictionary for each message, all with the same keys.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """List messages in an order of `SORTS`, with outcome and broker's reply of the last attempt."""
     with database.reading() as session:
         found = list(islice(_merged(session, selection, sort, limit), limit))
         return _with_last_attempt(session, found)
@@ -182,11 +148,7 @@ def find(
 def found_by_due_time(
     database: Database, selection: Selection, *, limit: int
 ) -> list[dict[str, Any]]:
-    """List open messages with the columns of `find`, the next one due first.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """List open messages with the columns of `find`, the next one due first."""
     table = "reliablepub_messages"
     # The column of the table, not of the result: an index has its order.
     order = f"{table}.due_at, {table}.id LIMIT :limit"
@@ -209,11 +171,7 @@ def _with_last_attempt(session: Session, found: list[dict[str, Any]]) -> list[di
 
 
 def find_ids(database: Database, selection: Selection) -> list[int]:
-    """Return the ids of all messages that match a selection.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return the ids of all messages that match a selection."""
     with database.reading() as session:
         return [
             row["id"]

@@ -49,68 +49,37 @@ class Next(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that is known of one message.
-
-    Attributes:
-        id: number of its row.
-        message_id: its AMQP ``message_id``; None if no record of it is left.
-        state: ``ready``, ``waiting``, ``in flight``, ``parked``, ``expired`` or ``confirmed``. If
-            the message has left the outbox: ``discarded``, or ``gone`` if its end is not recorded.
-        message: the columns of its row without the body; empty if there is no row.
-        attempts: attempts that did not end in a confirm, and a confirm that followed them.
-        interventions: actions of operators on the message.
-        in_flight: epoch, tag and time of the attempt that is in flight; or of the last attempt of a
-            relay that ended before the broker answered, if no relay has run since; or None.
-        persistence: whether a queue may hold it, one of `Persistence`; None if that is not known.
-        next: what happens next.
-        next_at: when that happens (seconds since 1970), if the time is known.
-        held_by: id of the message that its ordering key waits for, or None.
-        before: number of ready messages ahead of it (counted up to 100,000); None if it waits
-            for something else.
-        relay_pid: id of the process that relays the outbox, or the shard, now; or None.
-        relay: contents of the relay's status file; empty without one.
-        shard: number of its shard, whose relay these are; None if the outbox has one shard, or if
-            the message has left it.
-    """
+    """All that is known of one message."""
 
     id: int
-    message_id: str | None
+    message_id: str | None  # None if no record of it is left
+    # That of its row, or ``in flight``; once it has left the outbox: ``confirmed``, ``discarded``,
+    # or ``gone`` if its end is not recorded
     state: str
-    message: Mapping[str, Any]
-    attempts: list[dict[str, Any]]
+    message: Mapping[str, Any]  # its row without the body; empty if there is no row
+    attempts: list[dict[str, Any]]  # failed ones, and a confirm that followed them
     interventions: list[dict[str, Any]]
+    # Epoch, tag and time of the attempt; kept of a relay that has ended, until the next one runs
     in_flight: dict[str, Any] | None
-    persistence: str | None
+    persistence: str | None  # one of `Persistence`; None if not known
     next: Next
-    next_at: float | None
-    held_by: int | None
-    before: int | None
-    relay_pid: int | None
-    relay: Mapping[str, Any]
-    shard: int | None = None
+    next_at: float | None  # None if not known
+    held_by: int | None  # id of the message that its ordering key waits for
+    before: int | None  # ready ones ahead, up to 100,000; None if it waits for something else
+    relay_pid: int | None  # now, of the outbox or of the shard
+    relay: Mapping[str, Any]  # contents of the status file; empty without one
+    shard: int | None = None  # None if the outbox has one, or if the message has left it
 
 
 def resolve(database: Database, name: str) -> list[int]:
-    """Return the rows that an operator's name for a message can mean.
-
-    Args:
-        database: database of the outbox.
-        name: the number of a row that exists or once existed, or else a ``message_id``, or else a
-            key of `Outbox.enqueue`. A key is preferred to the ``message_id`` of a message that has
-            left the outbox. A number with leading zeros, such as ``0017``, is no row's.
-
-    Returns:
-        ids of the rows, the lowest first; empty if nothing is known under this name.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return the rows that an operator's name for a message can mean, the lowest id first."""
     with database.reading() as session:
         if _NUMBER.fullmatch(name):
             id_ = int(name)
             (last_id,) = session.run("last_id").fetchone()
             if 0 < id_ <= last_id:
                 return [id_]
+        # A key is preferred to the `message_id` of a message that has left the outbox
         for query in _ROWS_NAMED:
             found = session.run(query, {"name": name}).fetchall()
             if found:
@@ -119,11 +88,7 @@ def resolve(database: Database, name: str) -> list[int]:
 
 
 def tell(database: Database, id_: int) -> Story:
-    """Return all that is known of the message of a row.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Return all that is known of the message of a row."""
     with database.reading() as session:
         relays, shard = session.relays(), session.shard(id_)
         relay = relays[shard]

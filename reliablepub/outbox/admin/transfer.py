@@ -66,41 +66,19 @@ class BadLine(ValueError):
 
 @dataclass(slots=True)
 class Brought:
-    """Counts of an import.
-
-    Attributes:
-        stored: messages that were added to the outbox.
-        known: messages that were already in the outbox, or imported by an earlier run.
-    """
+    """Counts of an import."""
 
     stored: int = 0
-    known: int = 0
+    known: int = 0  # already in the outbox, or imported by an earlier run
 
 
 def export_lines(
     database: Database,
     ids: Iterable[int],
-    encrypted: list[int] | None = None,
-    gone: list[int] | None = None,
+    encrypted: list[int] | None = None,  # gets the ids of encrypted messages, which are left out
+    gone: list[int] | None = None,  # gets the ids of messages that have left the outbox
 ) -> Iterator[str]:
-    """Yield one line of JSON for each of these messages.
-
-    Messages are read in pieces, each in a short transaction of its own. No transaction is open
-    while the caller has a line: it may wait for a pipe, and SQLite's log would grow meanwhile.
-
-    Text is readable; a line with an unprintable character is escaped to ASCII.
-
-    Args:
-        database: database of the outbox.
-        ids: ids of rows.
-        encrypted: list to append the ids of encrypted messages to. Those are left out: each is
-            bound to its row in this outbox, so no import could take it.
-        gone: list to append the ids of messages to that have left the outbox. They are left out.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxError: a damaged row cannot be written as a line.
-    """
+    """Yield one line of JSON for each of these messages."""
     encrypted, gone = ([] if found is None else found for found in (encrypted, gone))
     left = deque(ids)
     while left:
@@ -115,7 +93,8 @@ def export_lines(
                 if row is None:
                     gone.append(id_)
                 elif not piece.add(id_, row, was_sent=id_ in sent):
-                    encrypted.append(id_)
+                    encrypted.append(id_)  # bound to its row here: no import could take it
+        # Outside of the transaction: the caller may wait for a pipe, and SQLite's log would grow
         yield from piece.lines
         if piece.damaged is not None:
             raise OutboxError(
@@ -125,16 +104,11 @@ def export_lines(
 
 
 class _Piece:
-    """The lines that are read in one transaction.
-
-    Attributes:
-        lines: the lines.
-        damaged: id of a message that cannot be written as a line; None if there is none.
-    """
+    """The lines that are read in one transaction."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.damaged: int | None = None
+        self.damaged: int | None = None  # id of a message that cannot be written as a line
         self._size = 0
 
     @property
@@ -166,21 +140,10 @@ def _line(row: dict[str, Any], *, was_sent: bool) -> str:
 def import_lines(
     database: Database, lines: Iterable[str], source: str
 ) -> Generator[Brought, None, None]:
-    """Store messages, up to 500 or 8 MiB of lines in each transaction. A missing file is created.
+    """Store messages, up to 500 or 8 MiB of lines a transaction; yield the counts after each.
 
-    Args:
-        database: database of the outbox.
-        lines: lines that `export_lines` has written; blank lines are skipped.
-        source: name for exactly these lines. Lines that an earlier run with this name has imported
-            are not imported again.
-
-    Yields:
-        The counts so far, after each transaction.
-
-    Raises:
-        BadLine: a line is not an exported message; the text names the line. The messages of all
-            lines before it are stored.
-        OutboxError: the outbox cannot be written. Transactions already committed remain.
+    A missing file is created. `source` names exactly these lines: those that an earlier run with
+    it has imported are skipped. When `BadLine` is raised, the lines before it are stored.
     """
     total = Brought()
     chunk: list[dict[str, Any]] = []
@@ -272,11 +235,7 @@ def _store(
 
 
 def _parsed(line: str, number: int) -> dict[str, Any]:
-    """Return the columns of a line.
-
-    Raises:
-        BadLine: the line is not what `export_lines` writes, or was changed since.
-    """
+    """Return the columns of a line."""
     if len(line) > _SHORT_CHARS and not _FLAT.fullmatch(line):
         raise BadLine(f"line {number} is not what `export` writes (not one flat JSON object)")
     try:
