@@ -37,26 +37,15 @@ _warned_of: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of one broker, with credentials.
+    """The address of one broker, with credentials."""
 
-    Attributes:
-        host: host name or IP address; an IPv6 address may have a zone, as ``fe80::1%eth0``.
-        port: port; by default 5672 for ``amqp`` and 5671 for ``amqps``.
-        user: user name; by default ``guest``.
-        password: password; by default ``guest`` on a loopback address, else empty. Never printed.
-        vhost: virtual host; by default ``/``.
-        is_tls: whether the URL is ``amqps``; the certificate is verified.
-        is_external: whether the client certificate names the user (SASL EXTERNAL); user and
-            password are empty then.
-    """
-
-    host: str
+    host: str  # an IPv6 address may have a zone, as ``fe80::1%eth0``
     port: int
     user: str
-    password: str = field(repr=False)
+    password: str = field(repr=False)  # by default ``guest`` on a loopback address, else empty
     vhost: str
     is_tls: bool
-    is_external: bool = False
+    is_external: bool = False  # SASL EXTERNAL: the certificate names the user, `user` is empty
 
     def __str__(self) -> str:
         """The URL without credentials, in a form that every client understands alike.
@@ -95,20 +84,12 @@ class Address:
 def parse_addresses(
     url: str | Sequence[str],
     *,
-    ssl_context: TLS = None,
-    credentials: CredentialsProvider | None = None,
+    ssl_context: TLS = None,  # requires ``amqps://``
+    credentials: CredentialsProvider | None = None,  # the URLs hold no password then
 ) -> tuple[Address, ...]:
-    """Parse one URL, or several for failover.
+    """Parse one URL, or several for failover; each may name several hosts, separated by commas.
 
-    Args:
-        url: URLs that all begin with ``amqp://``, or all with ``amqps://``. A URL may name several
-            hosts, separated by commas: ``amqp://user:password@first,second:5673/vhost``.
-        ssl_context: the TLS context that the caller gave, if any; it requires ``amqps://``.
-        credentials: the provider that the caller gave, if any; the URLs hold no password then.
-
-    Raises:
-        ConfigurationError: a URL is invalid. The text does not contain the URL, which may hold a
-            password.
+    No error shows a URL, which may hold a password.
     """
     urls = _listed(url)
     addresses = tuple(_parse(one) for several in urls for one in _each_host(several))
@@ -130,11 +111,7 @@ def parse_addresses(
 
 
 def _listed(url: str | Sequence[str]) -> list[str]:
-    """Return one URL or several as a list.
-
-    Raises:
-        ConfigurationError: there is none, or one is no text.
-    """
+    """Return one URL or several as a list."""
     given: object = url
     is_one = isinstance(given, str | bytes) or not isinstance(given, Sequence)
     urls: list[str] = [given] if is_one else list(url)  # type: ignore[list-item]  # checked below
@@ -148,11 +125,7 @@ def _listed(url: str | Sequence[str]) -> list[str]:
 
 
 def _check_provider(urls: Sequence[str], credentials: CredentialsProvider) -> None:
-    """Check what goes with a provider of credentials.
-
-    Raises:
-        ConfigurationError: it cannot be called, or a URL has a password.
-    """
+    """Check what goes with a provider of credentials."""
     if not callable(credentials):
         raise ConfigurationError("credentials must be a callable that returns Credentials")
     if any(map(has_password, urls)):
@@ -168,10 +141,6 @@ def check_login(
     """Check that there is a password, or a client certificate that replaces it.
 
     Log a warning, once, of a host that gets the password unencrypted.
-
-    Raises:
-        ConfigurationError: there is none, or only the default password could be sent to a host that
-            is not this one; or there are both.
     """
     if any(address.is_external for address in addresses):
         _check_external(ssl_context, credentials)
@@ -188,11 +157,7 @@ def check_login(
 
 
 def _check_external(ssl_context: TLS, credentials: CredentialsProvider | None) -> None:
-    """Check what goes with a login by certificate.
-
-    Raises:
-        ConfigurationError: there is no client certificate, or a provider of credentials.
-    """
+    """Check what goes with a login by certificate."""
     if credentials is not None:
         msg = "the URL asks for a login by certificate, and a password was given; remove one"
         raise ConfigurationError(msg)
@@ -219,11 +184,7 @@ def has_password(url: str) -> bool:
 
 
 def with_password(url: str, password: str) -> str:
-    """Return the URL with the password inserted. A URL without a user gets the user ``guest``.
-
-    Raises:
-        ConfigurationError: the URL has a password already, or is invalid.
-    """
+    """Return the URL with the password inserted. A URL without a user gets the user ``guest``."""
     parts = _split(url)
     if parts.password is not None:
         raise ConfigurationError(
@@ -235,11 +196,7 @@ def with_password(url: str, password: str) -> str:
 
 
 def _each_host(url: str) -> list[str]:
-    """Return a URL for each of the hosts that one URL names.
-
-    Raises:
-        ConfigurationError: it is several URLs in one text.
-    """
+    """Return a URL for each of the hosts that one URL names."""
     url, mark, query = url.strip().partition("?")
     scheme, separator, rest = url.partition("://")
     if "://" in rest:
@@ -307,11 +264,7 @@ def _parse(url: str) -> Address:
 
 
 def _is_external(parts: SplitResult) -> bool:
-    """Whether the query asks for a login by certificate.
-
-    Raises:
-        ConfigurationError: it asks for something else, or the URL does not go with it.
-    """
+    """Whether the query asks for a login by certificate."""
     if not parts.query and not parts.fragment:
         return False
     if parts.fragment or parse_qsl(parts.query.lower()) != [(_MECHANISM, "external")]:
@@ -360,27 +313,16 @@ def _explain(problem: str) -> str:
 def connection_parameters(
     address: Address,
     *,
-    timeout_s: float,
-    ssl_context: TLS = None,
-    heartbeat_s: int | None = None,
+    timeout_s: float,  # for each step of connecting
+    ssl_context: TLS = None,  # None trusts the system's certificate authorities
+    heartbeat_s: int | None = None,  # None for the broker's proposal
     client_properties: Mapping[str, str] | None = None,
 ) -> pika.ConnectionParameters:
-    """Return pika's parameters for one attempt to connect.
-
-    Args:
-        address: address of the broker; with TLS, its certificate is verified.
-        timeout_s: maximum time for each step of connecting, in seconds.
-        ssl_context: TLS context; None for one that trusts the system's certificate authorities.
-        heartbeat_s: heartbeat in seconds; None for the broker's proposal.
-        client_properties: what the broker shows of the connection; see `client_properties_of`.
-
-    Raises:
-        Exception: whatever ``ssl_context`` raises if it is called.
-    """
+    """Return pika's parameters for one attempt to connect."""
     options = None
     if address.is_tls:
         host = address.host.partition("%")[0]  # no certificate names the zone of an IPv6 address
-        context = ssl_context() if callable(ssl_context) else ssl_context
+        context = ssl_context() if callable(ssl_context) else ssl_context  # may raise anything
         options = pika.SSLOptions(context or ssl.create_default_context(), host)
     login: pika.PlainCredentials | ExternalCredentials
     if address.is_external:
@@ -405,18 +347,13 @@ _SHOWN_MAX = 255
 
 
 def client_properties_of(name: str = "", outbox: str = "") -> dict[str, str]:
-    """Return what the broker shows its operators of a connection (``client-properties``).
-
-    Args:
-        name: what connects; RabbitMQ's management page shows it beside the address. By default it
-            names the outbox, the host and the process.
-        outbox: name of the outbox that is relayed, if there is one.
-    """
+    """Return what the broker shows its operators of a connection (``client-properties``)."""
     host, process = socket.gethostname(), str(os.getpid())
     what = " ".join(["reliablepub", *outbox.split("/")[-1:]]).strip()
     found = {
         "product": "reliablepub",
         "version": installed_version() or "unknown",
+        # RabbitMQ's management page shows it beside the address.
         "connection_name": name or f"{what} on {host} ({process})",
         "host": host,
         "pid": process,

@@ -63,14 +63,6 @@ class Guest:
     """reliablepub's channels on the application's connection.
 
     All methods must be called on the connection's event loop.
-
-    Args:
-        host: the application's connection.
-        run: number of the relay's run.
-        tell: receives the events.
-
-    Attributes:
-        channels: open channels by epoch.
     """
 
     def __init__(self, host: Connection, *, run: int, tell: Callable[[Event], None]) -> None:
@@ -87,7 +79,7 @@ class Guest:
         self._home: GuestChannels | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._when_gone: Callable[[], None] | None = None
-        self.channels: dict[int, GuestChannel] = {}
+        self.channels: dict[int, GuestChannel] = {}  # open ones, by epoch
 
     def connect(self) -> None:
         """Wait for the application's connection; `Connected` follows when it is open."""
@@ -124,11 +116,7 @@ class Guest:
             channel.close()
 
     def leave(self, when_gone: Callable[[], None]) -> None:
-        """Close all channels.
-
-        Args:
-            when_gone: called when the broker has answered, or the connection is lost.
-        """
+        """Close all channels; call `when_gone` when the broker has answered or the link is lost."""
         self._is_wanted = False
         self._when_gone = when_gone
         for channel in self.channels.values():
@@ -260,12 +248,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class AioPikaTransport:
-    """A `Transport` on the application's aio-pika connection, which it never closes.
-
-    Args:
-        connection: the application's connection.
-        run: number of the relay's run; with epoch and tag it identifies an attempt.
-    """
+    """A `Transport` on the application's aio-pika connection, which it never closes."""
 
     def __init__(self, connection: Connection, *, run: int) -> None:
         self._loop: asyncio.AbstractEventLoop = connection.loop
@@ -367,11 +350,7 @@ def _do(call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - t
 
 
 def lent(connection: object) -> Connection:
-    """Check that reliablepub can open its own channels on a connection; return the connection.
-
-    Raises:
-        ConfigurationError: it is not an aio-pika connection, or its aiormq was not tested.
-    """
+    """Check that reliablepub can open its own channels on a connection; return the connection."""
     if isinstance(connection, Connection):
         below = connection.transport.connection if connection.transport is not None else None
         why = untested() if below is None else problem(below)

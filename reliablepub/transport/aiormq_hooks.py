@@ -116,24 +116,14 @@ _QUEUE_FULL_S: Final = 0.001
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """Encoded frames on their way to aiormq's write queue.
-
-    Attributes:
-        channel: channel of the frames.
-        payload: the encoded frames.
-        tag: delivery tag of the first publish in the piece; 0 for the opening of the channel, -1
-            for its end.
-        is_rest: whether the piece continues a publish that an earlier piece began.
-        when_queued: called when the piece is in the queue.
-        end: position of the piece's end in the stream of all pieces.
-    """
+    """Encoded frames on their way to aiormq's write queue."""
 
     channel: GuestChannel
     payload: bytes
-    tag: int
-    is_rest: bool = False
+    tag: int  # of the first publish in it; 0 opens the channel, -1 ends it
+    is_rest: bool = False  # continues a publish that an earlier piece began
     when_queued: Callable[[], None] | None = None
-    end: int = 0
+    end: int = 0  # position of its end in the stream of all pieces
 
     @property
     def is_publish(self) -> bool:
@@ -178,14 +168,6 @@ class GuestChannels:
     """reliablepub's channels on one aiormq connection.
 
     All methods must be called on the connection's event loop.
-
-    Args:
-        connection: an open aiormq connection.
-        run: number of the relay's run.
-        tell: receives the events of the channels.
-
-    Attributes:
-        written: position in the stream of pieces up to which aiormq has written.
     """
 
     def __init__(
@@ -203,7 +185,7 @@ class GuestChannels:
         self._handed_over = 0
         self._departures = Departures()
         self._writer = _writer_of(connection)
-        self.written = 0
+        self.written = 0  # position in the stream of pieces up to which aiormq has written
 
     @property
     def is_blocked(self) -> bool:
@@ -303,14 +285,10 @@ class GuestChannels:
             self._tell(event)
 
     def drop_publishes(self, channel: GuestChannel, *, but_end: bool) -> None:
-        """Drop the channel's publishes that are not in aiormq's queue yet.
-
-        Args:
-            channel: the channel.
-            but_end: keep the rest of a publish that is partly queued. The broker expects it before
-                any other frame on the channel, unless the broker itself has closed the channel.
-        """
+        """Drop the channel's publishes that are not in aiormq's queue yet."""
         kept: deque[_Piece] = deque()
+        # The broker expects the rest of a publish that is partly queued before any other frame of
+        # the channel, unless it has closed the channel itself.
         is_begun = but_end
         for piece in self._waiting:
             if piece.channel is channel and piece.is_publish:
@@ -337,27 +315,14 @@ class GuestChannels:
 
 
 class GuestChannel:
-    """A channel in confirm mode, which aiormq's reader treats as one of its own.
-
-    Args:
-        home: the channels of this connection.
-        epoch: number of the channel epoch.
-        number: AMQP channel number.
-        encoder: encodes publishes on this channel; used on the relay's thread.
-
-    Attributes:
-        encoder: encodes publishes on this channel; used on the relay's thread.
-        epoch: number of the channel epoch.
-        frames: the object to whose `put` aiormq's reader passes frames: this channel itself.
-        number: AMQP channel number.
-    """
+    """A channel in confirm mode, which aiormq's reader treats as one of its own."""
 
     def __init__(
         self, home: GuestChannels, epoch: int, number: int, encoder: PublishFrames
     ) -> None:
         self.number = number
-        self.encoder = encoder
-        self.frames = self
+        self.encoder = encoder  # used on the relay's thread
+        self.frames = self  # to whose `put` aiormq's reader passes frames
         self.epoch = epoch
         self._home = home
         self._is_begun = False

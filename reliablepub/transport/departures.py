@@ -27,39 +27,21 @@ _BYTES_ACKED: Final = struct.Struct("=120xQ")  # struct tcp_info of linux/tcp.h 
 
 
 class Departures:
-    """Publishes that were handed to the client library and are not known to have left.
-
-    Attributes:
-        left: bytes of the stream that had left at the last check.
-        under_way: for each publish, the position of its end in the stream, its epoch and its tag.
-    """
+    """Publishes that were handed to the client library and are not known to have left."""
 
     __slots__ = ("left", "under_way")
 
     def __init__(self) -> None:
-        self.under_way: deque[tuple[int, int, int]] = deque()
-        self.left = 0
+        self.under_way: deque[tuple[int, int, int]] = deque()  # end in the stream, epoch, tag
+        self.left = 0  # bytes of the stream that had left at the last check
 
     def add(self, end: int, epoch: int, tag: int) -> None:
-        """Add bytes that were handed to the client library.
-
-        Args:
-            end: position of their end in the stream: all bytes handed over so far.
-            epoch: epoch of the channel.
-            tag: delivery tag of the first publish among them; 0 for the opening of the channel.
-        """
+        """Add bytes that were handed to the client library, and end at `end` in the stream."""
+        # The tag is that of the first publish among them; 0 for the opening of the channel.
         self.under_way.append((end, epoch, tag))
 
     def look(self, left: int) -> list[Leaving]:
-        """Process a check.
-
-        Args:
-            left: bytes of the stream that have left.
-
-        Returns:
-            An event for each channel with bytes that have not left; none if no byte has left since
-            the last check.
-        """
+        """Return an event for each channel whose bytes wait; none if the stream has not moved."""
         under_way = self.under_way
         while under_way and under_way[0][0] <= left:
             under_way.popleft()

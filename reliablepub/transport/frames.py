@@ -60,12 +60,7 @@ _RUNS = 900
 
 
 def encode_properties(message: Message, attempt: int) -> bytes:
-    """Encode the property flags and property list of a ``basic`` content header.
-
-    Args:
-        message: the message whose properties are encoded.
-        attempt: value of `ATTEMPT_HEADER` for this attempt.
-    """
+    """Encode the property flags and property list of a ``basic`` content header."""
     mode = _PERSISTENT if message.persistent else _TRANSIENT
     # The fields that most messages have, without a look at each of the others.
     if message.is_plain and message.message_id is not None:
@@ -109,19 +104,7 @@ def encode_properties(message: Message, attempt: int) -> bytes:
 def encode_batch(
     messages: Sequence[Message], run: int, epoch: int, first_tag: int, frame_max: int
 ) -> list[bytes]:
-    """Encode the properties of a batch, before any byte of the batch is written.
-
-    Args:
-        messages: ``messages[i]`` has delivery tag ``first_tag + i``.
-        run: number of the relay's run.
-        epoch: number of the channel epoch.
-        first_tag: delivery tag of the first message.
-        frame_max: negotiated maximum size of a frame, in bytes.
-
-    Raises:
-        CannotEncode: the properties of a message do not fit into a frame, or its headers have been
-            changed to something that AMQP cannot hold.
-    """
+    """Encode the properties of a batch, before any byte of the batch is written."""
     attempt = attempt_number(run, epoch, first_tag)
     try:
         encoded = [
@@ -141,11 +124,7 @@ def encode_batch(
 
 
 def _encode_each(messages: Sequence[Message], attempt: int) -> list[bytes]:
-    """Encode the properties of a batch, and name the message that cannot be encoded.
-
-    Raises:
-        CannotEncode: a message cannot be encoded.
-    """
+    """Encode the properties of a batch, and name the message that cannot be encoded."""
     encoded = []
     for index, message in enumerate(messages):
         try:
@@ -265,32 +244,18 @@ HEADER_OVERHEAD: Final = FRAME_OVERHEAD + _CONTENT.size
 
 
 class Piece(NamedTuple):
-    """Complete frames that are written together: of several publishes, or a part of a large one.
+    """Complete frames that are written together: of several publishes, or a part of a large one."""
 
-    Attributes:
-        first: index in the batch of the first publish in this piece.
-        data: the frames.
-        is_rest: whether the piece continues a large publish, and contains no other publish.
-    """
-
-    first: int
+    first: int  # index in the batch of the first publish
     data: bytes
-    is_rest: bool = False
+    is_rest: bool = False  # continues a large publish, and contains no other
 
 
 class PublishFrames:
-    """Encoder of publishes on one channel, with ``mandatory`` set.
-
-    Args:
-        channel: channel number.
-        frame_max: negotiated maximum size of a frame, in bytes.
-
-    Attributes:
-        frame_max: negotiated maximum size of a frame, in bytes.
-    """
+    """Encoder of publishes on one channel, with ``mandatory`` set."""
 
     def __init__(self, channel: int, frame_max: int) -> None:
-        self.frame_max = frame_max
+        self.frame_max = frame_max  # negotiated, in bytes
         self._channel = channel
         self._body_max = frame_max - FRAME_OVERHEAD
         self._methods: dict[tuple[str, str], bytes] = {}
@@ -299,10 +264,6 @@ class PublishFrames:
         """Encode a batch in few pieces of about 64 KiB.
 
         Few pieces save system calls. Larger pieces would copy more bytes after each partial write.
-
-        Args:
-            messages: messages of the batch.
-            properties: encoded properties of each message (`encode_batch`).
         """
         written: list[Piece] = []
         parts: list[bytes] = []

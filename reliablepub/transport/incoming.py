@@ -42,37 +42,21 @@ class Part(Enum):
 
 
 class Incoming:
-    """The received bytes of one connection, split into frames.
-
-    Args:
-        most: returns the maximum size of a frame in bytes, as negotiated so far.
-
-    Attributes:
-        partial: the received beginning of an incomplete frame.
-    """
+    """The received bytes of one connection, split into frames."""
 
     def __init__(self, most: Callable[[], int]) -> None:
-        self._most = most
-        self.partial = b""
+        self._most = most  # bytes of a frame at most, as negotiated so far
+        self.partial = b""  # the beginning of an incomplete frame
 
     def frames(
         self, data_in: bytes, take: Callable[[memoryview], int] = lambda _: 0
     ) -> Iterator[bytes]:
-        """Yield the complete frames, in order.
-
-        Args:
-            data_in: the received bytes.
-            take: called before each frame with the remaining bytes; returns how many of them, in
-                complete frames, it has consumed itself.
-
-        Raises:
-            BadFrame: a frame is too large.
-        """
+        """Yield the complete frames, in order."""
         data = self.partial + data_in if self.partial else data_in
         self.partial = b""
         at, view = 0, memoryview(data)
         while at < len(data):
-            at += take(view[at:])
+            at += take(view[at:])  # what it has consumed itself, in complete frames
             whole = _frame_size(view[at:], self._most())
             if whole is None:
                 self.partial = data[at:]
@@ -93,11 +77,7 @@ class Contents:
         self._expected[channel] = 0
 
     def part(self, one: bytes) -> Part:
-        """Classify the next frame.
-
-        Raises:
-            BadFrame: the frame is a part of an unexpected message.
-        """
+        """Classify the next frame."""
         kind, channel, size = FRAME_HEAD.unpack_from(one)
         is_return = kind == METHOD and one.startswith(_RETURN, FRAME_HEAD.size)
         if not is_return and kind not in {_HEADER, _BODY}:
@@ -118,11 +98,7 @@ class Contents:
 
 
 def body_bytes(header: bytes) -> int:
-    """The body size in bytes that a header frame announces.
-
-    Raises:
-        BadFrame: the frame is too short.
-    """
+    """The body size in bytes that a header frame announces."""
     if len(header) <= _BODY_SIZE_AT + _BODY_SIZE.size:
         raise BadFrame("the broker sent a return that cannot be read")
     return int(_BODY_SIZE.unpack_from(header, _BODY_SIZE_AT)[0])
@@ -135,11 +111,7 @@ def without_body(header: bytes) -> bytes:
 
 
 def _frame_size(data: memoryview, most: int) -> int | None:
-    """Size of the first frame; None if it is incomplete.
-
-    Raises:
-        BadFrame: the frame is too large.
-    """
+    """Size of the first frame; None if it is incomplete."""
     if len(data) < FRAME_HEAD.size:
         return None
     kind, _, size = FRAME_HEAD.unpack_from(data)

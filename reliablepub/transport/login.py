@@ -48,17 +48,11 @@ _WAITS: Final = wait_random_exponential(multiplier=0.1, max=15)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a provider said, and when it was asked.
+    """What a provider said, and when it was asked."""
 
-    Attributes:
-        credentials: None if it failed.
-        problem: why it failed, without secrets; empty if it did not.
-        asked_at: monotonic seconds; the lifetime counts from then on.
-    """
-
-    credentials: Credentials | None
-    problem: str
-    asked_at: float
+    credentials: Credentials | None  # None if it failed
+    problem: str  # why it failed, without secrets; empty if it did not
+    asked_at: float  # monotonic; the lifetime counts from then on
 
     @property
     def expires_at(self) -> float | None:
@@ -75,11 +69,6 @@ class Login:
     """Asks a provider on a thread, and tells its answer on pika's loop.
 
     All methods must be called on the relay's thread.
-
-    Args:
-        provider: returns credentials; may block and raise.
-        loop: the loop on which answers are told.
-        wake: makes the loop call `look`; called from any thread.
     """
 
     def __init__(
@@ -87,7 +76,7 @@ class Login:
     ) -> None:
         self._provider = provider
         self._loop = loop
-        self._wake = wake
+        self._wake = wake  # makes the loop call `look`, from any thread
         self._question: _Question | None = None
         self._told: Told | None = None
         self._timer: Any = None
@@ -179,15 +168,10 @@ class Login:
 
 @dataclass(slots=True)
 class _Question:
-    """One call of the provider.
+    """One call of the provider."""
 
-    Attributes:
-        asked_at: monotonic seconds.
-        answer: set once, on the provider's thread; at once if there is no thread.
-    """
-
-    asked_at: float
-    answer: Answer | None = None
+    asked_at: float  # monotonic
+    answer: Answer | None = None  # set once, on the provider's thread; at once if there is none
 
     @property
     def is_stale(self) -> bool:
@@ -219,11 +203,6 @@ class Tenure:
     the user.
 
     All methods must be called on the relay's thread.
-
-    Args:
-        login: asks the provider.
-        loop: pika's loop, for timers.
-        answer: the credentials with which the connection is being opened.
     """
 
     def __init__(self, login: Login, loop: IOLoop, answer: Answer) -> None:
@@ -239,16 +218,10 @@ class Tenure:
     def begin(
         self,
         connection: Renewable,
-        is_current: Callable[[], bool],
+        is_current: Callable[[], bool],  # whether the transport still uses the connection
         drop: Callable[[str], None],
     ) -> None:
-        """Start to renew the credentials of the connection, which is open now.
-
-        Args:
-            connection: the connection.
-            is_current: whether the transport still uses the connection.
-            drop: drops the connection, with the reason.
-        """
+        """Start to renew the credentials of the connection, which is open now."""
         self._connection = connection
         self._is_current = is_current
         self._drop = drop

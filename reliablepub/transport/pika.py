@@ -95,12 +95,7 @@ _TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
 
 
 def explain(error: BaseException, login_bytes: int = 0) -> str:
-    """The cause of a failed connection in a few words, without secrets.
-
-    Args:
-        error: what pika reports.
-        login_bytes: length of user and secret.
-    """
+    """The cause of a failed connection in a few words, without secrets."""
     error = unwrapped(error)
     known = (words for kind, words in _WORDS if isinstance(error, kind))
     if words := _login_words(error, login_bytes) or next(known, ""):
@@ -214,13 +209,7 @@ class _Properties(pika.BasicProperties):
 
 
 class _Listener:
-    """Turns confirms and returns of one channel into events; called by the hooks.
-
-    Args:
-        epoch: number of the channel epoch.
-        run: number of the relay's run.
-        events: list to which the events are appended.
-    """
+    """Turns confirms and returns of one channel into events; called by the hooks."""
 
     def __init__(self, epoch: int, run: int, events: list[Event]) -> None:
         self._epoch = epoch
@@ -243,40 +232,20 @@ class _Listener:
 
 
 class PikaTransport:
-    """A `Transport` on pika.
-
-    Args:
-        addresses: addresses of the broker; each `connect` uses the next one in turn, and begins
-            with the next IP address of its host name when it comes to that one again.
-        run: number of the relay's run; with epoch and tag it identifies an attempt.
-        heartbeat_s: heartbeat interval to negotiate, in seconds. A dead peer is detected within
-            twice this time.
-        ssl_context: TLS context for ``amqps``, or what returns one at each connection; by default
-            one that verifies certificates and host names.
-        topology: declared or checked on each new connection, before `Connected` is reported.
-        credentials: asked for user and secret at each connection, and before their lifetime ends;
-            None for those in the addresses.
-        client_properties: what the broker shows of the connection; see `client_properties_of`.
-
-    Attributes:
-        problems: differences from the topology on the last connection.
-
-    Raises:
-        OSError: this process has no file descriptor left.
-    """
+    """A `Transport` on pika."""
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[Address],  # each `connect` uses the next one in turn
         *,
         run: int,
-        heartbeat_s: int,
+        heartbeat_s: int,  # a dead peer is detected within twice this time
         ssl_context: TLS = None,
-        topology: Topology | None = None,
-        credentials: CredentialsProvider | None = None,
+        topology: Topology | None = None,  # declared or checked, before `Connected` is reported
+        credentials: CredentialsProvider | None = None,  # asked again before they end
         client_properties: Mapping[str, str] | None = None,
     ) -> None:
-        self.problems: Sequence[str] = ()
+        self.problems: Sequence[str] = ()  # differences from the topology on the last connection
         self._topology = topology
         self._reopen_after_s = 0.0  # for a `Provision`; more once the broker has refused a channel
         self._addresses = addresses
@@ -359,6 +328,7 @@ class PikaTransport:
         self._login_bytes = address.login_bytes
         self._bounded = BoundedServices(self._loop) if hooks.why_off() else None
         self._services = services = self._bounded or ResolvingServices(self._loop)
+        # Each round of the addresses begins with the next IP address of each host name.
         services.turn = (self._next_address - 1) // len(self._addresses)
         connection_class = HookedConnection if self._bounded is None else SelectConnection
         self._connection = connection_class(

@@ -32,14 +32,10 @@ class BoundedServices(ResolvingServices):
 
     One connection at a time. Bodies of returned messages are dropped on arrival: pika sees each
     return as soon as its header has arrived, with an empty body.
-
-    Attributes:
-        ended_because: why a received frame was rejected; empty if none was.
-        returned_bytes: body size of the last returned message.
     """
 
-    ended_because = ""
-    returned_bytes = 0
+    ended_because = ""  # why a received frame was rejected; empty if none was
+    returned_bytes = 0  # body size of the last returned message
 
     def create_streaming_connection(
         self,

@@ -55,16 +55,11 @@ from reliablepub.transport.quiet import quietly
 
 
 class WatchedLoop(IOLoop):
-    """pika's I/O loop for one connection at a time; exposes the connection's socket.
-
-    Attributes:
-        fd: descriptor of the socket that pika watches; None if there is none.
-        is_writing: whether pika waits for the socket to be writable, so has output left.
-    """
+    """pika's I/O loop for one connection at a time; exposes the connection's socket."""
 
     def __init__(self) -> None:
-        self.fd: int | None = None
-        self.is_writing = False
+        self.fd: int | None = None  # of the socket that pika watches; None if there is none
+        self.is_writing = False  # pika waits for the socket to be writable: it has output left
         super().__init__()
 
     def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
@@ -129,16 +124,11 @@ class Listener(Protocol):
 
 
 class HookedConnection(SelectConnection):
-    """A `SelectConnection` with hooks for writing frames and for reading confirms.
-
-    Attributes:
-        ended_because: why a received frame was rejected, or a hook failed; empty if neither.
-        reads_once: whether the socket is read once each time it is ready.
-    """
+    """A `SelectConnection` with hooks for writing frames and for reading confirms."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - pika's own
-        self.ended_because = ""
-        self.reads_once = False
+        self.ended_because = ""  # why a received frame was rejected, or a hook failed; else empty
+        self.reads_once = False  # the socket is read once each time it is ready
         self._confirms: dict[bytes, tuple[Listener, bool]] = {}
         self._listeners: dict[int, Listener] = {}
         self._returns: dict[int, spec.Basic.Return] = {}  # returns whose header frame comes next
@@ -155,18 +145,11 @@ class HookedConnection(SelectConnection):
             self._confirms[head] = listener, is_ack
 
     def write_frames(self, frames: Sequence[bytes]) -> None:
-        """Write encoded frames.
-
-        Args:
-            frames: each item holds one or more frames, and is one write.
-
-        Raises:
-            HookFailed: a hook failed; part of the frames may be written.
-        """
+        """Write encoded frames; each item holds one or more, and is one write."""
         try:
             if self._transport is not None:
                 self._output_marshaled_frames(self._write_at_once(frames))
-        except Exception as error:
+        except Exception as error:  # part of the frames may be written
             raise self._failed("writing", error) from error
 
     def _write_at_once(self, frames: Sequence[bytes]) -> Sequence[bytes]:
@@ -274,11 +257,7 @@ class HookedConnection(SelectConnection):
 
 
 def _read(one: bytes) -> Any:  # noqa: ANN401 - one of pika's frames
-    """Decode a frame with pika.
-
-    Raises:
-        BadFrame: the frame cannot be decoded.
-    """
+    """Decode a frame with pika."""
     try:
         return frame.decode_frame(one)[1]
     except Exception as error:
@@ -286,11 +265,7 @@ def _read(one: bytes) -> Any:  # noqa: ANN401 - one of pika's frames
 
 
 class Hooks:
-    """Whether this process uses the hooks. Methods may be called from any thread.
-
-    Args:
-        trial: the self-test; raises if the hooks do not work.
-    """
+    """Whether this process uses the hooks. Methods may be called from any thread."""
 
     def __init__(self, trial: Callable[[], None]) -> None:
         self._trial = trial
@@ -345,11 +320,7 @@ class Unexpected(Exception):
 
 
 def try_hooks() -> None:
-    """Run the self-test: open a connection on a socket pair, write, read confirms, close.
-
-    Raises:
-        Exception: of any type; the hooks must not be used.
-    """
+    """Run the self-test: open a connection on a socket pair, write, read confirms, close."""
     with quietly(), _plugged() as trial:
         trial.handshake()
         trial.write()

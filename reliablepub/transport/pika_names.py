@@ -22,16 +22,10 @@ from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapte
 
 
 class ResolvingServices(SelectorIOServicesAdapter):
-    """pika's adapter to its own I/O loop; resolves on the loop's thread if there is no other.
+    """pika's adapter to its own I/O loop; resolves on the loop's thread if there is no other."""
 
-    Attributes:
-        turn: which of the found addresses comes first; those before it come last.
-        untried: number of found addresses that neither this attempt has tried, nor those of the
-            turns before it; 0 until the name is resolved.
-    """
-
-    turn = 0
-    untried = 0
+    turn = 0  # which of the found addresses comes first; those before it come last
+    untried = 0  # found addresses that no turn has tried yet; 0 until the name is resolved
 
     def getaddrinfo(  # noqa: PLR0917 - pika's own
         self,

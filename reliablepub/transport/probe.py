@@ -58,31 +58,18 @@ _REMEDIES: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 @dataclass(slots=True)
 class Probe:
-    """The result of a probe.
+    """The result of a probe."""
 
-    Attributes:
-        address: address of the broker, without credentials.
-        problem: why the connection failed; empty if it succeeded.
-        remedy: what to do about the problem.
-        seconds: duration of connecting, in seconds.
-        product: product name and version that the broker reports.
-        frame_max: negotiated maximum size of a frame, in bytes.
-        channel_max: negotiated maximum number of channels on a connection.
-        heartbeat_s: negotiated heartbeat interval, in seconds.
-        can_confirm: whether the broker supports publisher confirms.
-        missing: exchanges and queues that do not exist, or that the user may not access: kind,
-            name, and the broker's reply.
-    """
-
-    address: str
-    problem: str = ""
+    address: str  # without credentials
+    problem: str = ""  # why the connection failed; empty if it succeeded
     remedy: str = ""
-    seconds: float = 0.0
-    product: str = ""
-    frame_max: int = 0
-    channel_max: int = 0
-    heartbeat_s: int = 0
+    seconds: float = 0.0  # duration of connecting
+    product: str = ""  # name and version, as the broker reports them
+    frame_max: int = 0  # negotiated, in bytes
+    channel_max: int = 0  # negotiated
+    heartbeat_s: int = 0  # negotiated
     can_confirm: bool = False
+    # Kind, name, and the broker's reply; also of what the user may not access.
     missing: list[tuple[str, str, str]] = field(default_factory=list)
 
 
@@ -93,14 +80,7 @@ def probe(
     queues: Sequence[str],
     ssl_context: TLS = None,
 ) -> Probe:
-    """Probe a broker: connect, look for exchanges and queues, and disconnect.
-
-    Args:
-        address: address of the broker.
-        exchanges: names of exchanges to look for.
-        queues: names of queues to look for.
-        ssl_context: TLS context for ``amqps``; None for the system's certificate authorities.
-    """
+    """Probe a broker: connect, look for exchanges and queues, and disconnect."""
     found = Probe(str(address))
     quiet_this_thread()
     try:
@@ -117,13 +97,7 @@ def probe(
 
 
 def _connected(address: Address, ssl_context: TLS, found: Probe) -> _Asking:
-    """Connect, at another IP address of the host name if one accepts TCP and no more.
-
-    Raises:
-        AMQPError: the connection failed in AMQP.
-        OSError: the connection failed in DNS, TCP or TLS.
-        BadFrame: the broker sent an invalid frame.
-    """
+    """Connect, at another IP address of the host name if one accepts TCP and no more."""
     for turn in itertools.count():
         asking = _Asking(turn)
         begun = time.monotonic()
@@ -140,17 +114,13 @@ def _connected(address: Address, ssl_context: TLS, found: Probe) -> _Asking:
 
 
 class _Asking:
-    """A connection on which one request at a time is made and its answer awaited (`TIMEOUT_S`).
-
-    Args:
-        turn: which IP address of the host name is tried first.
-    """
+    """A connection on which one request at a time is made and its answer awaited (`TIMEOUT_S`)."""
 
     def __init__(self, turn: int) -> None:
         self._loop = WatchedLoop()
         self._loop.activate_poller()
         self._services = BoundedServices(self._loop)
-        self._services.turn = turn
+        self._services.turn = turn  # which IP address of the host name is tried first
         self._answers: list[Any] = []
         self._connection: SelectConnection | None = None
 
@@ -160,13 +130,7 @@ class _Asking:
         return self._services.untried
 
     def connect(self, address: Address, ssl_context: TLS) -> SelectConnection:
-        """Open the connection. Each step of connecting may take `TIMEOUT_S`.
-
-        Raises:
-            AMQPError: the connection failed in AMQP.
-            OSError: the connection failed in DNS, TCP or TLS.
-            BadFrame: the broker sent an invalid frame.
-        """
+        """Open the connection. Each step of connecting may take `TIMEOUT_S`."""
         parameters = connection_parameters(
             address,
             timeout_s=TIMEOUT_S,

@@ -59,15 +59,9 @@ def _refused_as_meant(error: exceptions.ChannelClosedByBroker) -> bool:
 
 
 class _Step(NamedTuple):
-    """One request to the broker.
+    """One request to the broker."""
 
-    Attributes:
-        whom: the object that the request is about, for problem texts.
-        act: sends the request.
-        is_excused: whether a refusal counts as success.
-    """
-
-    whom: str
+    whom: str  # for problem texts
     act: Act
     is_excused: Excuse = _nothing
 
@@ -77,25 +71,13 @@ Steps: TypeAlias = Generator[_Step, bool, None]
 
 
 class Provision:
-    """Declares or checks one topology on one connection.
-
-    Args:
-        connection: an open connection.
-        topology: the topology to declare or check.
-        on_end: called once with all problems, when the last channel has ended; not called if the
-            connection is lost.
-        reopen_after_s: seconds from the end of a channel to the next one, or to `on_end`: RabbitMQ
-            may still count a closed channel against the limit of its user.
-
-    Attributes:
-        taken: number of steps taken so far, the current one included.
-    """
+    """Declares or checks one topology on one connection."""
 
     def __init__(
         self,
         connection: SelectConnection,
         topology: Topology,
-        on_end: Callable[[list[str]], None],
+        on_end: Callable[[list[str]], None],  # called once, unless the connection is lost
         *,
         reopen_after_s: float,
     ) -> None:
@@ -103,10 +85,11 @@ class Provision:
         self._steps = _declaring(topology) if topology.declare else _checking(topology)
         self._step: _Step | None = None
         self._on_end = on_end
+        # RabbitMQ may still count a closed channel against the limit of its user.
         self._reopen_after_s = reopen_after_s
         self._problems: list[str] = []
         self._channel: Channel | None = None
-        self.taken = 0
+        self.taken = 0  # steps, the current one included
 
     def start(self) -> None:
         """Take the first step."""
