@@ -56,11 +56,7 @@ class CommandLine(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; the error for ``explain`` names ``outbox explain``.
-
-        Raises:
-            click.UsageError: no command has this name.
-        """
+        """Find the command; the error for ``explain`` names ``outbox explain``."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:

@@ -124,11 +124,7 @@ def _with_filters(
 
 
 def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:
-    """The row ids for the given IDs: row numbers, message ids or keys of `Outbox.enqueue`.
-
-    Raises:
-        Failure: the outbox has no message and no history under one of the IDs.
-    """
+    """The row ids for the given IDs: row numbers, message ids or keys of `Outbox.enqueue`."""
     found: list[int] = []
     for name in names:
         rows = resolve(database, name)
@@ -139,14 +135,10 @@ def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:
 
 
 def rows_named_or_nothing(database: Database, names: tuple[str, ...]) -> list[int]:
-    """The row ids of messages to be changed.
-
-    Raises:
-        Failure: an ID is unknown. It may be a typing error, so the command changes nothing.
-    """
+    """The row ids of messages to be changed."""
     try:
         return rows_named(database, names)
-    except Failure as error:
+    except Failure as error:  # an unknown ID, which may be a typing error
         raise Failure(f"nothing was changed: {error.message}", error.code) from error
 
 
@@ -187,11 +179,7 @@ def unknown(database: Database, name: str) -> Failure:
 
 
 def ask(question: str) -> None:
-    """Ask a question; return if the answer is yes.
-
-    Raises:
-        Failure: the answer is not yes, or stdin is no terminal. Nothing was changed.
-    """
+    """Ask a question; return only if the answer is yes."""
     if not can_be_answered():
         raise Failure(f"{question} There is no terminal to ask on; give --yes", Exit.BAD_INPUT)
     if not click.confirm(question, err=True):

@@ -37,12 +37,7 @@ class Exit(IntEnum):
 
 
 class Failure(click.ClickException):
-    """An error that ends the command with one line on stderr and the given exit code.
-
-    Args:
-        message: what happened, and what to do.
-        code: the exit code.
-    """
+    """An error that ends the command with one line on stderr and the given exit code."""
 
     def __init__(self, message: str, code: Exit) -> None:
         super().__init__(message)
@@ -58,18 +53,12 @@ _OUTBOX_MEANING: Final = {4: "the outbox cannot be used"}
 
 
 class Command(click.Command):
-    """A command whose help ends with its exit codes; it refuses text that is not UTF-8.
-
-    Args:
-        args: positional arguments of `click.Command`.
-        exits: meaning of each exit code that differs from the usual one.
-        settings: keyword arguments of `click.Command`.
-    """
+    """A command whose help ends with its exit codes; it refuses text that is not UTF-8."""
 
     def __init__(
         self,
         *args: Any,  # noqa: ANN401 - click's
-        exits: Mapping[int, str] | None = None,
+        exits: Mapping[int, str] | None = None,  # meanings that differ from the usual ones
         **settings: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*args, **settings)
@@ -83,16 +72,12 @@ class Command(click.Command):
         self.help = "\n".join([cleandoc(self.help or ""), "", "\b", "Exit codes:", *lines])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            click.UsageError: a text is not UTF-8, which no message and no database can hold. A path
-                may have any bytes.
-        """
+        """Parse the arguments; refuse text that is not UTF-8."""
         rest = super().parse_args(ctx, args)
         for option in self.params:
             value = ctx.params.get(option.name or "")
             texts = value if isinstance(value, tuple) else (value,)
+            # No message and no database can hold such text; a path may have any bytes
             if option.type is click.STRING and not all(map(_is_utf8, texts)):
                 raise click.UsageError(f"{option.get_error_hint(ctx)} is not UTF-8", ctx)
         return rest
@@ -104,17 +89,11 @@ def _is_utf8(value: object) -> bool:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on first use.
-
-    Args:
-        args: positional arguments of `click.Group`.
-        table: ``module:attribute`` of each command, by name.
-        settings: keyword arguments of `click.Group`.
-    """
+    """A group whose commands are imported on first use."""
 
     def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **settings)
-        self._table = table
+        self._table = table  # ``module:attribute`` of each command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands, sorted."""
@@ -124,11 +103,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with; if there is none, name the nearest.
-
-        Raises:
-            click.UsageError: no command has this name.
-        """
+        """Find the command that the arguments begin with; if there is none, name the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

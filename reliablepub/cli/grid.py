@@ -26,34 +26,21 @@ _WRAPPING: Final[dict[str, Any]] = {"break_on_hyphens": False, "break_long_words
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table as lines.
-
-    Attributes:
-        lines: the lines; the first one has the titles.
-        left_out: titles of the columns that did not fit.
-    """
+    """A table as lines, the first of which has the titles."""
 
     lines: list[str]
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # titles of the columns that did not fit
 
 
 def lay_out(
     titles: Sequence[str],
     cells: Sequence[Sequence[str]],
     *,
-    width: int | None,
-    lesser: Sequence[str] = (),
-    below: Sequence[str] = (),
+    width: int | None,  # characters of a line; None for no limit
+    lesser: Sequence[str] = (),  # titles of columns that may be left out, the first one first
+    below: Sequence[str] = (),  # for each row, a text on lines of its own; may be empty
 ) -> Grid:
-    """Lay out a table.
-
-    Args:
-        titles: the titles of the columns.
-        cells: the rows, with a cell for each title.
-        width: characters that fit on a line; None for no limit.
-        lesser: titles of the columns that may be left out, the first one first.
-        below: a text for each row, printed on lines of its own below the row unless it is empty.
-    """
+    """Lay out a table."""
     columns = {title: [title, *(row[n] for row in cells)] for n, title in enumerate(titles)}
     left_out: list[str] = []
     widths = _natural(columns)

@@ -34,15 +34,11 @@ def describe(status: Status) -> str:
 
 
 class LinkNotes:
-    """Prints a line for each change of the connection.
-
-    Args:
-        say: prints a line.
-        is_eager: whether to report the first connection too, if it succeeds at once.
-    """
+    """Prints a line for each change of the connection."""
 
     def __init__(self, say: Callable[[str], None], *, is_eager: bool) -> None:
         self._say = say
+        # A first connection that succeeds at once is a change only if eager
         self._last = "" if is_eager else "connected to the broker"
         self._connects = 0 if is_eager else 1
         self._outage = Outage()

@@ -94,14 +94,7 @@ def say(text: str, *, nl: bool = True) -> None:
 
 
 def print_line(level: str, text: str, logger: str, fields: Mapping[str, object]) -> None:
-    """Print one line of JSON on stderr.
-
-    Args:
-        level: name of the level, such as ``WARNING``.
-        text: the line for people.
-        logger: name of the logger.
-        fields: further fields, ``event`` among them.
-    """
+    """Print one line of JSON on stderr; its ``event`` is among the fields."""
     now = time.time()
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
     values = {"time": f"{at}.{int(now % 1 * 1000):03}Z", "level": level, "logger": logger}

@@ -192,11 +192,7 @@ def connection_name_of(ctx: click.Context) -> str | None:
 
 
 def tls_context(ctx: click.Context) -> CertificateFiles | None:
-    """The TLS settings of a command; None: the system's authorities and no client certificate.
-
-    Raises:
-        click.UsageError: a file cannot be used; the message names it.
-    """
+    """The TLS settings of a command; None: the system's authorities and no client certificate."""
     authorities, certificate, key = (ctx.meta.get(f"reliablepub.{name}") for name in _TLS)
     if key is not None and certificate is None:
         raise click.UsageError("--tls-key is the key of a certificate: give --tls-certificate too")
@@ -349,11 +345,7 @@ tracing_option: Final = click.option(
 
 
 def tracing_hooks(*, is_wanted: bool) -> list[object]:
-    """The tracing hook, if it is wanted; else nothing.
-
-    Raises:
-        Failure: OpenTelemetry is not installed.
-    """
+    """The tracing hook, if it is wanted; else nothing."""
     if not is_wanted:
         return []
     try:

@@ -55,15 +55,8 @@ def keeping_exit_code() -> Iterator[None]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Create a file for message bodies, with mode 0600 from the start.
-
-    It is called ``FILE.<pid>.part`` until the block ends, so that an incomplete file never has the
-    final name, however the process ends. After the block the file is on disk: the messages in it
-    may be discarded next. If the block raises, the part is removed.
-
-    Raises:
-        Failure: the file exists, or cannot be written.
-    """
+    """Create a file for message bodies, mode 0600 from the start; it is on disk after the block."""
+    # An incomplete file never has the final name, however the process ends
     part = Path(f"{path}.{os.getpid()}.part")
     exists = Failure(f"{path} exists; name a new file", Exit.BAD_INPUT)
     if os.path.lexists(path):
@@ -77,7 +70,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         with open(part, "xb", opener=opener) as file:
             yield file
             file.flush()
-            _sync(file.fileno())
+            _sync(file.fileno())  # the messages in it may be discarded next
         _name(part, path)
     except FileExistsError:
         raise exists from None
@@ -89,11 +82,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _name(part: Path, path: Path) -> None:
-    """Give a file its final name, on disk.
-
-    Raises:
-        FileExistsError: another file has it.
-    """
+    """Give a file its final name, on disk."""
     try:
         os.link(part, path)
     except OSError as error:
@@ -194,28 +183,16 @@ def print_table(values: Mapping[str, object]) -> None:
 
 def print_rows(
     rows: Sequence[Mapping[str, Any]],
-    form: str | None,
-    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
+    form: str | None,  # ``json``, ``csv``, or None for a table
+    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],  # titles, and what makes a cell
     *,
-    nothing: str,
-    names: Sequence[str] = (),
-    lesser: Sequence[str] = (),
-    below: Callable[[Mapping[str, Any]], str] | None = None,
+    nothing: str,  # printed instead of a table without rows
+    names: Sequence[str] = (),  # the header line of CSV without rows
+    lesser: Sequence[str] = (),  # titles that a narrow terminal leaves out, the first one first
+    below: Callable[[Mapping[str, Any]], str] | None = None,  # text below a row; may be empty
     limit: int | None = None,
 ) -> None:
-    """Print rows: all values as JSON or CSV, or selected columns as a table.
-
-    Args:
-        rows: the rows; all have the same keys.
-        form: ``json``, ``csv``, or None for a table.
-        columns: titles of the table's columns, and functions that make a cell from a row. A
-            terminal gets lines of its width (`grid`); a file or pipe gets one line for each row.
-        nothing: printed instead of a table without rows.
-        names: keys of the rows, the header line of CSV without rows.
-        lesser: titles of columns that are left out on a narrow terminal, the first one first.
-        below: makes a text that the table shows below the row; empty for none.
-        limit: value of ``--limit``; a note says that there may be more rows than that.
-    """
+    """Print rows: all values as JSON or CSV, or selected columns as a table."""
     if form == "json":
         print_json(rows)
     elif form == "csv":
@@ -291,12 +268,7 @@ def age(seconds: float) -> str:
 
 
 def ago(at: float | None, now: float | None = None) -> str:
-    """A time relative to now: ``5 s ago`` or ``in 5 s``; empty for None.
-
-    Args:
-        at: wall clock, seconds since 1970. A damaged row can hold anything else.
-        now: the reference time; the current time by default.
-    """
+    """A time relative to now: ``5 s ago`` or ``in 5 s``; empty for None."""
     if at is None:
         return ""
     if not isinstance(at, int | float):
@@ -321,19 +293,13 @@ def size_of(count: float) -> str:
 
 
 def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
-    """A paused destination in words: name, reason, since when, messages waiting, next probe.
-
-    Args:
-        row: the entry in the relay's status file.
-        at: when the relay wrote it, seconds since 1970.
-        now: wall clock, seconds since 1970.
-    """
+    """A paused destination in words: name, reason, since when, messages waiting, next probe."""
     key = row["routing_key"]
     where = f"{row['exchange'] or '(default)'} / {'every routing key' if key is None else key}"
     if row.get("user_id") is not None:
         where = f"user_id {row['user_id']}"
     paused_s = max(0.0, now - row["since"])
     wait = f"{count_of(row['waiting'], 'message')} wait{'s' if row['waiting'] == 1 else ''}"
-    probe_in_s = at + row["probe_in_s"] - now
+    probe_in_s = at + row["probe_in_s"] - now  # at: when the relay wrote its status
     probe = f"probed in {age(probe_in_s)}" if probe_in_s >= 1 else "probed now"
     return one_line(f"{where}: {row['reason']}; for {age(paused_s)}; {wait}; {probe}")

@@ -29,13 +29,8 @@ _OF_OUTBOX: Final = (
 
 
 def without_passwords(text: str, arguments: Sequence[str] = ()) -> str:
-    """Withhold the passwords of URLs, which click and the system's errors repeat as they are.
-
-    Args:
-        text: what is to be printed.
-        arguments: arguments of the command line, and values of variables, that the text may repeat.
-    """
-    for given in _spellings(arguments):
+    """Withhold the passwords of URLs, which click and the system's errors repeat as they are."""
+    for given in _spellings(arguments):  # also values of variables: the text may repeat them
         text = text.replace(given, _replaced(given, _IN_ARGUMENT))
     return _replaced(text, _IN_TEXT)
 

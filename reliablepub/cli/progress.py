@@ -24,14 +24,10 @@ _DELAY_S: Final = 0.5
 
 
 class Bar:
-    """Two progress bars: stored messages and settled messages.
-
-    Args:
-        total: number of messages to come; None if it is unknown (stdin).
-    """
+    """Two progress bars: stored messages and settled messages."""
 
     def __init__(self, total: int | None) -> None:
-        self._total = total
+        self._total = total  # None if it is unknown (stdin)
         self._progress: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -94,9 +90,6 @@ def following() -> Iterator[Callable[[str, int], None]]:
     """Show a spinner with a name and a count, for changes of unknown number.
 
     If an error or a signal ends the changes early, a note says how many of each kind were made.
-
-    Yields:
-        a function that takes the name of what is being counted, and the count so far.
     """
     done: dict[str, int] = {}
     try:
@@ -128,11 +121,7 @@ def _spinning() -> Iterator[Callable[[str, int], None]]:
 def counting(total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar for changes of known number.
 
-    If an error or a signal ends the changes early, a note says how many were made. The error alone
-    would sound as if there were none.
-
-    Yields:
-        a function that takes the count so far.
+    If an error or a signal ends the changes early, a note says how many were made.
     """
     done = 0
     try:
@@ -145,18 +134,14 @@ def counting(total: int) -> Iterator[Callable[[int], None]]:
 
             yield show
     except (KeyboardInterrupt, OutboxError):
-        if done:
+        if done:  # the error alone would sound as if there were none
             print_note(f"at least {done} of {total} were done before this error")
         raise
 
 
 @contextmanager
 def drawing(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar for work of known length, which changes nothing.
-
-    Yields:
-        a function that takes the count so far.
-    """
+    """Show a progress bar for work of known length, which changes nothing."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

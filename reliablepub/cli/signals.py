@@ -23,24 +23,14 @@ _POLL_MS_MAX: Final = 2**31 - 1
 
 
 class Stop:
-    """A flag that the first SIGINT or SIGTERM within the ``with`` block sets. Main thread only.
-
-    Args:
-        reopens: whether SIGHUP requests a reopen, instead of ending the process.
-        has_screen: whether the caller has the terminal's screen, and must leave it first: SIGHUP
-            sets the flag too, and SIGTSTP (Ctrl-Z) requests a pause.
-
-    Attributes:
-        is_set: whether SIGINT or SIGTERM has arrived.
-        is_reopen_due: whether SIGHUP has arrived; the caller resets it.
-        is_pause_due: whether SIGTSTP has arrived; the caller leaves the screen, and calls `pause`.
-    """
+    """A flag that the first SIGINT or SIGTERM within the ``with`` block sets. Main thread only."""
 
     def __init__(self, *, reopens: bool = False, has_screen: bool = False) -> None:
         self.is_set = False
-        self.is_reopen_due = False
-        self.is_pause_due = False
-        self._reopens = reopens
+        self.is_reopen_due = False  # SIGHUP has arrived; the caller resets it
+        self.is_pause_due = False  # SIGTSTP has: the caller leaves the screen, and calls `pause`
+        self._reopens = reopens  # SIGHUP requests a reopen, instead of ending the process
+        # The caller must leave the screen first: SIGHUP sets the flag too, SIGTSTP requests a pause
         self._has_screen = has_screen
         self._before: dict[signal.Signals, Any] = {}
 

@@ -60,21 +60,13 @@ _RENEWED_BY: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        about: ``outbox``, ``client`` or ``broker``.
-        check: name of the check.
-        level: severity.
-        found: what was found.
-        remedy: what to do; empty if there is nothing to do.
-    """
-
-    about: str
+    about: str  # ``outbox``, ``client`` or ``broker``
     check: str
     level: Level
     found: str
-    remedy: str
+    remedy: str  # empty if there is nothing to do
 
 
 def finding(
@@ -93,18 +85,10 @@ def of_outbox(
     status: OutboxStatus,
     around: Surroundings,
     now: float,
-    relay_status: Mapping[str, Any],
-    failed: str = "",
+    relay_status: Mapping[str, Any],  # empty without a status file
+    failed: str = "",  # why the last relay failed
 ) -> Iterator[Finding]:
-    """Findings about an outbox.
-
-    Args:
-        status: its figures.
-        around: disk, clock and SQLite.
-        now: wall clock, seconds since 1970.
-        relay_status: content of the relay's status file; empty without one.
-        failed: why the last relay failed; empty if it did not.
-    """
+    """Findings about an outbox."""
     silent = silent_s(relay_status, status.oldest_open_at, now)
     yield _relay(status, relay_status, silent, failed)
     # The connection that a silent relay had says nothing about the one it has.
@@ -120,13 +104,7 @@ def of_outbox(
 
 
 def of_messages(status: OutboxStatus, now: float, relays: Sequence[Relaying]) -> Iterator[Finding]:
-    """Findings about messages and their way to the broker, for a file or a server.
-
-    Args:
-        status: its figures.
-        now: wall clock, seconds since 1970.
-        relays: the relay of each shard.
-    """
+    """Findings about messages and their way to the broker, for a file or a server."""
     for relay in relays:
         if relay.pid is not None and relay.status.get("link"):
             whose = "the relay" if len(relays) == 1 else f"the relay of shard {relay.shard}"
@@ -143,11 +121,7 @@ def of_messages(status: OutboxStatus, now: float, relays: Sequence[Relaying]) ->
 
 
 def of_clock(ahead_s: float) -> Finding:
-    """The finding about the time of the newest message.
-
-    Args:
-        ahead_s: how far in the future it was stored, in seconds.
-    """
+    """The finding about the newest message, which was stored `ahead_s` in the future."""
     if ahead_s < AHEAD_S:
         return finding("clock", Level.OK, "no message has a time in the future")
     found = f"the newest message has a time {age(ahead_s)} in the future"
@@ -172,16 +146,9 @@ def _paused(shown: Sequence[Mapping[str, Any]], now: float) -> Finding:
 
 
 def of_client(relay: str | None, here: str, tested: Sequence[str]) -> Finding:
-    """The finding about pika: whether the fast path through its internals is on.
-
-    Args:
-        relay: why the fast path is off in the running relay, empty if it is on; None if no relay
-            reports it.
-        here: why the fast path is off in this process; empty if it is on.
-        tested: pika versions with which the fast path was tested.
-    """
-    whose = "here" if relay is None else "in the relay"
-    why = here if relay is None else relay
+    """The finding about pika: whether the fast path through its internals is on."""
+    whose = "here" if relay is None else "in the relay"  # None: no relay reports it
+    why = here if relay is None else relay  # empty if the fast path is on
     return finding(
         "pika",
         warn_unless(not why),
@@ -257,20 +224,14 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
 
 
 def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding]:
-    """Findings about an outbox's file.
-
-    Args:
-        path: the file.
-        found: state of the file.
-        audit: result of the audit; None if the tables cannot be read.
-    """
+    """Findings about an outbox's file."""
     salvage = f"stop its relay, then reliablepub outbox salvage {quoted(path)} NEW"
     yield _of_file("pages", found.pages, "every page is whole", salvage)
     parts = [f"{name} is missing" for name in found.missing]
     parts += [f"{name} was changed" for name in found.changed]
     rebuild = f"another program has edited it; {salvage}, which creates the whole schema"
     yield _of_file("schema", parts, "tables, indexes, triggers and views are unchanged", rebuild)
-    if audit is not None and not audit.structure:
+    if audit is not None and not audit.structure:  # None: the tables cannot be read
         differences = [f"{by:+d} {name}" for name, by in audit.differences.items()]
         damaged = [f"message {id_}: {reason}" for id_, reason in audit.damaged.items()]
         compared = f"{count_of(audit.rows, 'message')} compared with their checksums"

@@ -41,17 +41,9 @@ def of_server(
     around: ServerSurroundings,
     now: float,
     relays: Sequence[Relaying],
-    failed: str = "",
+    failed: str = "",  # why the last relay failed
 ) -> Iterator[Finding]:
-    """Findings about an outbox in PostgreSQL.
-
-    Args:
-        status: its figures.
-        around: facts about the server.
-        now: wall clock, seconds since 1970.
-        relays: the relay of each shard.
-        failed: why the last relay failed; empty if it did not.
-    """
+    """Findings about an outbox in PostgreSQL."""
     yield _relay(status, around.owners, failed)
     yield from of_messages(status, now, relays)
     server = around.server

@@ -95,11 +95,7 @@ def show(
 
 
 def _found(name: str, database: Database, keys: OutboxKeys | None) -> Contents:
-    """The message of this name; of several, the one of the highest row, with a note.
-
-    Raises:
-        Failure: there is none.
-    """
+    """The message of this name; of several, the one of the highest row, with a note."""
     found = None
     rows = []
     for id_ in rows_named(database, (name,)):

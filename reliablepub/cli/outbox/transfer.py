@@ -165,12 +165,7 @@ def _copy_of(raw: IO[bytes]) -> IO[bytes]:
 
 
 def _lines(raw: IO[bytes]) -> Iterator[str]:
-    """The lines as text.
-
-    Raises:
-        BadLine: a line is too long for a message, or not UTF-8; or the input is compressed, or
-            in UTF-16.
-    """
+    """The lines as text, which is UTF-8 and not compressed."""
     number = 0
     while line := raw.readline(_LINE_BYTES_MAX + 1):
         number += 1

@@ -106,11 +106,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
 
 
 def _check_made_with(database: PostgresDatabase, shards: int, *, allows_loss: bool) -> None:
-    """Refuse options that an outbox was not created with.
-
-    Raises:
-        click.UsageError: it existed, and differs.
-    """
+    """Refuse options that an outbox was not created with."""
     has_shards, has_loss = database.made_with()
     source = click.get_current_context().get_parameter_source("shards")
     if source is not ParameterSource.DEFAULT and shards != has_shards:

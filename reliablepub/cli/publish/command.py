@@ -345,11 +345,7 @@ def _end(publisher: Publisher) -> None:
 
 
 def _fits(outbox: Database, message: Message) -> None:
-    """Check that a server can store the message; a file can store any.
-
-    Raises:
-        InvalidMessage: it cannot.
-    """
+    """Check that a server can store the message; a file can store any."""
     outbox.check_texts(
         {
             "exchange": message.exchange,
@@ -361,17 +357,12 @@ def _fits(outbox: Database, message: Message) -> None:
 
 
 def _refuse_shards(outbox: Database, source: Source) -> None:
-    """Refuse a file for an outbox with several shards.
-
-    Each run owns one shard, but all shards share the position in the file: two runs side by side
-    would add up what they store, and the next would skip records that neither has stored.
-
-    Raises:
-        Failure: the outbox has several shards.
-    """
+    """Refuse a file for an outbox with several shards."""
     if outbox.file is not None or not outbox.exists():  # a file has one shard, and so has a new one
         return
     shards = len(read_relays(outbox))
+    # Each run owns one shard, but all shards share the position in the file: two runs side by side
+    # would add up what they store, and the next would skip records that neither has stored.
     if shards > 1:
         raise Failure(
             f"outbox {outbox.name} has {shards} shards, where the position in a file cannot be "
@@ -390,16 +381,9 @@ def _stored_twice(source: Source, done: int, records: int) -> str:
 
 
 def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
-    """Check every record of a regular file before anything is stored.
-
-    Returns:
-        the number of records; None for input that can be read only once.
-
-    Raises:
-        Failure: a record is bad, or a signal interrupted the check.
-    """
+    """Check every record of a regular file before anything is stored; return their number."""
     if not source.is_regular:
-        return None
+        return None  # it can be read only once
     try:
         records = source.check(recipe, stop)
     except BadRecord as error:
@@ -411,21 +395,11 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
 
 def _check_end(
     source: Source,
-    stop: Stop,
-    checked: tuple[int | None, tuple[int, int]],
-    reader: _Reader,
+    stop: Stop,  # set if the run has ended, and not the file
+    checked: tuple[int | None, tuple[int, int]],  # number of records, and `Source.version`
+    reader: _Reader,  # at its end
 ) -> None:
-    """Tell a file that is other than it was checked: records may be missing, or half written.
-
-    Args:
-        source: the input.
-        stop: set if the end is that of the run, and not of the file.
-        checked: number of records, None for a stream, and `Source.version` when it was checked.
-        reader: the reader, at its end.
-
-    Raises:
-        BadRecord: the file was changed.
-    """
+    """Tell a file that is other than it was checked: records may be missing, or half written."""
     if source.is_regular and not stop.is_set and (reader.count, source.version) != checked:
         raise BadRecord(reader.number + 1, "the file was changed while it was read")
 
@@ -450,21 +424,12 @@ def _forget(outbox: Database, name: str, run: Run) -> None:
 
 
 class _Reader:
-    """An iterator over lines that counts the records read.
-
-    Args:
-        lines: the lines.
-        check_end: called when the lines have ended.
-
-    Attributes:
-        count: number of records read.
-        number: line number of the last of them; 0 before the first.
-    """
+    """An iterator over lines that counts the records read."""
 
     def __init__(self, lines: Iterator[Line | None], check_end: Callable[[_Reader], None]) -> None:
         self._lines = lines
         self._check_end = check_end
-        self.count = self.number = 0
+        self.count = self.number = 0  # number: of the last line; 0 before the first
 
     def skip(self, records: int) -> None:
         """Skip the first records."""

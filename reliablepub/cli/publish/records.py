@@ -30,44 +30,27 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class Line(NamedTuple):
-    """A line that is not blank.
+    """A line that is not blank."""
 
-    Attributes:
-        number: line number, from 1.
-        body: the line without its line end.
-    """
-
-    number: int
-    body: bytes
+    number: int  # from 1
+    body: bytes  # without the line end
 
 
 class BadRecord(Exception):
-    """A line that cannot be published.
-
-    Attributes:
-        number: line number, from 1.
-        problem: what is wrong with the line.
-    """
+    """A line that cannot be published."""
 
     def __init__(self, number: int, problem: str) -> None:
         super().__init__(f"line {number}: {problem}")
-        self.number = number
+        self.number = number  # of the line, from 1
         self.problem = problem
 
 
 def read_lines(fd: int, stop: Stop) -> Iterator[Line | None]:
-    """The lines of an open file that are not blank, until its end or a signal.
-
-    Yields:
-        a line; None before a read that would wait, so that the caller can publish the lines so far.
-
-    Raises:
-        BadRecord: a line is longer than a message body can be, or the input is no text in UTF-8.
-    """
+    """The lines of an open file that are not blank, until its end or a signal."""
     number = 0
     for line in _split(fd, stop):
         if line is None:
-            yield None
+            yield None  # the next read would wait: the caller can publish the lines so far
             continue
         number += 1
         if len(line) > BODY_BYTES_MAX:
@@ -107,34 +90,19 @@ def _split(fd: int, stop: Stop) -> Iterator[bytes | None]:
 
 @dataclass(slots=True)
 class Recipe:
-    """How a line becomes a message.
-
-    Attributes:
-        exchange: template of the exchange.
-        routing_key: template of the routing key.
-        message_id: template of the message id; None lets the publisher generate one.
-        is_ndjson: whether a record is a JSON object; None until the first record has shown it.
-        ordering_key: template of the ordering key; None for no key.
-        expires_in_s: seconds after storing at which a message expires; None for never.
-        not_before: time before which no message is sent; None for at once.
-        check: raises `InvalidMessage` for a message that the outbox cannot store; or None.
-    """
+    """How a line becomes a message."""
 
     exchange: Template
     routing_key: Template
-    message_id: Template | None
-    is_ndjson: bool | None
+    message_id: Template | None  # None lets the publisher generate one
+    is_ndjson: bool | None  # None until the first record has shown it
     ordering_key: Template | None = None
-    expires_in_s: float | None = None
+    expires_in_s: float | None = None  # after storing
     not_before: datetime | None = None
-    check: Callable[[Message], None] | None = None
+    check: Callable[[Message], None] | None = None  # raises for what the outbox cannot store
 
     def message(self, line: Line) -> Message:
-        """Make the message.
-
-        Raises:
-            BadRecord: the line, a field or the message cannot be published.
-        """
+        """Make the message of a line, or raise `BadRecord`."""
         if self.is_ndjson is None:
             self.is_ndjson = line.body.lstrip().startswith(b"{")
         record = _parsed(line) if self.is_ndjson else None
@@ -202,26 +170,15 @@ _decode: Final = json.JSONDecoder(parse_constant=_no_constant).decode
 
 @dataclass(slots=True)
 class Source:
-    """A file, or stdin, open for reading.
+    """A file, or stdin, open for reading."""
 
-    Attributes:
-        name: the name as the user gave it; ``-`` for stdin.
-        fd: the file descriptor.
-        is_regular: whether it is a regular file, which can be read twice.
-    """
-
-    name: str
+    name: str  # as the user gave it; ``-`` for stdin
     fd: int
-    is_regular: bool
+    is_regular: bool  # and so can be read twice
 
     @classmethod
     def open(cls, name: str) -> Self:
-        """Open a file, or stdin for ``-``.
-
-        Raises:
-            OSError: the file cannot be opened.
-            IsADirectoryError: the name is that of a folder.
-        """
+        """Open a file, or stdin for ``-``."""
         if name == STDIN:
             return cls(name, 0, is_regular=False)
         # Without O_NONBLOCK, a pipe without a writer would be waited for here, deaf to signals.
@@ -243,14 +200,7 @@ class Source:
             os.close(self.fd)
 
     def check(self, recipe: Recipe, stop: Stop) -> int:
-        """Make a message from every record, keeping none, and return to the start of the file.
-
-        Returns:
-            the number of records.
-
-        Raises:
-            BadRecord: a record cannot be published; the first one is reported.
-        """
+        """Make a message of each record, keep none, go back to the start, and return the count."""
         count = 0
         for line in read_lines(self.fd, stop):
             if line is not None:

@@ -56,19 +56,12 @@ ENDS: Final[dict[type[PublishError], str]] = {
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all receipts of a run.
+    """Counts over all receipts of a run."""
 
-    Attributes:
-        stored: number of messages stored (accepted, without an outbox).
-        confirmed: number of those that are confirmed.
-        given_up: number of those that were given up, by one of `ENDS`.
-        failures: the first ten that were given up.
-    """
-
-    stored: int = 0
+    stored: int = 0  # accepted, without an outbox
     confirmed: int = 0
-    given_up: Counter[str] = field(default_factory=Counter)
-    failures: list[tuple[str, PublishError]] = field(default_factory=list)
+    given_up: Counter[str] = field(default_factory=Counter)  # by one of `ENDS`
+    failures: list[tuple[str, PublishError]] = field(default_factory=list)  # the first ten given up
     _open: list[tuple[BatchReceipt, int]] = field(default_factory=list)
     _confirmed_before: int = 0
 
@@ -121,17 +114,12 @@ CONNECT_S: Final = 10.0
 
 
 class Patience:
-    """A timeout that restarts whenever a message is settled.
-
-    Args:
-        timeout_s: seconds without a settled message after which the wait is over.
-        now: monotonic seconds; the wait for the first connection begins here.
-    """
+    """A timeout that restarts whenever a message is settled."""
 
     def __init__(self, timeout_s: float, now: float) -> None:
         self._timeout_s = timeout_s
         self._settled = 0
-        self._since = now
+        self._since = now  # the wait for the first connection begins here
 
     def renew(self, now: float) -> None:
         """Restart the timeout: the wait begins now."""
@@ -173,40 +161,22 @@ class Stopped(StrEnum):
 
 @dataclass(slots=True)
 class Run:
-    """Publishes one input.
-
-    Attributes:
-        publisher: an open publisher.
-        source: name under which the outbox counts the stored records, or None.
-        resumes: whether the run also waits for the messages of an earlier run.
-        open_messages_max: limit of open messages without an outbox; None with one.
-        stop: set by SIGINT and SIGTERM.
-        bar: the progress bars.
-        patience: the timeout of every wait.
-        not_before: time before which no message is sent, and for which the run does not wait; or
-            None.
-        count_waiting: counts the messages in the outbox that wait for a time.
-        tally: outcomes of the messages.
-        stopped: why the run ended early, or None.
-        error: the error that ended the run, in one line; or empty.
-        last_link: status of the publisher when the run ended, before it was closed.
-        is_all_read: whether the input was read to its end, and stored.
-    """
+    """Publishes one input."""
 
     publisher: Publisher
-    source: str | None
-    resumes: bool
-    open_messages_max: int | None
+    source: str | None  # under this name, the outbox counts the stored records
+    resumes: bool  # also waits for the messages of an earlier run
+    open_messages_max: int | None  # without an outbox; None with one
     stop: Stop
     bar: Bar
-    patience: Patience
-    not_before: datetime | None = None
-    count_waiting: Callable[[], int] = lambda: 0
+    patience: Patience  # the timeout of every wait
+    not_before: datetime | None = None  # no message is sent before; not waited for
+    count_waiting: Callable[[], int] = lambda: 0  # messages in the outbox that wait for a time
     tally: Tally = field(default_factory=Tally)
-    stopped: Stopped | None = None
-    error: str = ""
-    last_link: Status = field(default_factory=Status)
-    is_all_read: bool = False
+    stopped: Stopped | None = None  # why the run ended early
+    error: str = ""  # that ended the run, in one line
+    last_link: Status = field(default_factory=Status)  # before the publisher was closed
+    is_all_read: bool = False  # and stored
     _notes: LinkNotes = field(init=False)
     _look_at: float = 0.0
     _alive_at: float = 0.0
@@ -221,12 +191,7 @@ class Run:
         return self.tally.open > 0 or (self.resumes and self.publisher.status.open > 0)
 
     def run(self, lines: Iterable[Line | None], message: Callable[[Line], Message]) -> None:
-        """Publish, and wait for the outcomes.
-
-        Args:
-            lines: lines of the input; None means that the next read would wait.
-            message: makes a message from a line, or raises `BadRecord`.
-        """
+        """Publish, and wait for the outcomes."""
         try:
             self._store(lines, message)
         except (BadRecord, InvalidMessage) as error:  # the second one: of the publisher's outbox
@@ -291,11 +256,7 @@ class Run:
         return not self.tally.confirmed and self.tally.given_up[ENDS[Refused]] > 0
 
     def _await_room(self, group: list[Message]) -> bool:
-        """Without an outbox: wait until a group fits into memory.
-
-        Returns:
-            False if the run has to end: refused, timed out or interrupted.
-        """
+        """Without an outbox: wait until a group fits into memory; False if the run has to end."""
         if self.open_messages_max is None:
             return True
         size = sum(message.size for message in group)

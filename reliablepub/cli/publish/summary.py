@@ -24,36 +24,22 @@ _WHY: Final[dict[Stopped | None, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        source: the file, or ``-``.
-        outbox: name of the outbox, or None.
-        records: number of records in the file; for a stream, of those read.
-        resumed_at: number of the record this run began with, if it resumed an earlier run: the exit
-            code speaks for the earlier run's messages too. None otherwise.
-        tally: outcomes of this run's messages.
-        status: status of the publisher after it was closed.
-        last_link: status of the publisher before it was closed.
-        stopped: why the run ended early, or None.
-        error: the error that ended the run, in one line; or empty.
-        seconds: duration of the run.
-        is_all_read: whether the input was read to its end, and stored.
-        is_stream: whether the input can be read only once, such as stdin or a named pipe.
-    """
-
-    source: str
+    source: str  # the file, or ``-``
     outbox: str | None
-    records: int
+    records: int  # in the file; for a stream, of those read
+    # Number of the record at which this run resumed an earlier one: the exit code speaks for the
+    # earlier run's messages too
     resumed_at: int | None
     tally: Tally
-    status: Status
-    last_link: Status
-    stopped: Stopped | None
-    error: str
+    status: Status  # after the publisher was closed
+    last_link: Status  # before it was closed
+    stopped: Stopped | None  # why the run ended early
+    error: str  # that ended the run, in one line
     seconds: float
-    is_all_read: bool = False
-    is_stream: bool = False
+    is_all_read: bool = False  # and stored
+    is_stream: bool = False  # can be read only once, such as stdin or a named pipe
 
     @property
     def open(self) -> int:

@@ -27,12 +27,6 @@ class Template:
 
     ``{name}`` is a field of the record, ``{a.b}`` field ``b`` of the object in field ``a``; ``{{``
     and ``}}`` are braces.
-
-    Args:
-        text: the template as the user gave it.
-
-    Raises:
-        TemplateError: a brace has no partner, or a field has no name.
     """
 
     def __init__(self, text: str) -> None:
@@ -50,11 +44,7 @@ class Template:
         self._fixed = None if self.fields else "".join(map(str, self._parts))
 
     def fill(self, record: Mapping[str, object]) -> str:
-        """The text for one record.
-
-        Raises:
-            FieldError: a field is missing, or its value is null, a list or an object.
-        """
+        """The text for one record; `FieldError` if a value is missing, null, a list or object."""
         if self._fixed is not None:
             return self._fixed
         return "".join(

@@ -57,37 +57,21 @@ _NOT_OPENED: Final = "standing by: the outbox cannot be opened for now"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings with which a relay is opened and, after SIGHUP, reopened.
+    """Settings with which a relay is opened and, after SIGHUP, reopened."""
 
-    Attributes:
-        urls: URLs of the broker, with passwords unless there are ``credentials``.
-        outbox: database of the outbox.
-        outbox_keys: keys that encrypt its messages, or None.
-        keep_confirmed_s: seconds for which confirmed messages stay in the outbox.
-        window_min: limit of messages in flight at first.
-        window_max: upper limit of messages in flight.
-        rate_max: most messages a second; None for no limit.
-        rate_burst: most messages at once after a rest.
-        ssl_context: TLS settings for ``amqps``; None: the system's certificate authorities.
-        retry: retry policy; None: the default policy.
-        connection_name: name of the connection at the broker; None: the default.
-        credentials: asked for the password at each connection; None: it is in the URLs.
-        outbox_as_given: path or URL of the outbox, with the user, password and parameters that
-            ``outbox.name`` lacks.
-    """
-
-    urls: tuple[str, ...] = field(repr=False)
+    urls: tuple[str, ...] = field(repr=False)  # with passwords, unless there are `credentials`
     outbox: Database
     outbox_keys: OutboxKeys | None
     keep_confirmed_s: float
-    window_min: int
+    window_min: int  # the limit of messages in flight at first
     window_max: int
-    rate_max: float | None = None
-    rate_burst: int | None = None
-    ssl_context: CertificateFiles | None = None
+    rate_max: float | None = None  # messages a second
+    rate_burst: int | None = None  # most messages at once after a rest
+    ssl_context: CertificateFiles | None = None  # None: the system's certificate authorities
     retry: RetryPolicy | None = None
-    credentials: CredentialsProvider | None = None
+    credentials: CredentialsProvider | None = None  # asked for the password at each connection
     connection_name: str | None = None
+    # With the user, password and parameters that `outbox.name` lacks
     outbox_as_given: str = field(default="", repr=False)
 
     def open(self, hooks: Sequence[object]) -> Publisher:
@@ -114,24 +98,17 @@ class Notifier:
     """Sends notifications to the service manager (sd_notify(3)); does nothing if there is none.
 
     The whole protocol is lines of ``NAME=value`` in a datagram, so no library is needed for it.
-
-    Args:
-        environment: the process's environment, with the address that the service manager has set.
-
-    Attributes:
-        watchdog_s: interval of ``WATCHDOG=1`` in seconds, half of the service manager's timeout;
-            None if it expects none.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
         # "@" stands for the leading zero byte of an abstract socket address.
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self.watchdog_s: float | None = None
+        self.watchdog_s: float | None = None  # interval of ``WATCHDOG=1``; None: none is expected
         patience_us = environment.get("WATCHDOG_USEC", "")
         is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         if self._address and is_ours and patience_us.isdecimal() and int(patience_us):
-            self.watchdog_s = int(patience_us) / 2e6
+            self.watchdog_s = int(patience_us) / 2e6  # half of the manager's timeout
 
     def tell(self, **variables: str | int) -> None:
         """Send variables; errors are ignored, because a missing listener must not end the relay."""
@@ -144,34 +121,17 @@ class Notifier:
 
 
 class Service:
-    """Relays one outbox within the ``with`` block.
-
-    Args:
-        settings: the settings at the start.
-        reread: reads the current settings after SIGHUP; raises the errors of the command line.
-        stop: set by the signals.
-        notifier: sends notifications to the service manager.
-        hooks: hooks for the publisher.
-        is_standby: whether to wait while another relay owns the outbox.
-
-    Attributes:
-        status: status of the relay now, or at its end.
-        last: its status when the ``with`` block ended, before the publisher was closed.
-        standing_by: why it waits for the outbox: another relay owns it, or it cannot be opened for
-            now; empty while it is relayed. It holds no details: those are a line on stderr.
-        confirmed: how many messages it has confirmed, since its start.
-        parked: how many messages it has parked; below 0 if an operator has put back more.
-    """
+    """Relays one outbox within the ``with`` block."""
 
     def __init__(
         self,
         settings: Settings,
-        reread: Callable[[], Settings],
+        reread: Callable[[], Settings],  # raises the errors of the command line
         *,
         stop: Stop,
         notifier: Notifier,
         hooks: Sequence[object],
-        is_standby: bool = False,
+        is_standby: bool = False,  # waits while another relay owns the outbox
     ) -> None:
         self._settings = settings  # with which the outbox was opened last
         self._new: Settings | None = None  # read after SIGHUP, with which it was not opened yet
@@ -188,9 +148,10 @@ class Service:
         self._seen = Status()
         self._pause_s = _LOOK_S
         self._publisher: Publisher | None = None
+        # Why it waits for the outbox; empty while it is relayed. `_why` has the details, for stderr
         self.standing_by = self._why = ""
-        self.confirmed = self.parked = 0
-        self._before = self.last = Status()
+        self.confirmed = self.parked = 0  # parked: below 0 if an operator has put back more
+        self._before = self.last = Status()  # last: before the publisher was closed
 
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying; a standby may have to wait."""
@@ -223,13 +184,7 @@ class Service:
         return Status(trouble=self.standing_by)
 
     def run(self, *, is_draining: bool) -> None:
-        """Run until a signal stops the service; with `is_draining`, until no message is open.
-
-        Raises:
-            PublisherClosed: the relay has failed.
-            OutboxError: the outbox, closed to be reopened, cannot be opened: another relay owns it,
-                and this one is no standby; or for a reason that does not pass.
-        """
+        """Run until a signal stops the service; with `is_draining`, until no message is open."""
         while not self._stop.is_set:
             publisher = self._publisher
             if publisher is None:
@@ -265,15 +220,7 @@ class Service:
         return False
 
     def _take_over(self, *, waits: bool) -> bool:
-        """Open the publisher; return whether the outbox is relayed here.
-
-        Args:
-            waits: whether a later try is to come if the outbox cannot be opened for now.
-
-        Raises:
-            OutboxInUse: another relay owns the outbox, and this one is no standby.
-            OutboxError: the outbox cannot be opened.
-        """
+        """Open the publisher; return whether the outbox is relayed here."""
         try:
             self._publisher = self._opened()
         except OutboxInUse:
@@ -282,7 +229,7 @@ class Service:
             self.standing_by = self._why = _OWNED
             return False
         except TRANSIENT as error:
-            if not waits:
+            if not waits:  # no later try is to come
                 raise
             self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
             return False
@@ -291,13 +238,7 @@ class Service:
         return True
 
     def _lose(self, publisher: Publisher, error: Exception) -> None:
-        """Stand by until the outbox, which was lost, can be opened again.
-
-        Raises:
-            PublisherFailed: another relay owns the outbox, and this one is no standby; or the relay
-                has failed for another reason.
-            OutboxInUse: another relay owns the outbox, and this one is no standby.
-        """
+        """Stand by until the outbox, which was lost, can be opened again."""
         lost = error.__cause__ if isinstance(error, PublisherFailed) else error
         is_owned = isinstance(lost, OutboxInUse)
         if not (self._is_standby if is_owned else isinstance(error, TRANSIENT)):
@@ -378,23 +319,13 @@ class Service:
         return settings
 
     def _check_keys(self, settings: Settings) -> None:
-        """Refuse settings without a key that messages need: the relay would end.
-
-        Raises:
-            ConfigurationError: a key is missing.
-            OutboxError: the outbox cannot be read.
-        """
+        """Refuse settings without a key that messages need: the relay would end."""
         name = missing_key(settings.outbox, self._settings.outbox_keys, settings.outbox_keys)
         if name is not None:
             raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
 
     def _opened(self) -> Publisher:
-        """Open with the new settings, if there are any; with the earlier ones if those are wrong.
-
-        Raises:
-            OutboxInUse: another relay owns the outbox.
-            OutboxError: the outbox cannot be opened: for now (`TRANSIENT`), or with neither.
-        """
+        """Open with the new settings, if there are any; with the earlier ones if they are wrong."""
         if self._new is None:
             return self._settings.open(self._hooks)
         try:

@@ -142,11 +142,7 @@ def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: S
 
 
 class _Keyboard:
-    """Reads single keys within the ``with`` block, without waiting for the end of a line.
-
-    Args:
-        fd: file descriptor of the terminal.
-    """
+    """Reads single keys within the ``with`` block, without waiting for the end of a line."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -163,14 +159,10 @@ class _Keyboard:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def pressed(self, stop: Stop, timeout_s: float) -> str | None:
-        """Wait for a key, at most ``timeout_s`` seconds or until a signal.
-
-        Returns:
-            what was typed; empty if the terminal is gone, None if nothing was typed in time.
-        """
+        """Return what was typed, within ``timeout_s`` seconds and before a signal."""
         if not stop.wait_readable(self._fd, timeout_s):
-            return None
+            return None  # nothing was typed in time
         try:
             return os.read(self._fd, _KEY_BYTES_MAX).decode(errors="replace")
         except OSError:
-            return ""
+            return ""  # the terminal is gone

@@ -36,19 +36,12 @@ _SUMS_CLOSELY = ("buffered", "aside", "connects", "violations")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A snapshot of an outbox and its relay.
+    """A snapshot of an outbox and its relay."""
 
-    Attributes:
-        at: monotonic clock, seconds; rates are computed from it.
-        now: wall clock, seconds since 1970.
-        counts: number of messages by state.
-        more: all other values: rates, the relay, its connection, the disk.
-    """
-
-    at: float
-    now: float
-    counts: Mapping[str, int]
-    more: Mapping[str, Any]
+    at: float  # monotonic seconds, to compute rates from
+    now: float  # seconds since 1970
+    counts: Mapping[str, int]  # number of messages by state
+    more: Mapping[str, Any]  # rates, the relay, its connection, the disk
 
     @property
     def values(self) -> dict[str, Any]:
@@ -57,16 +50,7 @@ class Look:
 
 
 def look(database: Database, before: Look | None = None, *, closely: bool = False) -> Look:
-    """Take a snapshot; read-only.
-
-    Args:
-        database: database of the outbox.
-        before: an earlier snapshot, from which rates are computed; None for no rates.
-        closely: whether to read more values: figures of the running relay, and recent failures.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
+    """Take a read-only snapshot, with rates since `before`; if `closely`, with recent failures."""
     relays = read_relays(database)
     found, at, now = read_status(database), time.monotonic(), time.time()
     relay = Relaying.first(relays).status

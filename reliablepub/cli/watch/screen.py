@@ -38,11 +38,7 @@ _RELAY_SHARE: Final = 8
 
 
 class Trail:
-    """Rates of the last 60 snapshots, drawn as small bars.
-
-    Args:
-        is_unicode: whether the terminal can show other characters than those of ASCII.
-    """
+    """Rates of the last 60 snapshots, drawn as small bars."""
 
     def __init__(self, *, is_unicode: bool = True) -> None:
         self._bars = _BARS if is_unicode else _ASCII_BARS
@@ -65,15 +61,7 @@ class Trail:
 
 
 def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> RenderableType:
-    """The whole screen.
-
-    Args:
-        seen: the newest snapshot.
-        trail: rates of this and earlier snapshots.
-        width: columns of the terminal.
-        height: lines of the terminal.
-        hint: the last line, about keys.
-    """
+    """The whole screen."""
     is_wide = width >= WIDE
     flow = _panel("flow", _flow(seen, trail, width // 2 if is_wide else width))
     counts = _panel("messages", _messages(seen))
