@@ -62,11 +62,7 @@ class Topology:
             yield f"{self.exchange}.{carrier}", f"flight.{carrier}.*"
 
     def declare(self, url: str) -> None:
-        """Create the exchange, the queues and their bindings; all of them or none.
-
-        Raises:
-            click.UsageError: the broker cannot be reached, or does not allow it.
-        """
+        """Create the exchange, the queues and their bindings; all of them or none."""
         with _explained(), pika.BlockingConnection(pika.URLParameters(url)) as connection:
             try:
                 self._declare(connection.channel())
@@ -76,11 +72,7 @@ class Topology:
                 raise
 
     def delete(self, url: str) -> None:
-        """Delete the queues and the exchange.
-
-        Raises:
-            click.UsageError: the broker cannot be reached, or does not allow it.
-        """
+        """Delete the queues and the exchange."""
         with _explained(), pika.BlockingConnection(pika.URLParameters(url)) as connection:
             self._delete(connection.channel())
 
@@ -98,23 +90,14 @@ class Topology:
 
 @dataclass(slots=True)
 class Count:
-    """Counts of deliveries.
+    """Counts of deliveries."""
 
-    Attributes:
-        ids: for each record that has arrived, the ``message_id`` of its first delivery.
-        duplicates: deliveries of a record after its first.
-        redelivered: duplicates that the broker redelivered.
-        unknown_ids: duplicates with another ``message_id`` than the record's first delivery.
-        damaged: deliveries whose body differs from the record's line.
-        crashes: crashes of the broker, seen as refused connections.
-    """
-
-    ids: dict[int, str | None] = field(default_factory=dict)
-    duplicates: int = 0
-    redelivered: int = 0
-    unknown_ids: int = 0
-    damaged: int = 0
-    crashes: int = 0
+    ids: dict[int, str | None] = field(default_factory=dict)  # record -> its first ``message_id``
+    duplicates: int = 0  # deliveries of a record after its first
+    redelivered: int = 0  # duplicates that the broker redelivered
+    unknown_ids: int = 0  # duplicates with another ``message_id`` than the record's first delivery
+    damaged: int = 0  # deliveries whose body differs from the record's line
+    crashes: int = 0  # of the broker, seen as refused connections
 
     def add(self, record: int, message_id: str | None, *, redelivered: bool) -> None:
         """Count one delivery."""
@@ -127,17 +110,7 @@ class Count:
 
 
 class Consumer(threading.Thread):
-    """A thread that consumes all queues, and reconnects whenever the broker is gone.
-
-    Args:
-        url: URL of the broker.
-        topology: the queues.
-        checksums: CRC-32 of the body of each record.
-        say: called with a text when the broker is gone and when it is back.
-
-    Attributes:
-        count: counts of deliveries so far.
-    """
+    """A thread that consumes all queues, and reconnects whenever the broker is gone."""
 
     def __init__(
         self, url: str, topology: Topology, checksums: Sequence[int], say: Callable[[str], None]
@@ -147,7 +120,7 @@ class Consumer(threading.Thread):
         self._last_at = time.monotonic()
         self._parameters = pika.URLParameters(url)
         self._topology = topology
-        self._checksums = checksums
+        self._checksums = checksums  # CRC-32 of the body of each record
         self._say = say
         self._ending = threading.Event()
 
@@ -162,19 +135,14 @@ class Consumer(threading.Thread):
         self.join()
 
     def fetch_rest(self) -> None:
-        """Stop consuming, and take what is left in the queues, one message at a time.
-
-        What has not arrived then is in no queue. RabbitMQ may put unacknowledged deliveries back a
-        little after their connection has closed, so each look comes after a pause.
-
-        Raises:
-            click.UsageError: the broker cannot be reached.
-        """
+        """Stop consuming, and empty the queues: what has not arrived then is in none of them."""
         self.end()
         with _explained(), pika.BlockingConnection(self._parameters) as connection:
             channel = connection.channel()
             is_empty = False
             while not is_empty:
+                # RabbitMQ may put unacknowledged deliveries back a little after their connection
+                # has closed.
                 connection.sleep(_REQUEUED_S)
                 is_empty = not self._fetch(channel)
 

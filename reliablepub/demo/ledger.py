@@ -20,19 +20,12 @@ from reliablepub.demo.consumer import Count
 
 @dataclass(frozen=True, slots=True)
 class Happenings:
-    """Failed attempts, from the outbox's history.
-
-    Attributes:
-        nacked: attempts that a queue refused.
-        returned: attempts that the broker returned.
-        uncertain: attempts whose outcome is unknown, and that were repeated.
-        connections_lost: connections lost with messages in flight.
-    """
+    """Failed attempts, from the outbox's history."""
 
     nacked: int = 0
     returned: int = 0
-    uncertain: int = 0
-    connections_lost: int = 0
+    uncertain: int = 0  # their outcome is unknown, and they were repeated
+    connections_lost: int = 0  # with messages in flight
 
 
 def read_happenings(outbox: Path) -> Happenings:
@@ -55,29 +48,12 @@ def read_happenings(outbox: Path) -> Happenings:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The result of a demo.
-
-    Attributes:
-        records: number of records to publish.
-        stored: messages that the outbox has accepted.
-        confirmed: messages that the broker has confirmed.
-        parked: messages that were parked or have expired.
-        open: messages that are not settled.
-        consumed: distinct records that arrived.
-        lost: records that did not arrive.
-        duplicates: deliveries of a record after its first.
-        redelivered: duplicates that the broker redelivered.
-        unknown_ids: duplicates with another ``message_id`` than the record's first delivery.
-        damaged: deliveries whose body differs from the published one.
-        killed: how often the publisher was killed.
-        crashed: how often the broker crashed.
-        happenings: failed attempts.
-    """
+    """The result of a demo; `table` explains the numbers."""
 
     records: int
     stored: int
     confirmed: int
-    parked: int
+    parked: int  # or expired
     open: int
     consumed: int
     lost: int
@@ -85,8 +61,8 @@ class Ledger:
     redelivered: int
     unknown_ids: int
     damaged: int
-    killed: int
-    crashed: int
+    killed: int  # times that the publisher was killed
+    crashed: int  # times that the broker crashed
     happenings: Happenings
 
     @classmethod
@@ -99,15 +75,7 @@ class Ledger:
         *,
         killed: int,
     ) -> Ledger:
-        """Make the ledger at the end of a demo.
-
-        Args:
-            records: number of records to publish; they are numbered from 1.
-            status: status of the outbox at the end.
-            count: counts of the consumer.
-            happenings: failed attempts, from the outbox's history.
-            killed: how often the publisher was killed.
-        """
+        """Make the ledger at the end of a demo, whose records are numbered from 1."""
         consumed = sum(1 for number in range(1, records + 1) if number in count.ids)
         return cls(
             records=records,

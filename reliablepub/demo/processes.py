@@ -25,15 +25,7 @@ _TAIL_LINES: Final = 15
 
 
 class Command:
-    """A process that runs ``reliablepub``; ended at the end of its ``with`` block.
-
-    Args:
-        arguments: command line arguments.
-        url: URL of the broker, if the command needs one. Passed by the environment, since it holds
-            a password.
-        log: file to which the output is appended.
-        is_read: whether `first_line` will be called; then stdout does not go to the log.
-    """
+    """A process that runs ``reliablepub``; ended at the end of its ``with`` block."""
 
     def __init__(
         self, *arguments: str, log: Path, url: str | None = None, is_read: bool = False
@@ -45,13 +37,13 @@ class Command:
             name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)
         }
         if url is not None:
-            environment[_URL_VARIABLE] = url
+            environment[_URL_VARIABLE] = url  # not an argument, since it holds a password
         with log.open("ab") as output:
             # A session of its own, so that Ctrl-C reaches only the demo, which ends the process.
             self._process = subprocess.Popen(  # noqa: S603 - reliablepub's command line
                 [*_COMMAND, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if is_read else output,
+                stdout=subprocess.PIPE if is_read else output,  # a pipe for `first_line`
                 stderr=output,
                 env=environment,
                 start_new_session=True,
@@ -68,11 +60,7 @@ class Command:
         return self._process.poll() is None
 
     def first_line(self) -> str:
-        """Wait for the first line that the process prints.
-
-        Raises:
-            click.ClickException: no line was printed within 20 s. Shows the end of the log.
-        """
+        """Wait for the first line that the process prints, at most 20 s."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -87,14 +75,7 @@ class Command:
         self._process.wait()
 
     def check(self, *good: int) -> None:
-        """Wait for the process to end, and check its exit code.
-
-        Args:
-            good: the accepted exit codes.
-
-        Raises:
-            click.ClickException: it ended with another code. Shows the end of the log.
-        """
+        """Wait for the process to end, and check that its exit code is a good one."""
         code = self._process.wait()
         if code not in good:
             raise click.ClickException(

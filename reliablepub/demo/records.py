@@ -25,29 +25,18 @@ _TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """A summary of the records that were written.
+    """A summary of the records that were written."""
 
-    Attributes:
-        carriers: all carriers that occur, sorted.
-        checksums: CRC-32 of each line without its line end; that of record ``n`` is at ``n - 1``.
-    """
-
-    carriers: tuple[str, ...]
-    checksums: Sequence[int]
+    carriers: tuple[str, ...]  # sorted
+    checksums: Sequence[int]  # CRC-32 of each line without its line end; record ``n`` at ``n - 1``
 
 
 def write_flights(path: Path, records: int) -> Flights:
-    """Write the first flights as JSON lines, each with its line number as ``n``.
-
-    Beyond the last flight of the table, flights repeat under new numbers.
-
-    Args:
-        path: the file to write.
-        records: number of records.
-    """
+    """Write the first flights as JSON lines, each with its line number as ``n``."""
     carriers: set[str] = set()
     checksums: list[int] = []
     with path.open("wb") as lines:
+        # Beyond the last flight of the table, flights repeat under new numbers.
         for number, flight in enumerate(islice(cycle(_flights()), records), 1):
             line = json.dumps({"n": number} | flight).encode()
             lines.write(line + b"\n")

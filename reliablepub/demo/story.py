@@ -42,17 +42,7 @@ Say = Callable[[str], None]
 
 
 def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
-    """Run the demo.
-
-    Args:
-        folder: working folder for the records, the outbox and the logs.
-        records: number of records to publish.
-        url: URL of a real broker; None for the bundled one.
-        say: called with each line of narration.
-
-    Returns:
-        The ledger.
-    """
+    """Run the demo in a folder, with the broker at a URL, or with the bundled one if it is None."""
     flights, outbox = folder / "flights.ndjson", folder / "outbox.db"
     written = write_flights(flights, records)
     carriers = written.carriers
@@ -130,28 +120,16 @@ def _arguments(flights: Path, outbox: Path, exchange: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """The steps of the demo while a publisher runs.
-
-    Attributes:
-        flights: the file of records.
-        outbox: the outbox, to read its status.
-        consumer: the consumer.
-        records: number of records.
-        say: called with each line of narration.
-    """
+    """The steps of the demo while a publisher runs."""
 
     flights: Path
     outbox: Outbox
     consumer: Consumer
-    records: int
+    records: int  # their number
     say: Say
 
     def kill_at_a_third(self, publisher: Command) -> int:
-        """Kill the publisher (SIGKILL) when a third of the records is stored.
-
-        Returns:
-            1, or 0 if the publisher had finished before.
-        """
+        """Kill the publisher when a third is stored; return 1, or 0 if it had finished before."""
         self.say(f"`reliablepub publish {self.flights.name}` is process {publisher.pid}")
         while publisher.is_running:
             status = self._status()
@@ -189,13 +167,11 @@ class _Act:
         self._say_progress()
 
     def wait_for_consumer(self) -> None:
-        """Wait until every record has arrived, or the queues are empty.
-
-        No clock says that a record is lost: a consumer may be slow, or may have failed.
-        """
+        """Wait until every record has arrived, or the queues are empty."""
         while True:
             is_complete = len(self.consumer.count.ids) >= self.records
             if self.consumer.quiet_s > (_QUIET_S if is_complete else _MISSING_S):
+                # No clock says that a record is lost: a consumer may be slow, or may have failed.
                 if not is_complete:
                     self.say("the consumer has got nothing for a while: the queues are emptied")
                     self.consumer.fetch_rest()

@@ -42,19 +42,12 @@ BURST: Final = 50
 
 
 class Bridge(Observer):
-    """Observes a relay on behalf of the tasks of one event loop.
-
-    Args:
-        loop: the running event loop.
-        check_held_up: raises `RelayHeldUp` while the relay waits for a callback that does not
-            return.
-        status: gives the relay's status.
-    """
+    """Observes a relay on behalf of the tasks of one event loop."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        check_held_up: Callable[[], None],
+        check_held_up: Callable[[], None],  # raises `RelayHeldUp`
         status: Callable[[], Status],
     ) -> None:
         self.loop = loop
@@ -77,11 +70,7 @@ class Bridge(Observer):
         self._queued: deque[asyncio.Future[None]] = deque()
 
     def check(self) -> None:
-        """Refuse to work in another event loop: futures belong to one loop.
-
-        Raises:
-            WrongEventLoop: another event loop is running.
-        """
+        """Refuse to work in another event loop: futures belong to one loop."""
         if asyncio.get_running_loop() is not self.loop:
             msg = "this publisher belongs to the event loop that opened it; open one in this loop"
             if self.loop.is_closed():
@@ -118,22 +107,18 @@ class Bridge(Observer):
     # ------------------------------------------------------------------ on the loop
 
     def handed_over(self, wake: Callable[[], None]) -> None:
-        """Wake the relay once the tasks that are ready in this iteration of the loop have run.
-
-        Waking it costs a system call, which may hand the interpreter lock to the relay's thread.
-        """
+        """Wake the relay once the tasks that are ready in this iteration of the loop have run."""
+        # Waking it costs a system call, which may hand the interpreter lock to the relay's thread.
         if not self._is_wake_due:
             self._is_wake_due = True
             self.loop.call_soon(self._wake, wake)
 
     async def admission(self) -> None:
-        """Wait until this task may hand its message over; tasks are admitted in order of arrival.
-
-        A thousand tasks that start together would otherwise block the loop until all are done.
-        """
+        """Wait until this task may hand its message over; tasks are admitted as they arrive."""
         self._admitted += 1  # first: a Ctrl-C below must not have two callbacks admit
         if self._admitted == 1:
             self._admitting = self.loop.call_soon(self._admit)
+        # A thousand tasks that start together would otherwise block the loop until all are done.
         if self._admitted > BURST or self._queued:
             future = self.loop.create_future()
             self._queued.append(future)
@@ -157,17 +142,14 @@ class Bridge(Observer):
         wake()
 
     def _look(self) -> None:
-        """End the waits of tasks if the relay waits for a callback that does not return.
-
-        Also schedule the other callbacks anew: a Ctrl-C may have ended one, even before its first
-        line.
-        """
+        """End the waits of tasks if the relay waits for a callback that does not return."""
         if self.waiting or self._queued or not self.is_ended:
             # Two, and before the old one is cancelled: a Ctrl-C may end one before its first line.
             before, later = self._looks, self.loop.call_later
             self._looks = [later(_LOOK_S, self._look), later(2 * _LOOK_S, self._look)]
             for timer in before:
                 timer.cancel()
+        # Schedule the other callbacks anew: a Ctrl-C may have ended one of them in the same way.
         self._is_wake_due = False
         self._is_scheduled = True
         self._serving = self._again(self._serving, self._serve)
@@ -228,19 +210,7 @@ class Bell:
             self._bridge.rung.append(self)
 
     async def until(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition is true.
-
-        Args:
-            is_true: the condition; checked again whenever the bell has rung.
-            timeout_s: seconds, or None to wait without limit.
-
-        Returns:
-            whether the condition is true; if not, the time is up, or the relay has ended.
-
-        Raises:
-            RelayHeldUp: a callback of the application does not return.
-            WrongEventLoop: the bell belongs to another event loop.
-        """
+        """Wait until a condition is true; False if the time is up, or the relay has ended."""
         bridge = self._bridge
         bridge.check()
         loop, wait_s = bridge.loop, seconds_of(timeout_s)
@@ -287,18 +257,7 @@ class Signal(Bell):
         self.ring()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the signal is set.
-
-        Args:
-            timeout_s: seconds, or None to wait without limit.
-
-        Returns:
-            whether the signal is set; if not, the time is up, or the relay has ended.
-
-        Raises:
-            RelayHeldUp: a callback of the application does not return.
-            WrongEventLoop: the signal belongs to another event loop.
-        """
+        """Wait until the signal is set; False if the time is up, or the relay has ended."""
         return await self.until(self.is_set, timeout_s)
 
 

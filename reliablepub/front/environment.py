@@ -23,29 +23,17 @@ PASSWORD_VARIABLE: Final = "RELIABLEPUB_PASSWORD_FILE"  # noqa: S105 - a name
 
 
 def urls_of_environment() -> list[str]:
-    """Return the broker's URLs.
-
-    Raises:
-        ConfigurationError: no URL is set.
-    """
+    """Return the broker's URLs."""
     return _value(URL_VARIABLE, "amqp://user:password@host/").split()
 
 
 def outbox_of_environment() -> str:
-    """Return the path or URL of the outbox.
-
-    Raises:
-        ConfigurationError: none is set.
-    """
+    """Return the path or URL of the outbox."""
     return _value(OUTBOX_VARIABLE, "a path or postgresql://...")
 
 
 def options_of_environment(options: PublisherOptions) -> PublisherOptions:
-    """Return the options, with the keys and the password file of the environment if none are given.
-
-    Raises:
-        ConfigurationError: the file of keys, or that of the password, cannot be used.
-    """
+    """Return the options; keys and password file are those of the environment if none are given."""
     path = os.environ.get(KEYS_VARIABLE)
     if path and "outbox_keys" not in options:
         options = {**options, "outbox_keys": OutboxKeys.read(path)}

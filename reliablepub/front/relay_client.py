@@ -58,29 +58,15 @@ SOURCE_BYTES_MAX: Final = 2_600
 
 
 class RelayClient:
-    """A publisher's side of its relay: starts it, hands messages over to it, and closes it.
-
-    Args:
-        parts: the parts of the relay.
-        hooks: the application's; those that watch the publisher, stamp its messages, or hear of
-            messages that it does not accept.
-        full_timeout_s: seconds that a caller waits for room in the outbox; None for no limit.
-        close_timeout_s: seconds for which `begin_close` lets the relay go on by default.
-
-    Attributes:
-        relay: the relay's thread, which `open` starts.
-        limits: most messages and bytes in the store and in memory.
-        full_timeout_s: seconds that a caller waits for room in the outbox; None for no limit.
-        is_closed: whether the publisher was closed, so that it accepts no messages.
-    """
+    """A publisher's side of its relay: starts it, hands messages over to it, and closes it."""
 
     def __init__(
         self,
         parts: Parts,
         hooks: Sequence[Any],
         *,
-        full_timeout_s: float | None,
-        close_timeout_s: float,
+        full_timeout_s: float | None,  # a caller waits so long for room; None for no limit
+        close_timeout_s: float,  # the default of `begin_close`
     ) -> None:
         self.relay = RelayThread(parts)
         self.limits = parts.limits
@@ -98,11 +84,7 @@ class RelayClient:
         return self.relay.status
 
     def open(self, observer: Observer | None = None) -> None:
-        """Start the relay's thread. `wait_started` reports whether the relay comes up.
-
-        Args:
-            observer: gets the lifecycle callbacks of the relay; None for the default ones.
-        """
+        """Start the relay's thread; `wait_started` reports whether the relay comes up."""
         for watch in self._watchers:
             watch(self.relay)
         for other in [one for one in list(_not_closed) if one.relay.is_gone]:
@@ -115,22 +97,15 @@ class RelayClient:
             raise
 
     def wait_started(self) -> None:
-        """Wait until the relay has started.
-
-        Raises:
-            ReliablePubError: the outbox cannot be opened. All resources are released.
-        """
+        """Wait until the relay has started; if this raises, all resources are released."""
         self.relay.wait_started()
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """End the relay if the block, which calls `open` and `wait_started`, is interrupted.
-
-        The caller has no publisher to close, because its constructor has raised.
-        """
+        """End the relay if the block, which calls `open` and `wait_started`, is interrupted."""
         try:
             yield
-        except BaseException:
+        except BaseException:  # the publisher's constructor raises, so nobody can close it
             self.begin_close(0)
             if self.relay.is_ended:
                 _not_closed.pop(self, None)
@@ -143,54 +118,23 @@ class RelayClient:
     def hand_over_one(
         self, message: Message, waiter: Waiter, done: FlagT, *, may_store: bool = False
     ) -> Chunk[FlagT]:
-        """Apply the stamps of the hooks to one message, and `hand_over` it.
-
-        Args:
-            message: the message; it has a ``message_id``.
-            waiter: told of the message's final outcome.
-            done: set when the message is stored, or could not be.
-            may_store: whether to store it here and now if no other caller waits.
-
-        Raises:
-            InvalidMessage: the store cannot take the message.
-            OutboxFull: the message is larger than the outbox may ever be.
-            PublisherClosed: the publisher is closed or has failed.
-            PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread.
-        """
+        """Apply the stamps of the hooks to one message, and `hand_over` it."""
         if self._stamps:
             message = stamped(message, self._stamps)
         return self.hand_over([message], waiter, done, may_store=may_store)
 
     def hand_over(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message],  # each with a message id
         waiter: Waiter,
-        done: FlagT,
+        done: FlagT,  # set when they are stored, or could not be
         *,
-        source: str | None = None,
+        source: str | None = None,  # whose position they advance
         on_stored: Callable[[int], None] | None = None,
         stream: Stream | None = None,
-        may_store: bool = False,
+        may_store: bool = False,  # a single one here and now, if no other caller waits
     ) -> Chunk[FlagT]:
-        """Put messages into the relay's inbox as one `Chunk`.
-
-        Args:
-            messages: each with a ``message_id``.
-            waiter: told of each message's final outcome.
-            done: set when the messages are stored, or could not be.
-            source: name of the source whose position the messages advance, or None.
-            on_stored: called with the number of messages once they are stored.
-            stream: the stream that the chunk belongs to, or None.
-            may_store: whether to store a single message here and now if no other caller waits.
-
-        Raises:
-            InvalidMessage: the store cannot take a message, or the name of the source.
-            OutboxFull: the messages are larger than the outbox may ever be.
-            PublisherClosed: the publisher is closed or has failed.
-            PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread.
-        """
+        """Put messages into the relay's inbox as one `Chunk`."""
         try:
             self.check_process()
             self.relay.check_thread()
@@ -246,12 +190,7 @@ class RelayClient:
             raise chunk.doubt from chunk.doubt.__cause__
 
     def not_stored(self, chunks: Iterable[Chunk[FlagT]], error: BaseException) -> None:
-        """Tell the hooks how many messages of chunks are not stored, if it is for a reason of ours.
-
-        Args:
-            chunks: no caller waits for them any more.
-            error: what the caller gets.
-        """
+        """Tell the hooks how many messages are not stored, if it is for a reason of ours."""
         count = sum(chunk.count for chunk in chunks if chunk.is_lost)
         if count and isinstance(error, ReliablePubError):
             self.rejected(count, error)
@@ -261,55 +200,36 @@ class RelayClient:
         tell_rejected(self._rejections, count, error)
 
     def must_wait(self, under_way: Sequence[Chunk[FlagT]]) -> bool:
-        """Whether the first of the chunks under way is to be waited for before the next one.
-
-        So that an error of it is heard soon, and that chunks of a single large message, which the
-        number of chunks does not bound, do not fill memory.
-        """
+        """Whether the first of the chunks under way is to be waited for before the next one."""
         if not under_way:
             return False
+        # One that is told may have an error, which the caller should hear soon.
         is_many = len(under_way) > CHUNKS_UNDER_WAY or under_way[0].is_told
+        # The number does not bound the memory for chunks of a single large message.
         return is_many or (
             len(under_way) > 1 and sum(chunk.size for chunk in under_way) > _BYTES_UNDER_WAY_MAX
         )
 
     def withdraw_if_full(self, chunk: Chunk[FlagT]) -> None:
-        """Withdraw a chunk whose caller has waited long enough, if the outbox has no room for it.
-
-        Raises:
-            OutboxFull: the chunk was withdrawn; none of its messages is stored.
-        """
+        """Withdraw a chunk if the outbox has no room for it; if this raises, nothing is stored."""
         if self.limits.is_full(self.relay.status.counters, chunk):
             msg = "the outbox is full and no room was made in time; the message was not accepted"
             chunk.withdraw_because(OutboxFull(msg))
 
     def withdraw_if_held_up(self, chunk: Chunk[FlagT]) -> None:
-        """Withdraw a chunk if the relay waits for a callback that does not return.
-
-        Raises:
-            RelayHeldUp: the chunk was withdrawn; none of its messages is stored.
-        """
+        """Withdraw a chunk if a callback holds the relay up; if this raises, nothing is stored."""
         try:
             self.relay.check_held_up()
         except RelayHeldUp as error:
             chunk.withdraw_because(error)
 
     def check_stored(self, chunk: Chunk[FlagT]) -> None:
-        """Check how the wait for a commit ended.
-
-        Raises:
-            OutboxError: the messages could not be stored.
-            PublisherClosed: the publisher ended before the messages were stored.
-        """
+        """Check how the wait for a commit ended: raise the error if the messages are not stored."""
         if chunk.error is not None:
             raise copy(chunk.error) from chunk.error  # a copy: other chunks share the error
 
     def check_process(self) -> None:
-        """Refuse to work in a forked child.
-
-        Raises:
-            PublisherForked: this process is not the one that opened the publisher.
-        """
+        """Refuse to work in a forked child."""
         if not self.is_ours:
             msg = (
                 f"this publisher belongs to process {self._pid}; open one in this process "
@@ -323,23 +243,14 @@ class RelayClient:
         return os.getpid() == self._pid
 
     def check_alive(self) -> None:
-        """Check that the publisher accepts messages.
-
-        Raises:
-            PublisherFailed: the relay has failed.
-            PublisherClosed: the publisher is closed.
-        """
+        """Check that the publisher accepts messages."""
         self.check_failure()
         if self.is_closed:
             msg = "the publisher is closed, and accepts nothing more; open a new one"
             raise PublisherClosed(msg)
 
     def check_failure(self) -> None:
-        """Check that the relay has not failed.
-
-        Raises:
-            PublisherFailed: the relay has failed.
-        """
+        """Check that the relay has not failed."""
         failure = self.relay.failure
         if failure is not None:
             raise PublisherFailed(
@@ -348,16 +259,7 @@ class RelayClient:
             ) from failure
 
     def begin_close(self, timeout_s: float | None) -> None:
-        """Accept no more messages; have the relay end when none is open or the time is up.
-
-        Args:
-            timeout_s: seconds; None for the default.
-
-        Raises:
-            ConfigurationError: ``timeout_s`` is not a number.
-            PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread.
-        """
+        """Accept no more messages; have the relay end when none is open or the time is up."""
         self.check_process()
         self.relay.check_thread()
         wait_s = seconds_of(timeout_s)
@@ -365,23 +267,14 @@ class RelayClient:
         self.relay.begin_close(self._close_timeout_s if wait_s is None else wait_s)
 
     def end_close(self) -> None:
-        """Wait until the relay's thread has ended.
-
-        Raises:
-            PublisherFailed: the relay has failed.
-            RelayHeldUp: a callback of the application does not return.
-        """
+        """Wait until the relay's thread has ended; raise if the relay has failed."""
         self.relay.join()
         _not_closed.pop(self, None)
         self.check_failure()
 
 
 def _check_source(source: str) -> None:
-    """Check that every store can count messages under the name of a source.
-
-    Raises:
-        InvalidMessage: none or not each of them can.
-    """
+    """Check that every store can count messages under the name of a source."""
     name = utf8("source", source)
     if b"\0" in name:
         raise InvalidMessage("source", "has the character U+0000")

@@ -22,15 +22,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def seconds_of(timeout_s: float | None) -> float | None:
-    """Return the time to wait. A negative one is 0: callers compute it as a deadline minus now.
-
-    Args:
-        timeout_s: seconds, or None to wait without limit.
-
-    Raises:
-        ConfigurationError: it is not a number.
-    """
-    if timeout_s is None:
+    """Return the time to wait. A negative one is 0: callers compute it as a deadline minus now."""
+    if timeout_s is None:  # no limit
         return None
     if not is_number(timeout_s):
         msg = f"timeout_s is {timeout_s!r:.80}; it must be a number of seconds, or None"

@@ -35,22 +35,13 @@ class Type(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
-
-    Attributes:
-        name: exposed name.
-        type: Prometheus type.
-        means: its meaning in one sentence; the help text.
-        label: label besides `OUTBOX_LABEL`; empty if there is none.
-        values: all values of that label; each is exposed from the start. Empty if the value is text
-            of the process, such as a version.
-    """
+    """One metric."""
 
     name: str
     type: Type
-    means: str
-    label: str = ""
-    values: tuple[str, ...] = ()
+    means: str  # one sentence; the help text
+    label: str = ""  # besides `OUTBOX_LABEL`
+    values: tuple[str, ...] = ()  # each is exposed from the start; empty if any text can be one
 
     @property
     def series(self) -> tuple[str, ...]:

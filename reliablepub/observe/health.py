@@ -54,11 +54,7 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Health:
-    """The health checks, without HTTP.
-
-    Args:
-        look: returns the current status.
-    """
+    """The health checks, without HTTP."""
 
     def __init__(self, look: Callable[[], Status]) -> None:
         self._look = look
@@ -105,27 +101,13 @@ def _in_the_way(status: Status) -> list[str]:
 
 
 class HealthServer:
-    """HTTP server for health checks and metrics, on its own threads within the ``with`` block.
-
-    Args:
-        host: address to listen on.
-        port: port to listen on; 0 for any free port.
-        health: the health checks.
-        expose: returns the metrics for an ``Accept`` header; or a text that says why there are
-            none.
-
-    Attributes:
-        url: URL of the server.
-
-    Raises:
-        OSError: the server cannot listen on this address.
-    """
+    """HTTP server for health checks and metrics, on its own threads within the ``with`` block."""
 
     def __init__(
         self, host: str, port: int, health: Health, expose: Callable[[str], Exposition] | str
     ) -> None:
         self._server = _Server((host, port), health, expose)
-        bound = self._server.server_port
+        bound = self._server.server_port  # if it is 0, the system chooses a free one
         self.url: Final = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="reliablepub-health", daemon=True
@@ -265,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_metrics(self) -> None:
         expose = self.server.expose
-        if isinstance(expose, str):
+        if isinstance(expose, str):  # says why there are no metrics
             self._answer(HTTPStatus.NOT_IMPLEMENTED, _TEXT, f"{expose}\n".encode())
             return
         try:

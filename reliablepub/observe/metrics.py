@@ -124,14 +124,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Histogram:
-    """Counts of durations by bucket. One thread observes; others read.
-
-    Args:
-        bounds_s: upper bounds of the buckets, in seconds.
-    """
+    """Counts of durations by bucket. One thread observes; others read."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
-        self._bounds_s = bounds_s
+        self._bounds_s = bounds_s  # upper bounds
         self._counts = [0] * (len(bounds_s) + 1)
         self._sum_s = 0.0
 
@@ -291,12 +287,7 @@ class Metrics:
         return None if self._looking is None else self._looking.begun()
 
     def samples(self, look: _Look | None = None, until: float = math.inf) -> Iterator[Sample]:
-        """All current values except the histograms.
-
-        Args:
-            look: a look that has begun; None begins one.
-            until: how long to wait for it, monotonic seconds.
-        """
+        """All current values except the histograms; waits for a look, but not after ``until``."""
         yield "reliablepub_build_info", _VERSION, 1
         for reason, count in self._rejected.items():
             yield "reliablepub_rejected_messages_total", reason, count
@@ -391,11 +382,7 @@ class _Look:
         return self._done.is_set() or os.getpid() != self._pid
 
     def found(self, until: float) -> tuple[OutboxStatus, _Disk | None] | None:
-        """What was found; None if the outbox cannot be read, or not in time.
-
-        Args:
-            until: monotonic seconds.
-        """
+        """What was found; None if the outbox cannot be read, or not by ``until`` (monotonic)."""
         left_s = until - time.monotonic()
         self._done.wait(None if left_s == math.inf else max(0.0, left_s))
         return self._found
@@ -459,14 +446,7 @@ def _ledger(counts: Counters | OutboxStatus) -> Iterator[Sample]:
 
 
 def exposition(accept: str) -> tuple[str, bytes]:
-    """Encode the default registry in the format that the scraper accepts.
-
-    Args:
-        accept: the request's ``Accept`` header.
-
-    Returns:
-        Content type and body.
-    """
+    """Content type and body of the default registry, for a request's ``Accept`` header."""
     try:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # raised for a header with a version that is no number
@@ -475,16 +455,7 @@ def exposition(accept: str) -> tuple[str, bytes]:
 
 
 def exposition_of(name: str, outbox: Where) -> tuple[bytes, bool]:
-    """Encode the metrics of an outbox alone, as a process without a publisher exposes them.
-
-    Args:
-        name: value of the label ``outbox``.
-        outbox: path or URL of the outbox.
-
-    Returns:
-        Text in Prometheus' exposition format, for the textfile collector of node_exporter; and
-        whether the outbox can be read.
-    """
+    """An outbox's own metrics, for node_exporter's textfile collector; whether it is readable."""
     registry = CollectorRegistry(auto_describe=True)
     Metrics(name, outbox=outbox, registry=registry)
     _board_of(registry).within_s = math.inf
@@ -496,23 +467,15 @@ def exposition_of(name: str, outbox: Where) -> tuple[bytes, bool]:
 
 
 class _Board(Collector):
-    """Collector of all `Metrics` of one registry: a metric family may be registered only once.
-
-    Attributes:
-        within_s: how long a scrape waits for outboxes, in seconds.
-    """
+    """Collector of all `Metrics` of one registry: a metric family may be registered only once."""
 
     def __init__(self) -> None:
-        self.within_s = OUTBOX_WITHIN_S
+        self.within_s = OUTBOX_WITHIN_S  # a scrape waits so long for outboxes
         self._lock = threading.Lock()
         self._all: dict[str, Metrics] = {}
 
     def add(self, metrics: Metrics) -> None:
-        """Add metrics to the registry's output.
-
-        Raises:
-            ConfigurationError: there are metrics of this name already.
-        """
+        """Add metrics to the registry's output; there may be none of this name."""
         with self._lock:
             if self._all.setdefault(metrics.name, metrics) is not metrics:
                 raise ConfigurationError(

@@ -96,11 +96,7 @@ class Tracing:
         self._has_failed = False
 
     def watch(self, publisher: Watched) -> None:
-        """Name the broker of this publisher in the spans from now on.
-
-        Raises:
-            ConfigurationError: another publisher that is still open uses this object.
-        """
+        """Name this publisher's broker in the spans from now on, unless another is still open."""
         if self._publisher is not None and not self._publisher.is_ended:
             raise ConfigurationError(
                 "this Tracing is in use by another publisher; give this one a Tracing of its own"

@@ -244,13 +244,7 @@ def fingerprints(keys: OutboxKeys | None) -> dict[str, str]:
 def opened(
     keys: OutboxKeys | None, id_: int, where: Where, properties: str, body: bytes
 ) -> tuple[str, bytes]:
-    """Return the properties and body of a row, decrypted if they are encrypted.
-
-    Raises:
-        OutboxSealed: the key is missing, or is another one. The row is not changed.
-        Forged: the row was changed, or is not encrypted although keys are given.
-        ValueError: the properties column was not written by `sealed`.
-    """
+    """Return the properties and body of a row, decrypted if they are encrypted."""
     if not is_sealed(properties):
         if keys is None or keys._accepts_plaintext:  # noqa: SLF001 - same module
             return properties, body

@@ -21,15 +21,10 @@ PageOf: TypeAlias = Callable[[str, dict[str, Any]], tuple[int | None, float]]
 
 @dataclass(slots=True)
 class _Pass:
-    """One pass after the other over a table.
+    """One pass after the other over a table."""
 
-    Attributes:
-        first: the number to look at next.
-        not_before: when to do so (monotonic).
-    """
-
-    first: int = 0
-    not_before: float = 0.0
+    first: int = 0  # the number to look at next
+    not_before: float = 0.0  # when to do so (monotonic)
 
 
 class Passes:
@@ -39,17 +34,9 @@ class Passes:
         self._passes = {"attempts": _Pass(), "interventions": _Pass()}
 
     def old(self, page_of: PageOf, before: float, monotonic: float) -> dict[str, dict[str, Any]]:
-        """Return the next page of each table that has rows of before a time.
+        """Return values of ``forget_..._between`` by table: the next page with rows to forget.
 
-        Pages without any are passed. The others are returned until they are `deleted`.
-
-        Args:
-            page_of: reads a page.
-            before: seconds since 1970.
-            monotonic: monotonic seconds.
-
-        Returns:
-            the values of the statement ``forget_..._between`` of each table.
+        A page is returned until it is `deleted`. Pages without such rows are passed.
         """
         found = {}
         for kind, pass_ in self._passes.items():

@@ -36,14 +36,10 @@ _CROWDED_MIN: Final = 1_000
 
 
 class _Times:
-    """A heap of times and entry ids. A time that differs from its entry's current one is stale.
-
-    Args:
-        time_of: returns the current time of an entry by id; None if it has none or is gone.
-    """
+    """A heap of times and entry ids. A time that differs from its entry's current one is stale."""
 
     def __init__(self, time_of: Callable[[int], float | None]) -> None:
-        self._time_of = time_of
+        self._time_of = time_of  # None for an entry that has no time or is gone
         self._heap: list[tuple[float, int]] = []
         self._crowded_at = _CROWDED_MIN
 
@@ -326,10 +322,8 @@ class MemoryStore:
         return None if entry is None else entry.expires_at
 
     def _ids_from(self, first_id: int) -> Iterable[int]:
-        """Return the ids from ``first_id`` on, in order; if most are gone, only the open ones.
-
-        Between an entry for tomorrow and the next open one may lie millions of ids.
-        """
+        """Return the ids from ``first_id`` on, in order; if most are gone, only the open ones."""
+        # Between an entry for tomorrow and the next open one may lie millions of ids.
         ids = range(max(first_id, self._lowest_open()), self._snapshot.last_id + 1)
         return ids if len(ids) <= len(self._open) else (id_ for id_ in self._open if id_ in ids)
 

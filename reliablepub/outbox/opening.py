@@ -18,15 +18,7 @@ Where: TypeAlias = str | os.PathLike[str] | Database
 
 
 def outbox_at(where: Where) -> Database:
-    """Return the database of an outbox, without opening it.
-
-    Args:
-        where: path of a SQLite file, URL of a database, or a database, which is returned.
-
-    Raises:
-        ConfigurationError: the URL's scheme is not supported, or its library is not installed, or
-            the path is not that of a file.
-    """
+    """Return the database of an outbox, without opening it."""
     if not isinstance(where, str | os.PathLike):
         if not hasattr(where, "open_store"):
             kind = type(where).__name__
@@ -67,11 +59,7 @@ URL without its scheme, such as ``app:password@db/shop``."""
 
 
 def _check_path(path: str) -> None:
-    """Refuse names that have a special meaning for SQLite, and are not the path of a file.
-
-    Raises:
-        ConfigurationError: the path is empty, or is such a name.
-    """
+    """Refuse names that have a special meaning for SQLite, and are not the path of a file."""
     if _NO_PATH.search(path):
         # Not quoted: it may hold a password.
         raise ConfigurationError(

@@ -17,20 +17,13 @@ _LOGGER: Final = logging.getLogger("reliablepub.outbox")
 
 
 class Patience:
-    """The waits of one thread.
-
-    Args:
-        name: name of the outbox.
-
-    Attributes:
-        end_at: tells when no wait may last any longer (monotonic seconds), or None.
-    """
+    """The waits of one thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._since: float | None = None
         self._is_told = False
-        self.end_at: Callable[[], float | None] = lambda: None
+        self.end_at: Callable[[], float | None] = lambda: None  # when waits end (monotonic)
 
     def begin(self) -> None:
         """A wait begins."""

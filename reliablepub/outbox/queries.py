@@ -22,26 +22,17 @@ def text_of(package: str, name: str) -> str:
 
 
 def text_of_queries(package: str, *, bytes_of: str, utc_of: str, infinity: str) -> str:
-    """Return the statements that every database runs, and those of the database of a package.
-
-    Args:
-        package: the package of the database.
-        bytes_of: SQL for a text as bytes; ``{}`` stands for its column.
-        utc_of: SQL for a time as text, in UTC; ``{}`` stands for its column.
-        infinity: SQL for the due time of messages whose destination is paused.
-    """
+    """Return the statements that every database runs, and those of the database of a package."""
+    # `INFINITY` is the due time of messages whose destination is paused.
     text = text_of(__package__, "queries.sql").replace("INFINITY", infinity)
+    # In each form, ``{}`` stands for the column.
     for word, form in (("BYTES", bytes_of), ("UTC", utc_of)):
         text = re.sub(rf"\b{word}\((\w+)\)", lambda found: form.format(found[1]), text)  # noqa: B023
     return text + text_of(package, "queries.sql")
 
 
 def named(text: str) -> dict[str, str]:
-    """Return the statements of a text by name, without comments and without the ``;``.
-
-    Raises:
-        ValueError: a name stands twice, or above anything but one whole statement.
-    """
+    """Return the statements of a text by name, without comments and without the ``;``."""
     found: dict[str, str] = {}
     parts = _NAME.split(text)[1:]
     for name, part in zip(parts[::2], parts[1::2], strict=True):

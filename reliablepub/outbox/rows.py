@@ -177,11 +177,7 @@ def _content_type_alone(content_type: str) -> str:
 
 
 def from_text(text: str) -> dict[str, Any]:
-    """Return keyword arguments for `Message`.
-
-    Raises:
-        ValueError: the text was not written by `to_text`.
-    """
+    """Return keyword arguments for `Message`."""
     if text == "{}":
         return {}
     try:
@@ -286,20 +282,12 @@ class MessageRow(NamedTuple):
     size: int
 
     def check(self) -> None:
-        """Compare the row with its checksum.
-
-        Raises:
-            Unreadable: the row is not what was stored.
-        """
+        """Raise `Unreadable` if the checksum shows that the row is not what was stored."""
         texts = (self.message_id, self.exchange, self.routing_key, self.properties)
         check((*texts, self.ordering_key), self.body, self.checksum)
 
     def where(self) -> tuple[str, str, str, str | None]:
-        """Return the texts that encryption binds: message id, exchange, routing key, ordering key.
-
-        Raises:
-            UnicodeDecodeError: a text is not UTF-8.
-        """
+        """Return what encryption binds: message id, exchange, routing key and ordering key."""
         key = self.ordering_key
         return (
             self.message_id.decode(),
@@ -358,16 +346,7 @@ def plain_row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...
 def check(
     texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: bytes, checksum: int
 ) -> None:
-    """Compare a row with its checksum.
-
-    Args:
-        texts: message id, exchange, routing key, properties and ordering key, as stored.
-        body: body, as stored.
-        checksum: checksum, as stored.
-
-    Raises:
-        Unreadable: the row is not what was stored.
-    """
+    """Raise `Unreadable` if the checksum shows that a row is not what was stored."""
     try:
         found = checksum_of(texts, body)
     except TypeError:
@@ -391,12 +370,7 @@ def checksum_of(texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: by
 
 
 def entry_of(row: MessageRow, keys: OutboxKeys | None = None) -> Entry:
-    """The entry in a row, whose texts are still bytes.
-
-    Raises:
-        Unreadable: the row is not what was stored.
-        OutboxSealed: it is encrypted, and its key was not given.
-    """
+    """The entry in a row, whose texts are still bytes."""
     # The hot path: to unpack the row once takes less time than to read each attribute.
     # fmt: off
     (id_, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned,
@@ -438,12 +412,7 @@ def entry_of(row: MessageRow, keys: OutboxKeys | None = None) -> Entry:
 
 
 def content_of(row: MessageRow, keys: OutboxKeys | None) -> tuple[str, bytes]:
-    """The properties of a row, as JSON text, and its body; decrypted if they are encrypted.
-
-    Raises:
-        Unreadable: the row is not what was stored.
-        OutboxSealed: it is encrypted, and its key was not given.
-    """
+    """The properties of a row, as JSON text, and its body; decrypted if they are encrypted."""
     row.check()
     try:
         return opened(keys, row.id, row.where(), row.properties.decode(), row.body)
@@ -457,21 +426,9 @@ def rewritten(
     *,
     exchange: str | None = None,
     routing_key: str | None = None,
-    seals: bool = False,
+    seals: bool = False,  # encrypt the row also if it is not encrypted
 ) -> dict[str, Any]:
-    """The columns of a row at another address, or under another key, with their new checksum.
-
-    Args:
-        row: a row of ``any_message`` or ``confirmed_message``, whose texts are still bytes.
-        keys: keys of the outbox; a row that is encrypted is encrypted afresh, under the first key.
-        exchange: the new exchange; None keeps it.
-        routing_key: the new routing key; None keeps it.
-        seals: encrypt the row also if it is not encrypted.
-
-    Raises:
-        Unreadable: the row is not what was stored.
-        OutboxSealed: it is encrypted, and its key was not given.
-    """
+    """The columns of a row at another address, or under another key, with their new checksum."""
     row.check()
     body = row.body
     try:
@@ -480,6 +437,7 @@ def rewritten(
         properties = row.properties.decode()
         exchange = old_exchange if exchange is None else exchange
         routing_key = old_routing_key if routing_key is None else routing_key
+        # Encrypted afresh, under the first key: the address is bound to what is encrypted.
         if seals or is_sealed(properties):
             content = opened(keys, row.id, before, properties, body)
             assert keys is not None
@@ -510,29 +468,16 @@ def is_mistyped(row: MessageRow) -> bool:
 
 
 class Page:
-    """Entries of one read, limited in number and bytes; at least one, if there is any.
-
-    Args:
-        limit: maximum number of entries.
-        bytes_max: maximum sum of `Message.size`.
-        keys: keys of an encrypted outbox, or None.
-
-    Attributes:
-        limit: maximum number of entries.
-        bytes_max: maximum sum of `Message.size`.
-        entries: the entries.
-        damaged: what is wrong with each damaged row, by its id.
-        not_next: ids of rows that are due, and are not next of their ordering key.
-    """
+    """Entries of one read, limited in number and bytes; at least one, if there is any."""
 
     def __init__(self, limit: int, bytes_max: int, keys: OutboxKeys | None) -> None:
         self.limit = limit
-        self.bytes_max = bytes_max
+        self.bytes_max = bytes_max  # of `Message.size`, summed up
         self._keys = keys
         self._bytes = 0
         self.entries: list[Entry] = []
-        self.damaged: dict[int, str] = {}
-        self.not_next: list[int] = []
+        self.damaged: dict[int, str] = {}  # what is wrong with a row, by its id
+        self.not_next: list[int] = []  # ids of rows that are due, and not next of their key
 
     def take(self, row: MessageRow) -> bool:
         """Add the entry of a row; return False if it does not fit."""
