@@ -7,6 +7,7 @@ all. It never lies about a message: what it acks, it keeps. It must never know t
 
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -91,6 +92,7 @@ class SimBroker:
         is_fragile: whether a publish may cost the connection, or its channel for being too large.
         refuses_all: whether each publish costs its channel, whatever it is.
         is_full: whether the queue ``limited`` refuses more.
+        stuck: routing key of the queue that confirms nothing; None if each does.
         opens_slowly: whether ``channel.open`` is answered after a long time.
         has_one_channel: whether the user may have one channel only; a second costs the connection.
         keeps: what is in the queues.
@@ -110,6 +112,8 @@ class SimBroker:
         self.is_full = False
         self.is_fragile = True
         self.refuses_all = False
+        self.stuck: str | None = None
+        self._stuck: list[Callable[[], None]] = []
         self.opens_slowly = False
         self.has_one_channel = False
         self.keeps: list[Kept] = []
@@ -183,10 +187,19 @@ class SimBroker:
             self._note("nacked by one queue, kept by another")
             kept.is_on_disk = True
             return Fate.NACKED
-        self._agenda.after(
-            self._rng.expovariate(1 / self.pace_s), lambda: self._on_disk(wire, epoch, tag, kept)
-        )
+        delay_s = self._rng.expovariate(1 / self.pace_s)
+        if message.routing_key == self.stuck:
+            self._note("kept by a queue that confirms nothing")
+            self._stuck.append(lambda: self._on_disk(wire, epoch, tag, kept))
+        else:
+            self._agenda.after(delay_s, lambda: self._on_disk(wire, epoch, tag, kept))
         return Fate.BEING_KEPT
+
+    def release(self) -> None:
+        """The queue that was stuck goes on."""
+        self.stuck, stuck, self._stuck = None, self._stuck, []
+        for on_disk in stuck:
+            on_disk()
 
     def _on_disk(self, wire: Wire, epoch: int, tag: int, kept: Kept) -> None:
         if kept not in self.keeps:

@@ -164,6 +164,7 @@ def _plan(world: World) -> None:
     agenda.at(end, world.heal)
     _plan_glitches(world, start, end)
     _plan_refusals(world, start, end)
+    _plan_stuck_queue(world, start, end)
 
 
 def _plan_glitches(world: World, start: float, end: float) -> None:
@@ -184,6 +185,15 @@ def _plan_refusals(world: World, start: float, end: float) -> None:
         world.agenda.at(at, partial(setattr, world.broker, "refuses_all", True))  # noqa: FBT003
         over = partial(setattr, world.broker, "refuses_all", False)  # noqa: FBT003
         world.agenda.at(min(at + lasts_s, end), over)
+
+
+def _plan_stuck_queue(world: World, start: float, end: float) -> None:
+    """In some schedules, a queue confirms nothing for a while, as one without its majority."""
+    rng = random.Random(f"{world.seed}: a queue that confirms nothing")
+    if rng.random() < 0.2:
+        at, key = rng.uniform(start, end), rng.choice(["limited", "mirrored", "queue"])
+        world.agenda.at(at, partial(setattr, world.broker, "stuck", key))
+        world.agenda.at(min(at + rng.choice([1.0, 10.0]), end), world.broker.release)
 
 
 def _faults(world: World) -> list[Action]:

@@ -74,7 +74,7 @@ MUST_HAPPEN = """
     a person does: retry / a person leaves alone what is in flight / told withdrawn
     discarded by the policy / parked: withdrawn
     wall clock set back / wall clock set forward / times moved with the clock
-    every message is refused
+    every message is refused / kept by a queue that confirms nothing
     leaving / connection closed: 530 / parked: its destination was refused for too long
 """
 SELDOM = """

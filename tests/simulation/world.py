@@ -387,6 +387,7 @@ class World:
         self.broker.opens_slowly = self.broker.is_fragile = self.broker.refuses_all = False
         if self.broker.is_alarmed:
             self.broker.calm()
+        self.broker.release()
         self.broker.restart()
         if self.process is None:
             self.start_process()
