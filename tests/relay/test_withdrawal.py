@@ -310,6 +310,7 @@ def test_interventions_are_forgotten_with_their_messages(
     gone = Intervention(Action.DISCARD, person="jo")
     assert intervene(outbox_at(path), [1], gone, clock=lambda: 2 * day).changed == 1
     with closing(SqliteStore(path, clock=lambda: 8.5 * day)) as store:
+        store.relieve()
         rows = store._writer.opened().execute("SELECT id, action FROM reliablepub_interventions")
         assert rows.fetchall() == [(2, "park"), (1, "discard")]
         store.commit(Changes())
