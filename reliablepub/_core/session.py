@@ -185,7 +185,7 @@ class Session(Generic[K]):
         self._main: Lane[K] = Lane(self.violations, size_of)
         self._quarantine: Quarantine[K] = Quarantine(self.violations, size_of)
         self._retiring: Lane[K] = Lane(self.violations, size_of)  # without a buffer
-        self._retired_at, self._retired_for = 0.0, ""
+        self._late_before, self._retired_for = -inf, ""
         self._lanes = (self._main, self._quarantine, self._retiring)
         self._evidence = Evidence(place_of, is_weighed=is_weighed)
         self._aftermath = Aftermath(self._main, self._quarantine, self._evidence, is_named)
@@ -342,15 +342,7 @@ class Session(Generic[K]):
             self._be_less_patient(lane, now)
         self._evidence.heard()
         ended = lane.confirm(event.tag, outcome, multiple=event.multiple)
-        for one in ended:
-            self._aftermath.ended(one)
-        lane.heard(self._clock.reading(now))
-        if self._is_gathering:
-            self._passed(ended, now)
-        if lane is self._quarantine:
-            self._next_suspects()
-        elif lane is self._retiring:
-            self._retire_once_late()
+        self._answered(lane, ended, now)
 
     def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
         if self._patience > 1:
@@ -359,15 +351,21 @@ class Session(Generic[K]):
         run = lane.confirm_each(event.tags) if lane is not self._quarantine else None
         if run is not None:
             self._evidence.heard()
-            self._aftermath.ended(run)
-            lane.heard(self._clock.reading(now))
-            if self._is_gathering:
-                self._passed([run], now)
-            if lane is self._retiring:
-                self._retire_once_late()
+            self._answered(lane, [run], now)
             return
         for tag in event.tags:
             self.handle(Acked(event.epoch, tag, multiple=False), now)
+
+    def _answered(self, lane: Lane[K], ended: Sequence[Ended[K]], now: float) -> None:
+        for one in ended:
+            self._aftermath.ended(one)
+        lane.heard(self._clock.reading(now))
+        if self._is_gathering:
+            self._passed(ended, now)
+        if lane is self._quarantine:
+            self._next_suspects()
+        elif lane is self._retiring and lane.newest_at() <= self._late_before:
+            self._end_retiring()
 
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
         self._evidence.heard()
@@ -673,7 +671,6 @@ class Session(Generic[K]):
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
         """Give up a channel whose confirms are overdue, at once or when only those are left."""
-        self._end_retiring()
         is_of_queue = lane.has_settled_newer
         is_late = self.window.size > 1 and (is_of_queue or self._patience > 1)
         is_mute = not is_of_queue and self._patience >= 2 ** (OVERDUE_MAX - 1)
@@ -685,8 +682,9 @@ class Session(Generic[K]):
         late_before = self._clock.reading(now) - self._confirm_timeout_s if is_late else -inf
         is_retiring = is_of_queue and lane is self._main and not self._is_sharing
         if is_retiring and lane.newest_at() > late_before:
+            self._end_retiring()
             self._retiring.take_over(lane)
-            self._retired_at, self._retired_for = self._clock.reading(now), reason
+            self._late_before, self._retired_for = late_before, reason
         else:
             self._order(CloseChannel(lane.epoch, reason))
             self._aftermath.overdue(lane, reason, late_before=late_before)
@@ -694,10 +692,6 @@ class Session(Generic[K]):
             if self._is_sharing or is_mute:
                 self._disconnect(reason)
         self._open_lanes(now)
-
-    def _retire_once_late(self) -> None:
-        if self._retiring.newest_at() <= self._retired_at - self._confirm_timeout_s:
-            self._end_retiring()
 
     def _end_retiring(self) -> None:
         """Close the retiring channel, if there is one; all that it has in flight is late."""

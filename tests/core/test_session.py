@@ -570,7 +570,7 @@ def test_an_overdue_confirm_retires_the_channel() -> None:
     assert client.writes() == "2.1:a 2.2:c"
 
 
-def retiring() -> Client:
+def overdue_among_others() -> Client:
     """Of "a" to "d", "a" is overdue, "b" is confirmed, and the others were written 10 s later."""
     client = connected()
     client.submits("ab")
@@ -582,6 +582,12 @@ def retiring() -> Client:
     client.waits(20)
     assert client.took() == [OpenChannel(2)]
     assert client.kinds() == "b:confirmed"
+    return client
+
+
+def retiring() -> Client:
+    """The same, and "e" is sent on the channel that new messages got."""
+    client = overdue_among_others()
     client.submits("e")
     client.hears(ChannelOpened(2))
     assert client.writes() == "2.1:e"
@@ -646,20 +652,29 @@ def test_what_a_retiring_channel_has_in_flight_is_sent_first_after_a_lost_connec
 
 def test_a_third_channel_is_too_many() -> None:
     """The retiring channel would hold the only number for as long as nothing is confirmed."""
-    client = connected()
-    client.submits("a")
-    client.writes()
-    client.now += 10
-    client.submits("bc")
-    client.writes()
-    client.hears(Acked(1, 2, multiple=False))
-    client.waits(20)
-    assert client.took() == [OpenChannel(2)]
+    client = overdue_among_others()
     client.hears(NoChannel(2))
     assert client.took() == [Disconnect("the connection has no number left for a channel")]
     client.hears(ConnectionLost("gone"), Connected(), ChannelOpened(3))
-    assert client.writes() == "3.1:ac"
-    assert client.kinds() == "b:confirmed a:uncertain c:uncertain"
+    assert client.writes() == "3.1:acd"
+    assert client.kinds() == "a:uncertain c:uncertain d:uncertain"
+
+
+def test_a_suspect_that_is_overdue_ends_no_retiring_channel() -> None:
+    client = retiring()
+    client.hears(Acked(2, 1, multiple=False))
+    client.sizes["s"] = 1
+    client.session.submit_alone("s", client.now)
+    client.poll()
+    client.hears(ChannelOpened(3))
+    assert client.writes() == "3.1:s"
+    client.took()
+    client.hears(Leaving(1, 4), after=20)
+    client.waits(10)
+    assert client.took() == [CloseChannel(3, "no confirm within 30 s")]
+    assert client.kinds() == "e:confirmed s:uncertain"
+    client.hears(Acked(1, 4, multiple=True))
+    assert client.kinds() == "a:confirmed c:confirmed d:confirmed"
 
 
 def test_the_deadline_is_that_of_the_oldest_message_not_confirmed() -> None:
