@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxForked, OutboxUnsure
-from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.sqlite.failures import commit_unsure, is_decided, outbox_error
 from reliablepub.outbox.sqlite.forks import GATE, forked
 from reliablepub.outbox.sqlite.location import WritingConnection
@@ -120,7 +119,7 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
     forks = _forks_before(connection)
     (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     begun = time.monotonic()
-    patience = connection.patience if isinstance(connection, WritingConnection) else Patience("")
+    own = connection if isinstance(connection, WritingConnection) else WritingConnection
     try:
         # SQLite's own wait sleeps 1, 2, 5, 10, and up to 100 ms between its tries, while another
         # process needs the lock for one commit: it misses many moments in which the lock is free.
@@ -132,7 +131,8 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 waited_s = time.monotonic() - begun
-                _wait_for_lock(error, waited_s, min(timeout_ms / 1_000 - waited_s, patience.left_s))
+                left_s = min(timeout_ms / 1_000 - waited_s, own.patience.left_s)
+                _wait_for_lock(error, waited_s, left_s)
             else:
                 return
     finally:
