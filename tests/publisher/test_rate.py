@@ -13,11 +13,16 @@ from reliablepub import ConfigurationError, Message, Outbox, Publisher
 from reliablepub.testing import FakeBroker
 
 
-def test_a_backlog_goes_out_at_the_rate(tmp_path: Path) -> None:
-    path = tmp_path / "o.db"
-    with Outbox(path) as outbox:
-        for _ in range(40):
+def backlog(folder: Path, count: int) -> Path:
+    """An outbox with so many messages."""
+    with Outbox(folder / "o.db") as outbox:
+        for _ in range(count):
             outbox.enqueue(Message(b"", routing_key="q"))
+    return folder / "o.db"
+
+
+def test_a_backlog_goes_out_at_the_rate(tmp_path: Path) -> None:
+    path = backlog(tmp_path, 40)
     with FakeBroker() as broker:
         broker.declare_queue("q")
         began = time.monotonic()
@@ -29,10 +34,7 @@ def test_a_backlog_goes_out_at_the_rate(tmp_path: Path) -> None:
 
 
 def test_a_relay_has_it_as_options_and_shows_it(tmp_path: Path) -> None:
-    path = tmp_path / "o.db"
-    with Outbox(path) as outbox:
-        for _ in range(12):
-            outbox.enqueue(Message(b"", routing_key="q"))
+    path = backlog(tmp_path, 12)
     with FakeBroker() as broker:
         broker.declare_queue("q")
         run = [sys.executable, "-m", "reliablepub"]

@@ -223,19 +223,19 @@ def relay(  # noqa: PLR0917 - one argument for each option
 def _settings(ctx: click.Context) -> Settings:
     values = ctx.params
     return Settings(
-        urls_as_given(ctx),
-        values["database"],
-        values["outbox_keys"],
-        values["keep_confirmed_s"],
-        values["window_min"],
-        values["window_max"],
-        values["rate_max"],
-        values["rate_burst"],
-        tls_context(ctx),
-        _DRAINING if values["drain"] else None,
-        credentials_of(ctx),
-        connection_name_of(ctx),
-        outbox_as_given(ctx) or "",
+        urls=urls_as_given(ctx),
+        outbox=values["database"],
+        outbox_keys=values["outbox_keys"],
+        keep_confirmed_s=values["keep_confirmed_s"],
+        window_min=values["window_min"],
+        window_max=values["window_max"],
+        rate_max=values["rate_max"],
+        rate_burst=values["rate_burst"],
+        ssl_context=tls_context(ctx),
+        retry=_DRAINING if values["drain"] else None,
+        credentials=credentials_of(ctx),
+        connection_name=connection_name_of(ctx),
+        outbox_as_given=outbox_as_given(ctx) or "",
     )
 
 
