@@ -19,17 +19,15 @@ _ROUNDING: Final = 1e-6
 class Rate:
     """Limits how many messages are written."""
 
-    def __init__(self, per_s: float = inf, burst: float = inf) -> None:
-        self.per_s = per_s  # infinite for no limit
+    def __init__(self, per_s: float, burst: float) -> None:
+        self.per_s = per_s
         self._burst = burst  # most messages at once; at least 1
         self._least = max(1.0, min(burst, per_s * _GATHER_S))
         self._tokens = burst
         self._at = -inf
 
-    def room(self, now: float) -> float:
+    def room(self, now: float) -> int:
         """How many messages may be written now."""
-        if self.per_s == inf:
-            return inf
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self.per_s)
         self._at = now
         tokens = self._tokens + _ROUNDING

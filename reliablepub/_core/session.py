@@ -152,6 +152,7 @@ class Session(Generic[K]):
 
     Attributes:
         window: the current limit of messages in flight.
+        rate_max: most messages a second that are written; None for no limit.
         is_connected: whether there is a connection that has not been given up.
         violations: the broker's violations, over all epochs.
         blocked_reason: the broker's reason for blocking this connection; None if it does not.
@@ -171,7 +172,8 @@ class Session(Generic[K]):
         is_weighed: bool = True,
         rate: Rate | None = None,
     ) -> None:
-        self._rate = rate or Rate()
+        self._rate = rate
+        self.rate_max = None if rate is None else rate.per_s
         self.window = Window(window_min or window_max, window_max)
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
@@ -227,11 +229,6 @@ class Session(Generic[K]):
     def aside(self) -> int:
         """Number of messages set aside: channels or connections ended while each was alone."""
         return len(self._quarantine.aside)
-
-    @property
-    def rate_max(self) -> float | None:
-        """Most messages a second that are written; None for no limit."""
-        return None if self._rate.per_s == inf else self._rate.per_s
 
     @property
     def why_aside(self) -> str:
@@ -423,7 +420,8 @@ class Session(Generic[K]):
                 raise ValueError(f"epoch {batch.epoch} is over; its batch cannot be taken back")
             self.window.forget_round()
             lane.take_back(batch.first_tag, len(batch.keys))
-            self._rate.spend(-len(batch.keys))
+            if self._rate is not None:
+                self._rate.spend(-len(batch.keys))
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
         """Remove buffered messages, including suspects, as if they had never been submitted.
@@ -459,48 +457,41 @@ class Session(Generic[K]):
             return []  # as in most turns
         if self._is_sharing or self._evidence.doubt is not None:
             self._open_lanes(now)
-        left = self._rate.room(now)
-        lanes = self._lanes_to_write() if left else ()
+        room = inf if self._rate is None else self._rate.room(now)
+        lanes = self._lanes_to_write()
         now = self._clock.reading(now)
         self.window.heard(self._main.progress, now)
+        before = self.in_flight
+        limit = int(min(self.window.size, before + room))
         batches: list[Batch[K]] = []
         for lane in lanes:
             may_be_late = self.window.size > 1 or not lane.buffer  # else it would have all of it
             if lane.state is ChannelState.OPEN and lane.late and may_be_late:
-                late = self._transmit_late(lane, now, left)
-                left -= self._written(late)
-                batches += late
+                batches += self._transmit_late(lane, now, limit)
                 if lane.late and not lane.late_in_flight:
                     break  # it waits for bytes, which others would take
             if lane.state is ChannelState.OPEN and lane.buffer:
                 in_flight = self.in_flight
-                fresh = lane.transmit(
-                    room=int(min(self.window.size - in_flight, left)),
+                batches += lane.transmit(
+                    room=limit - in_flight,
                     room_bytes=self._window_bytes_max - self.in_flight_bytes,
                     is_alone=in_flight == 0,
                     now=now,
                 )
-                left -= self._written(fresh)
-                batches += fresh
                 if lane.buffer:
                     break
-        if not left:  # it is not the window that holds the others up
-            self.window.forget_round()
-            return batches
-        is_held_up = bool(self._main.buffer) and self.in_flight == self._main.in_flight
+        in_flight = self.in_flight
+        if self._rate is not None:
+            self._rate.spend(in_flight - before)
+        is_held_up = bool(self._main.buffer) and in_flight == self._main.in_flight
+        is_held_up = is_held_up and limit == self.window.size  # and not by the rate
         self.window.sent(self._main.progress, now, is_held_up=is_held_up)
         return batches
 
-    def _written(self, batches: Sequence[Batch[K]]) -> int:
-        """Count what is written against the rate; return the number."""
-        count = sum(len(batch.keys) for batch in batches)
-        self._rate.spend(count)
-        return count
-
-    def _transmit_late(self, lane: Lane[K], now: float, left: float) -> list[Batch[K]]:
+    def _transmit_late(self, lane: Lane[K], now: float, limit: int) -> list[Batch[K]]:
         return lane.transmit_late(
             window=self.window.size,
-            room=int(min(self.window.size - self.in_flight, left)),
+            room=limit - self.in_flight,
             room_bytes=self._window_bytes_max - self.in_flight_bytes,
             is_alone=self.in_flight == 0,
             now=now,
@@ -537,7 +528,8 @@ class Session(Generic[K]):
 
     def poll_timeout(self) -> float | None:
         """When the caller must call `handle_timeout` (monotonic seconds); None if never."""
-        due, next_at = self._due(self._main), self._next_at
+        due = self._due(self._main)
+        next_at = None if self._rate is None else self._next_at(self._rate)
         is_single = self._quarantine.is_unused and self._retiring.ledger is None
         if is_single and self._may_open_at is None and next_at is None:
             return due
@@ -553,10 +545,9 @@ class Session(Generic[K]):
     def _can_write(self) -> bool:
         return self.is_connected and self.blocked_reason is None
 
-    @property
-    def _next_at(self) -> float | None:
+    def _next_at(self, rate: Rate) -> float | None:
         """When the rate lets the next message be written; None if it holds none up."""
-        return self._rate.next_at if self._can_write and self.buffered else None
+        return rate.next_at if self._can_write and self.buffered else None
 
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer will be overdue, unless the broker blocks us first."""

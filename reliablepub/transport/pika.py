@@ -256,6 +256,7 @@ class PikaTransport:
         self._ssl_context = ssl_context
         self._client_properties = client_properties
         self._login_bytes = 0
+        self.certificate_ends_at: float | None = None
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
         self._bounded: BoundedServices | None = None
@@ -279,13 +280,6 @@ class PikaTransport:
         self._login = None if credentials is None else Login(credentials, self._loop, self.wake)
         self._tenure: Tenure | None = None
         quiet_this_thread()  # last: `close` ends it, if there is something to close
-
-    @property
-    def certificate_ends_at(self) -> float | None:
-        """When the client certificate expires; known of `CertificateFiles` only."""
-        files = self._ssl_context
-        validity = files.validity if isinstance(files, CertificateFiles) else None
-        return None if validity is None else validity.ends_at
 
     @property
     def trying(self) -> str:
@@ -344,6 +338,9 @@ class PikaTransport:
             on_close_callback=self._on_lost,
             custom_ioloop=services,
         )
+        if isinstance(self._ssl_context, CertificateFiles):  # read just now
+            validity = self._ssl_context.validity
+            self.certificate_ends_at = None if validity is None else validity.ends_at
 
     @property
     def hooks_off(self) -> str:

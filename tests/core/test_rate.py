@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +10,15 @@ from reliablepub._core.rate import Rate
 from reliablepub._core.session import Session
 
 
-def test_without_a_number_there_is_no_limit() -> None:
-    rate = Rate()
-    assert rate.room(0.0) == inf
-    rate.spend(10**9)
-    assert rate.room(0.0) == inf
-    assert rate.next_at is None
+def test_without_a_rate_there_is_no_limit_but_the_window() -> None:
+    session = opened(None)
+    assert session.rate_max is None
+    for tag in (1, 11, 21):
+        session.submit(*"abcdefghij")
+        [batch] = session.poll_transmit(0.0)
+        assert len(batch.keys) == 10
+        session.handle(Acked(batch.epoch, tag + 9, multiple=True), 0.0)
+    assert session.poll_timeout() is None
 
 
 def test_after_a_rest_a_burst_and_then_one_by_one() -> None:
@@ -55,7 +56,7 @@ def test_it_is_never_exceeded(per_s: float, burst: int, steps: list[tuple[float,
         assert written <= burst + now * per_s + 0.01
 
 
-def opened(rate: Rate) -> Session[str]:
+def opened(rate: Rate | None) -> Session[str]:
     session: Session[str] = Session(
         lambda _: 1,
         window_max=100,
@@ -86,4 +87,3 @@ def test_a_session_writes_no_more_and_says_when_it_will() -> None:
     session.handle(Acked(batch.epoch, 4, multiple=True), 0.6)
     assert session.window.size == 10, "the window learns nothing from what the rate held up"
     assert [one.keys for one in session.poll_transmit(1.5)] == [["e", "f"]]
-    assert opened(Rate()).rate_max is None
