@@ -24,12 +24,13 @@ from reliablepub import (
     ScheduleChange,
 )
 from reliablepub._core.events import Batch
-from reliablepub.errors import OutboxDiskFailed
+from reliablepub.errors import OutboxDiskFailed, OutboxError
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import NO_CHANGE, Relaying, Session
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres import database, ownership
+from reliablepub.outbox.patience import Patience
+from reliablepub.outbox.postgres import database, ownership, server
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -396,6 +397,38 @@ def test_a_silent_owner_is_replaced_and_settles_nothing(
         assert len(second.read_ready(1, 9, **ALL)[0]) == 2
         assert second.snapshot().counters.confirmed == 0
     assert counted(url) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("statements", [2, 4], ids=["before its lock", "with its lock"])
+def test_an_owner_that_is_stopped_within_a_turn_is_replaced(
+    url: str, own: PostgresStore, entry: Make, statements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server waits for the rest of its statements, and calls its connection active."""
+    flush, sent = server._flush, 0
+    is_stopped, goes_on = threading.Event(), threading.Event()
+
+    def stop(connection: psycopg.Connection[Any], patience: Patience) -> None:
+        nonlocal sent
+        flush(connection, patience)
+        sent += threading.current_thread() is not threading.main_thread()
+        if sent == statements and not is_stopped.is_set():
+            is_stopped.set()
+            goes_on.wait()
+
+    monkeypatch.setattr(server, "_flush", stop)
+    with ThreadPoolExecutor() as threads:
+        turn = threads.submit(own.commit, Changes(new=[entry()]))
+        try:
+            assert is_stopped.wait(20)
+            time.sleep(ownership.EXPIRY_S)
+            taken = PostgresStore(Server.of(url))
+        finally:
+            goes_on.set()
+        with closing(taken) as second:
+            with pytest.raises(OutboxError):
+                turn.result(20)
+            assert second.run > own.run
+            assert second.snapshot().counters.open == 0
 
 
 def newest_turn(own: PostgresStore) -> int:

@@ -26,6 +26,9 @@ transaction may have taken long. So by the age of a turn, a process takes a shar
 has watched that turn for most of `EXPIRY_S`. An owner whose commit took longer, or that waited for
 the turn of an operator, takes its next turn in this time.
 
+A process that was stopped in the middle of a turn (SIGSTOP, a frozen virtual machine) may hold the
+lock of that turn: who takes the shard over ends its connection.
+
 The owner waits at most 1 s for the lock of a table (20 ms for that of its status), and takes its
 turn before a full look, so that a lock on a table that a turn need not touch makes it no older.
 """
@@ -37,12 +40,13 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import psycopg
 
-from reliablepub.errors import OutboxInUse
+from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.outbox.postgres.server import Link, Row, Step, emptied, outbox_error
 
 BEAT_S: Final = 0.8
@@ -133,6 +137,9 @@ def take_over(
                     if is_own:  # the holder may be the own transaction that was cut off
                         raise outbox_error(link.server, error) from error
                     locked[shard] += 1
+                    stopped = {"shard": shard, "turn": turn, "expiry_s": EXPIRY_S}
+                    with suppress(OutboxError):  # some servers let nobody end a connection
+                        link.read("end_stopped", stopped)
                 else:
                     if new_run is not None:
                         return Ownership(shard, new_run, turn + 1, len(newest))

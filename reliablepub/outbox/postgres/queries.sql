@@ -75,6 +75,13 @@ SELECT
     CASE WHEN is_linked THEN extract(epoch FROM clock_timestamp() - active_at) < :active_s END
 FROM reliablepub_owners ORDER BY shard;
 
+-- An owner that was stopped in the middle of a turn: its client is awaited, which no timeout of the server ends.
+-- name: end_stopped
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid = (SELECT backend FROM reliablepub_turns WHERE shard = :shard AND turn = :turn)
+AND usename = current_user AND state = 'active' AND wait_event = 'ClientRead'
+AND state_change < clock_timestamp() - make_interval(secs => :expiry_s);
+
 -- name: newest_turn
 SELECT turn, run, token, intervention, stored, confirmed, parked, expired, discarded, open_bytes
 FROM reliablepub_turns WHERE shard = :shard ORDER BY turn DESC LIMIT 1;

@@ -254,11 +254,12 @@ RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     process record;
 BEGIN
-    SELECT a.backend_start, a.state, a.state_change INTO process FROM pg_stat_get_activity(backend) AS a;
+    SELECT a.backend_start, a.state, a.wait_event, a.state_change INTO process FROM pg_stat_get_activity(backend) AS a;
     IF NOT FOUND OR process.backend_start > since THEN
         RETURN '-infinity';
     END IF;
-    IF process.backend_start IS NULL OR process.state = 'active' THEN
+    -- In the middle of a batch, a client that was stopped is awaited for ever, and its connection stays active.
+    IF process.backend_start IS NULL OR (process.state = 'active' AND process.wait_event IS DISTINCT FROM 'ClientRead') THEN
         RETURN clock_timestamp();
     END IF;
     RETURN process.state_change;
