@@ -212,7 +212,6 @@ class Batch(Generic[K]):
             not read it.
         confirmed: keys of confirmed messages that the caller has not dealt with yet. The core does
             not read it.
-        is_recorded: whether the caller has recorded the tags. The core does not read it.
     """
 
     epoch: int
@@ -222,7 +221,6 @@ class Batch(Generic[K]):
     taken_at: float = 0.0
     written_at: float = 0.0
     confirmed: list[K] = field(default_factory=list)
-    is_recorded: bool = True
 
 
 class Settlement(NamedTuple, Generic[K]):

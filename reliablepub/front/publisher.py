@@ -131,10 +131,9 @@ class Publisher:
         receipt = Issued(message.message_id, self._client.relay)
         if not self._has_waited:
             self._warn_in_event_loop()
-        chunk = self._client.hand_over_one(message, receipt, Latch(), may_store=True)
+        chunk = self._client.hand_over_one(message, receipt, Latch())
         try:
-            with self._client.doubting(chunk):
-                self._wait_stored(chunk)
+            self._wait_stored(chunk)
         except BaseException as error:  # also what a signal handler of the caller's raises
             chunk.withdraw()  # otherwise it would stay in the inbox while the outbox has no room
             self._client.not_stored([chunk], error)

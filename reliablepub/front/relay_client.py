@@ -19,8 +19,6 @@ from reliablepub.errors import (
     ConfigurationError,
     InvalidMessage,
     OutboxFull,
-    OutboxMoved,
-    OutboxUnsure,
     PublisherClosed,
     PublisherFailed,
     PublisherForked,
@@ -115,13 +113,11 @@ class RelayClient:
         """A `Cutter` for one stream of messages, with the stamps of the hooks."""
         return Cutter(self.limits, self._stamps)
 
-    def hand_over_one(
-        self, message: Message, waiter: Waiter, done: FlagT, *, may_store: bool = False
-    ) -> Chunk[FlagT]:
+    def hand_over_one(self, message: Message, waiter: Waiter, done: FlagT) -> Chunk[FlagT]:
         """Apply the stamps of the hooks to one message, and `hand_over` it."""
         if self._stamps:
             message = stamped(message, self._stamps)
-        return self.hand_over([message], waiter, done, may_store=may_store)
+        return self.hand_over([message], waiter, done)
 
     def hand_over(
         self,
@@ -132,7 +128,6 @@ class RelayClient:
         source: str | None = None,  # whose position they advance
         on_stored: Callable[[int], None] | None = None,
         stream: Stream | None = None,
-        may_store: bool = False,  # a single one here and now, if no other caller waits
     ) -> Chunk[FlagT]:
         """Put messages into the relay's inbox as one `Chunk`."""
         try:
@@ -150,44 +145,11 @@ class RelayClient:
                 chunk.refuse()
                 msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
                 raise never_fits(OutboxFull(msg))
-            if may_store:
-                self._store_or_put(chunk)
-            else:
-                self.relay.inbox.put(chunk)
+            self.relay.inbox.put(chunk)
         except ReliablePubError as error:
             self.rejected(len(messages), error)
             raise
         return chunk
-
-    def _store_or_put(self, chunk: Chunk[FlagT]) -> None:
-        """Store one message by the short path if that is possible now (`relay.lone`)."""
-        (message,) = chunk.messages
-        try:
-            is_stored = not self.relay.inbox.chunks and self.relay.lone.store(message, chunk.waiter)
-        except OutboxUnsure as error:
-            chunk.doubt = error  # the relay's commit decides
-            is_stored = False
-        if is_stored:
-            chunk.claim()  # nobody can withdraw it
-            chunk.stored()
-            return
-        with self.doubting(chunk):
-            self.relay.inbox.put(chunk)
-
-    @contextmanager
-    def doubting(self, chunk: Chunk[FlagT]) -> Iterator[None]:
-        """Raise the doubt whether a message is stored instead of an error that denies it."""
-        try:
-            yield
-        except (OutboxMoved, OutboxUnsure):
-            raise
-        except ReliablePubError as error:
-            if chunk.doubt is None:
-                raise
-            if isinstance(self.relay.failure, OutboxMoved):  # it names a copy
-                raise copy(self.relay.failure) from self.relay.failure
-            chunk.doubt.add_note(str(error))
-            raise chunk.doubt from chunk.doubt.__cause__
 
     def not_stored(self, chunks: Iterable[Chunk[FlagT]], error: BaseException) -> None:
         """Tell the hooks how many messages are not stored, if it is for a reason of ours."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
 from typing import Final, Protocol
@@ -267,11 +267,6 @@ class Sent(Protocol):
     keys: Sequence[Entry]
 
 
-ALONE: Final = 0
-"""Epoch of a message that its caller has stored and that the relay is about to send, with its id as
-the tag. Epochs of channels begin with 1."""
-
-
 def epoch_name(run: int, epoch: int) -> str:
     """The name of a channel epoch in the outbox, such as ``"7-3"``: run 7, its third channel."""
     return f"{run}-{epoch}"
@@ -420,8 +415,6 @@ class Changes:
         attempts: ended attempts to keep as history, those of parked entries included.
         sent: entries that are about to be written to the wire, with their delivery tags.
         finished: earlier ``sent`` without outstanding tags.
-        unnoted: entries that a `LoneWriter` has noted as in flight, and that are not in flight any
-            more, or are in ``sent`` now.
         released: `HELD` entries to make due.
         stepped: a change of the wall clock, or None. It moves the retry times and deadlines of
             entries that were stored before.
@@ -436,7 +429,6 @@ class Changes:
     attempts: list[Attempt] = field(default_factory=list)
     sent: Sequence[Sent] = ()
     finished: list[Sent] = field(default_factory=list)
-    unnoted: list[Entry] = field(default_factory=list)
     released: list[Release] = field(default_factory=list)
     stepped: Step | None = None
 
@@ -446,7 +438,7 @@ class Changes:
         return not (
             (self.new or self.sources or self.confirmed or self.parked or self.discarded)
             or (self.rescheduled or self.attempts or self.sent or self.finished)
-            or (self.unnoted or self.released or self.stepped)
+            or (self.released or self.stepped)
         )
 
 
@@ -490,16 +482,6 @@ class Snapshot:
     last_id: int
     counters: Counters
     late: tuple[tuple[int, int], ...] = ()
-
-    def with_stored(self, entry: Entry) -> Snapshot:
-        """The state after an entry with a higher id was stored, and nothing else."""
-        counters = self.counters
-        more = replace(
-            counters,
-            stored=counters.stored + 1,
-            open_bytes=counters.open_bytes + entry.message.size,
-        )
-        return Snapshot(entry.id, more)
 
 
 @dataclass(slots=True)
@@ -596,47 +578,10 @@ TRANSIENT: Final = (
 """Errors of a store that may work again later."""
 
 
-class LoneWriter(Protocol):
-    """Stores messages that come alone, for callers, beside the relay. One call at a time."""
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether the next `store` can succeed; otherwise `prepare` it again."""
-
-    def prepare(self, limits: OpenLimits, *, is_sent: bool) -> None:
-        """Set the terms for the messages to come.
-
-        Args:
-            limits: most messages and bytes in the store.
-            is_sent: whether to note each message as in flight (epoch `ALONE`), because it is sent
-                without another commit.
-
-        Raises:
-            OutboxError: the store cannot be used.
-        """
-
-    def next_id(self) -> int:
-        """The id that the next entry gets, unless another process stores one before it."""
-
-    def store(self, entry: Entry) -> bool:
-        """Store a plain entry under the id that it has, if that is next, and wait for the disk.
-
-        Returns:
-            whether it is stored. If not, it was not; its id may be taken, see `next_id`.
-
-        Raises:
-            OutboxUnsure: it may be stored.
-            OutboxError: it is not stored.
-        """
-
-    def close(self) -> None:
-        """Release its resources."""
-
-
 class Store(Protocol):
     """Storage of entries until their final outcome.
 
-    Only the thread that opened it may use it, but for its `lone` writer.
+    Only the thread that opened it may use it.
 
     Every read may raise `TRANSIENT` errors: nothing was read then. It may be tried again.
     """
@@ -661,10 +606,6 @@ class Store(Protocol):
     @property
     def bell(self) -> Bell | None:
         """Rings when another process writes to the store; None if only asking tells."""
-
-    @property
-    def lone(self) -> LoneWriter | None:
-        """By which callers may store messages that come alone; None if only the relay stores."""
 
     def wall(self) -> float:
         """The time by the clock that measures its deadlines, seconds since 1970."""

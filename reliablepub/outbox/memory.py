@@ -341,10 +341,6 @@ class MemoryStore:
         return []
 
     @property
-    def lone(self) -> None:
-        """None: only the relay stores."""
-
-    @property
     def bell(self) -> None:
         """None: other processes cannot write to this store."""
         return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from reliablepub.errors import InvalidMessage, OutboxUnsure, PublisherClosed, ReliablePubError
+from reliablepub.errors import InvalidMessage, PublisherClosed, ReliablePubError
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id, stamped
 
@@ -146,7 +146,6 @@ class Chunk(Generic[FlagT]):
         "_on_stored",
         "count",
         "done",
-        "doubt",
         "entries",
         "error",
         "is_loaded",
@@ -177,7 +176,6 @@ class Chunk(Generic[FlagT]):
         self.count = len(messages)  # also after they were dropped
         self.size = sum([message.size for message in messages])
         self.error: BaseException | None = None
-        self.doubt: OutboxUnsure | None = None  # the commit has failed, and may have stored it
         self.entries: Sequence[Entry] = ()  # made when the relay takes the chunk in
         self.loaded: Sequence[Entry] = ()  # entries sent from memory, without being read back
         # If memory had room for the chunk (`is_loaded`), entries that are not in `loaded` wait for

@@ -18,7 +18,6 @@ from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.outbox.entry import HELD, Changes, Counters, Entry, is_plain
 from reliablepub.relay.handover import Chunk, Inbox, Limits, Room
 from reliablepub.relay.loaded import Loaded
-from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.status import described
 
@@ -37,18 +36,13 @@ class Intake:
         loaded: Loaded,
         session: Session[Entry],
         pauses: Pauses,
-        *,
-        lone: LoneMessages,
     ) -> None:
         self._inbox = inbox
         self._limits = limits
         self._loaded = loaded
         self._session = session
         self._pauses = pauses
-        self._lone = lone
         self._flowing_until = 0.0
-        self.stored: list[Entry] = []  # by callers themselves; not counted yet
-        self.noted: set[Entry] = set()  # submitted; their callers noted them as in flight
 
     def confirms_flow(self, now: float) -> None:
         """Expect confirms for the next `FLOW_S` seconds.
@@ -69,8 +63,6 @@ class Intake:
         taken_in: list[Chunk[Any]] = []
         if self._inbox.chunks:
             taken_in = self._inbox.take(self._room(counters, now))
-        # After the inbox: a caller may have handed over a chunk after it has stored a message.
-        self.take_stored(changes)
         is_loaded = not self._loaded.has_backlog
         for chunk in taken_in:
             chunk.entries = entries = [Entry.accepted(m, wall) for m in chunk.messages]
@@ -85,23 +77,6 @@ class Intake:
             if is_loaded:
                 self._load(chunk)
         return taken_in
-
-    def take_stored(self, changes: Changes, *, is_draining: bool = False) -> None:
-        """Take over what callers have stored; load what fits, or nothing while draining."""
-        if not self._lone.stored:
-            return
-        for stored, is_new in self._lone.take():
-            entry, is_noted = stored.entry, stored.is_noted
-            is_held = self._pauses.tracked and self._pauses.holds(entry) is not None
-            self.stored.append(entry)
-            if self._loaded.stored_by_caller(
-                entry, is_new=is_new, may_load=not (is_held or is_draining)
-            ):
-                self._session.submit(entry)
-                if is_noted:
-                    self.noted.add(entry)
-            elif is_noted:
-                changes.unnoted.append(entry)
 
     def _hold(self, entries: Sequence[Entry], wall: float) -> None:
         """Have entries for a paused destination wait in the store."""

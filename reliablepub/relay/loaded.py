@@ -30,7 +30,6 @@ from weakref import ref
 from reliablepub._core.ordering import KeyOrder
 from reliablepub.outbox.entry import TRANSIENT, Entry, Snapshot, Store, Waiter, is_plain, size_of
 from reliablepub.relay.handover import Chunk
-from reliablepub.relay.lone import LoneMessages
 
 
 @dataclass(slots=True)
@@ -67,10 +66,6 @@ class Backlog:
         else:
             self._ranges.append(IdRange(self._seen + 1, last_id))
         self._seen = last_id
-
-    def is_unknown(self, id_: int) -> bool:
-        """Whether an id is higher than all that are known."""
-        return id_ > self._seen
 
     def late(self, first: int, last: int) -> None:
         """Add known ids whose entries have become visible now, unless they are unread anyway."""
@@ -272,7 +267,6 @@ class Loaded:
         messages_max: int,
         bytes_max: int,
         wall: float,
-        lone: LoneMessages,  # knows the waiters of entries that callers have just stored
         waiters: Waiters | None = None,  # of an earlier run
     ) -> None:
         self._store = store
@@ -289,7 +283,6 @@ class Loaded:
         self._late_page: Sequence[int] = ()
         self._order = KeyOrder()
         self.waiters = waiters or Waiters()
-        self._lone = lone
 
     @property
     def has_backlog(self) -> bool:
@@ -393,13 +386,13 @@ class Loaded:
         self._deadlines.on_disk(entry.expires_at)
 
     def changed_on_disk(
-        self, id_: int, message_id: str, *, is_open: bool, ordering_key: str | None = None
+        self, id_: int, *, is_open: bool, ordering_key: str | None = None
     ) -> Waiter | None:
         """Note a change to an entry not in memory; return the waiter to tell if it is not open."""
         self._next_due = float("-inf")  # the entry may be due now
         if ordering_key is not None:
             self._order.want(ordering_key)
-        waiter = self.waiters.take(id_) or self._lone.withdrawn(id_, message_id)
+        waiter = self.waiters.take(id_)
         if waiter is None or not is_open:
             return waiter
         self.waiters.put(id_, waiter)
@@ -428,25 +421,6 @@ class Loaded:
             if last - first >= len(entries):  # ids between them are those of other processes
                 ids |= {*range(first, last)} - {entry.id for entry in entries}
             self.waiters.stored(first, last, waiter, apart=ids)
-
-    def stored_by_caller(self, entry: Entry, *, is_new: bool, may_load: bool) -> bool:
-        """Note a plain entry that its caller has stored; True if it is in memory, to be sent."""
-        is_unknown = self._backlog.is_unknown(entry.id)
-        if (
-            is_unknown
-            and is_new
-            and may_load
-            and self.fits(1, entry.message.size)
-            and not self._backlog
-        ):
-            self._backlog.loaded(entry.id, entry.id)
-            self.add(entry)
-            return True
-        if is_unknown:
-            self._backlog.others(entry.id)
-        if is_new and entry.waiter is not None:  # else it was read before, or has left the store
-            self.waiters.put(entry.id, entry.waiter)
-        return False
 
     def _on_disk(self, entry: Entry) -> None:
         """Note the times by which an entry on disk is found again."""
@@ -540,7 +514,7 @@ class Loaded:
     def _have_read(self, entries: Sequence[Entry]) -> None:
         self.add(*entries)
         for entry in entries:
-            entry.waiter = self.waiters.take(entry.id) or self._lone.recognize(entry)
+            entry.waiter = self.waiters.take(entry.id)
             self._deadlines.watch(entry)
 
     def _read_due(self, wall: float) -> list[Entry]:

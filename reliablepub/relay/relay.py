@@ -11,17 +11,16 @@ know: threads, event loops, SQL, AMQP.
     send       one write of as many publishes as the window allows
     listen     (the thread) until the socket is readable, a caller wakes it, or a deadline is due
 
-Under load a turn carries hundreds of messages and one fsync. A message that comes alone is stored
-by its caller (`reliablepub.relay.lone`), and sent by a turn without a commit.
+Under load a turn carries hundreds of messages and one fsync.
 
 Invariants:
 
-- A message is sent only after the commit that holds it and its tag, or a note in its place. When
-  the commit fails, the session takes the tags back, so the sequence has not moved.
+- A message is sent only after the commit that holds it and its tag. When the commit fails,
+  the session takes the tags back, so the sequence has not moved.
 - An entry is in memory at most once. It leaves memory only after the commit that settles or
   postpones it.
-- While the store cannot commit, the relay sends nothing that needs a commit. This bounds the
-  changes that await one.
+- While the store cannot commit, the relay sends nothing. This bounds the changes that await
+  a commit.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from reliablepub.outbox.entry import (
     Changes,
     Entry,
     Intervened,
-    OpenLimits,
     Snapshot,
     Step,
     Store,
@@ -58,7 +56,6 @@ from reliablepub.relay.elsewhere import Elsewhere
 from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded, Waiters
-from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.setback import Setback
 from reliablepub.relay.settling import WAIT_S, GuardedPolicy, Settling
@@ -98,7 +95,6 @@ class Relay:
         hooks: Calls,
         guard: Guard | None = None,
         bell: Bell | None = None,  # the store's, if the thread listens for it
-        lone: LoneMessages | None = None,
         waiters: Waiters | None = None,  # of the store's run before this one
     ) -> None:
         self._store = store
@@ -106,8 +102,6 @@ class Relay:
         self._session = session
         self._clock = clock
         self._inbox = inbox
-        self._lone = lone or LoneMessages(lambda: None)
-        self._open_limits = OpenLimits(limits.messages_max, limits.bytes_max)
         self._snapshot: Snapshot = store.snapshot()
         self._loaded = Loaded(
             store,
@@ -115,7 +109,6 @@ class Relay:
             messages_max=limits.loaded_max,
             bytes_max=limits.loaded_bytes_max,
             wall=clock.wall(),
-            lone=self._lone,
             waiters=waiters,
         )
         self._guard = guard or Guard()
@@ -124,7 +117,7 @@ class Relay:
         # One more than can be paused, so that `found` notices if there are too many.
         held = store.held_exchanges(self._pauses.exchanges_max + 1)
         self._pauses.found(held, clock.monotonic(), clock.wall())
-        self._intake = Intake(inbox, limits, self._loaded, session, self._pauses, lone=self._lone)
+        self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
         self._settling = Settling(
             GuardedPolicy(policy, self._guard), self._pauses, self._notices, store.run
         )
@@ -158,7 +151,6 @@ class Relay:
         self._look_at_clock(now, wall)
         self._wire.keep(now)
         self._settle_ended(now, wall)
-        self._take_stored()
         self._look_elsewhere(now, wall)
         self._setback.look(now, is_readable=not self._is_changed)
         if self._setback.refusal is not None:
@@ -183,7 +175,6 @@ class Relay:
             self.look()
         self.status = self._new_status()
         self._notices.deliver(self.status)
-        self._lend()
         return self._wait_s()
 
     def idle_s(self) -> float | None:
@@ -193,7 +184,7 @@ class Relay:
         in place of a turn, so it is kept cheap.
         """
         now = self._clock.monotonic()
-        if now >= self._idle_until or self._inbox.chunks or self._lone.stored:
+        if now >= self._idle_until or self._inbox.chunks:
             return None
         if self._has_news(now):
             return None
@@ -356,35 +347,7 @@ class Relay:
             return []
         if is_due:
             self._submit_due(now, wall)
-        taken_in = self._intake.take(self._settling.changes, self._snapshot.counters, now, wall)
-        self._count_stored()
-        return taken_in
-
-    def _take_stored(self) -> None:
-        """Take over what callers have stored, before a look finds it and reads it again."""
-        if self._lone.stored:
-            changes = self._settling.changes
-            self._intake.take_stored(changes, is_draining=self._is_draining)
-            self._count_stored()
-
-    def _count_stored(self) -> None:
-        stored, self._intake.stored = self._intake.stored, []
-        for entry in stored:
-            if entry.id > self._snapshot.last_id:  # otherwise a look has come first
-                self._snapshot = self._snapshot.with_stored(entry)
-        if stored:
-            self._notices.stored(stored)
-
-    def _lend(self) -> None:
-        """Let callers store messages themselves, unless that would hold up others."""
-        if not self._lone.is_wanted:
-            return
-        is_held_up = self._setback.next_at < inf or self._no_room or self._is_draining
-        if is_held_up or self._is_stepping:
-            self._lone.recall()
-        else:
-            is_sent = self._session.is_ready and not self._session.buffered
-            self._lone.lend(self._store.lone, self._open_limits, is_sent=is_sent)
+        return self._intake.take(self._settling.changes, self._snapshot.counters, now, wall)
 
     def _submit_due(self, now: float, wall: float) -> None:
         """Submit entries read from the store."""
@@ -428,25 +391,21 @@ class Relay:
         releases = not (self._pauses.is_idle or self._is_draining or self._is_stepping)
         if releases and self._session.is_ready:
             self._pauses.release(changes, now)
-        is_noted = self._are_noted(batches, changes)
-        changes.sent = () if is_noted else batches
+        changes.sent = batches
         was_stepping = self._is_stepping
         is_urgent = is_flushing or self._intake.lacks_room(self._snapshot.counters)
         leave_before = inf if is_urgent else now - WAIT_S
         is_due = self._must_commit(changes, now, leave_before, is_flushing=is_flushing)
         if not (was_stepping or is_due):
-            if is_noted:
-                self._send_first(batches, wall, now)
             return
         self._remove_confirmed(changes, now, leave_before)
         try:
             begun = self._clock.monotonic()
-            with self._lone.reserved():
-                self._snapshot = self._store.commit(changes)
+            self._snapshot = self._store.commit(changes)
             self._commits += 1
             self._commit_s += self._clock.monotonic() - begun
         except Intervened:
-            self._take_back(batches)
+            self._session.take_back(batches)
             changes.sent = ()
             withdrawn = []
             try:
@@ -459,7 +418,7 @@ class Relay:
                 tell_withdrawn(withdrawn)  # after the callers whose messages the commit holds
             return
         except TRANSIENT as error:
-            self._take_back(batches)
+            self._session.take_back(batches)
             changes.sent = ()
             if isinstance(error, OutboxUnreachable | OutboxUnsure):
                 self._settling.unwritten(batches)  # their tags may be stored
@@ -470,27 +429,6 @@ class Relay:
         if was_stepping:
             self._loaded.stepped(wall)
         self._send_first(batches, wall, now)
-
-    def _are_noted(self, batches: Sequence[Batch[Entry]], changes: Changes) -> bool:
-        """Whether callers have noted all entries of the batches as in flight, and there are any."""
-        noted = self._intake.noted
-        if not noted:
-            return False
-        sent = {entry for batch in batches for entry in batch.keys}
-        is_noted = bool(sent) and sent <= noted
-        for batch in batches if is_noted else ():
-            batch.is_recorded = False
-        # The store forgets these notes with the next commit.
-        changes.unnoted += noted - sent if is_noted else noted
-        noted.clear()  # once
-        return is_noted
-
-    def _take_back(self, batches: Sequence[Batch[Entry]]) -> None:
-        """Undo that tags were assigned: nothing was written. Those sent next are recorded."""
-        self._session.take_back(batches)
-        for batch in batches:
-            if not batch.is_recorded:
-                self._settling.changes.unnoted += batch.keys
 
     def _send_first(self, batches: Sequence[Batch[Entry]], wall: float, now: float) -> None:
         """Send batches, and expect confirms if nothing else is in flight."""
@@ -507,8 +445,6 @@ class Relay:
 
     def _remove_confirmed(self, changes: Changes, now: float, leave_before: float) -> None:
         """Have confirmed entries leave with this commit; all of them, if it is made for them."""
-        while self._lone.doubtful:  # stored, perhaps, by callers who failed
-            changes.unnoted.append(self._lone.doubtful.popleft())
         removals = self._settling.removals
         is_for_them = self._commit_by is not None and now >= self._commit_by
         # While callers have more, each new entry takes the place of one that leaves.
@@ -531,7 +467,7 @@ class Relay:
         if changes.parked and not self._gathers(changes, now):
             return True
         has_confirms = changes.confirmed or self._settling.removals.are_due(leave_before)
-        if not (has_confirms or changes.finished or changes.unnoted or changes.parked):
+        if not (has_confirms or changes.finished or changes.parked):
             self._commit_by = None
             return False
         if self._commit_by is None:
@@ -575,7 +511,7 @@ class Relay:
             try:
                 self._transport.send(batch.epoch, batch.first_tag, messages)
             except CannotEncode as error:
-                self._take_back(batches[index:])
+                self._session.take_back(batches[index:])
                 self._settling.unwritten(batches[index:])
                 self._refuse(batch.keys[error.index], batch.epoch, error.problem, wall)
                 return
@@ -636,9 +572,7 @@ class Relay:
         if self._session.has_output or (is_stepping and not is_held_up):
             return 0.0
         if takes_in and (
-            self._loaded.wants_more
-            or self._lone.stored
-            or self._intake.is_ready(self._snapshot.counters, now)
+            self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
         ):
             return 0.0
         removals = self._settling.removals

@@ -184,8 +184,7 @@ class Removals:
             if count < left:
                 break
             least = max(0, least - count)
-            if batch.is_recorded:
-                changes.finished.append(batch)
+            changes.finished.append(batch)
             heappop(self._finished)
         while self._unfinished:
             batch, since = next(iter(self._unfinished.items()))
@@ -196,8 +195,6 @@ class Removals:
 
     def _leave(self, batch: Batch[Entry], count: int, changes: Changes) -> None:
         changes.confirmed += batch.confirmed[:count]
-        if not batch.is_recorded:
-            changes.unnoted += batch.confirmed[:count]
         del batch.confirmed[:count]
         self.count -= count
 
@@ -225,9 +222,7 @@ class Settling:
     def unwritten(self, batches: Sequence[Batch[Entry]]) -> None:
         """Note that batches were not written after all: their rows, if any, can be deleted."""
         known = {(batch.epoch, batch.first_tag) for batch in self.changes.finished}
-        self.changes.finished += [
-            b for b in batches if b.is_recorded and (b.epoch, b.first_tag) not in known
-        ]
+        self.changes.finished += [b for b in batches if (b.epoch, b.first_tag) not in known]
 
     def committed(self) -> tuple[Changes, list[Entry]]:
         """Start anew after a commit; return its changes, and the entries that they postpone."""
@@ -244,8 +239,6 @@ class Settling:
                 continue
             assert one.batch is not None
             self.removals.ended(one.batch, 1)
-            if not one.batch.is_recorded:
-                self.changes.unnoted.append(one.key)
             if isinstance(self.decide(one, now, wall), Expire):
                 late.add(one.key)
         return late
@@ -386,11 +379,7 @@ class Settling:
         """Free ordering keys, and record the confirm of entries with earlier attempts."""
         # They leave the store at once: the next one of an ordering key waits for that.
         self.changes.confirmed += run.keys
-        first = 0
         for batch, count in run.batches:
-            if not batch.is_recorded:
-                self.changes.unnoted += run.keys[first : first + count]
-            first += count
             self.removals.ended(batch, count)
         for settlement in run.each():
             entry = settlement.key

@@ -38,7 +38,6 @@ from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Flag, Inbox, Latch, Limits
 from reliablepub.relay.journal import Journal, LogWriter
 from reliablepub.relay.loaded import Waiters
-from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.relay import Relay
 from reliablepub.relay.setback import RETRY_S
 from reliablepub.relay.status import Beacon, Link, Status, described, failed_status
@@ -159,7 +158,6 @@ class RelayThread:
         self._relay: Relay | None = None
         self._patience: Patience | None = None
         self._wake: Callable[[], None] = lambda: None
-        self.lone = LoneMessages(self.wake)
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
         # A daemon thread, so that a publisher that was not closed does not keep the interpreter
         # from exiting. Messages not published by then stay in the outbox.
@@ -408,7 +406,6 @@ class RelayThread:
             clock=clock,
             guard=self._guard,
             bell=bell if hears else None,
-            lone=self.lone,
             waiters=waiters,
         )
         stack.callback(self._part)
@@ -456,7 +453,6 @@ class RelayThread:
                 break
             self._listen(relay, transport, self._wait_s(wait_s))
         relay.drain()
-        self.lone.end()  # first: what a caller stored after the last turn would not be counted
         relay.turn(is_flushing=True)  # commits the last outcomes
         if not relay.status.trouble:
             with contextlib.suppress(OutboxError):  # the file may be deleted by now
@@ -517,5 +513,4 @@ class RelayThread:
             closed = PublisherFailed(f"nothing more is accepted: {described(self.failure)}")
             closed.__cause__ = self.failure
         self.inbox.close(closed)
-        self.lone.end()
         self._is_ended = True

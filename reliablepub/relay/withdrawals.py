@@ -61,7 +61,6 @@ class Withdrawals:
         for change in touched:
             waiter = self.loaded.changed_on_disk(
                 change.id,
-                change.message_id,
                 is_open=change.is_open,
                 ordering_key=change.ordering_key,
             )
@@ -77,7 +76,7 @@ class Withdrawals:
         self.has_parked = True
         self.notices.damaged(rows)
         for row in rows:
-            waiter = self.loaded.changed_on_disk(row.id, row.message_id, is_open=False)
+            waiter = self.loaded.changed_on_disk(row.id, is_open=False)
             if waiter is not None:
                 waiter.withdrawn(
                     Damaged(

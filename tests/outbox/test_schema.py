@@ -14,7 +14,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import connections
 from reliablepub.outbox.sqlite.checkup import check_up
 from reliablepub.outbox.sqlite.connections import VERSION, add_outbox, holds_outbox
-from reliablepub.outbox.sqlite.sql import QUERIES, for_lone_messages, statements
+from reliablepub.outbox.sqlite.sql import QUERIES, statements
 from reliablepub.outbox.sqlite.sql import schema as statements_of_schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
@@ -153,8 +153,6 @@ def test_an_older_outbox_is_refused(path: Path, version: int) -> None:
 def test_every_statement_can_be_prepared(empty: sqlite3.Connection) -> None:
     with transaction(empty, PATH):
         add_outbox(empty.cursor(), PATH)
-    for statement in for_lone_messages():
-        empty.execute(statement)
     for query in QUERIES.values():
         names = set(re.findall(r"(?<!\w):(\w+)", query))
         parameters = dict.fromkeys(names) if names else (None,) * query.count("?")

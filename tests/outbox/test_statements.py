@@ -15,7 +15,7 @@ import pytest
 import reliablepub
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, named
-from reliablepub.outbox.sqlite.sql import QUERIES, for_lone_messages
+from reliablepub.outbox.sqlite.sql import QUERIES
 
 OPERATORS: Final = named(DEFAULT_SCHEMA).keys() & QUERIES.keys()
 NOT_OPERATORS: Final = (Path("outbox/sqlite"), Path("outbox/postgres"))
@@ -63,8 +63,6 @@ def sqlite_columns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Column
 
 def _sqlite_columns(path: Path) -> Iterator[tuple[str, Columns]]:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in for_lone_messages():
-            connection.execute(statement)
         for name, statement in QUERIES.items():
             named_values = dict.fromkeys(values_of(statement), 0)
             values = named_values or (0,) * statement.count("?")

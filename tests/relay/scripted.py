@@ -19,7 +19,6 @@ from reliablepub.policy import Retries, RetryPolicy
 from reliablepub.relay.callbacks import calls_of
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox, Limits
-from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.pauses import exchange_of
 from reliablepub.relay.relay import Relay
 from reliablepub.transport.base import CannotEncode
@@ -206,7 +205,6 @@ class World:
         self.store = WatchedStore(store, self.log)
         self.transport = ScriptedTransport(self.log)
         self.inbox = Inbox(lambda: None)
-        self.lone = LoneMessages(lambda: None, lambda: self.time.wall)
         self.session: Session[Entry] = Session(
             size_of,
             window_max=window_max,
@@ -225,7 +223,6 @@ class World:
             clock=Clock(lambda: self.time.now, lambda: self.time.wall, lambda: self.time.asleep),
             hooks=calls_of(hooks),
             bell=bell,
-            lone=self.lone,
         )
         self.epoch = 0
 
@@ -239,12 +236,6 @@ class World:
         messages = [Message(body, routing_key="q", message_id=id_, **fields) for id_ in ids]
         self.inbox.put(told.chunk_of(messages, source=source))
         return told
-
-    def store_alone(self, id_: str, body: bytes = b"x", **fields: Any) -> Told | None:
-        """The short path, as a caller takes it; None if it is closed."""
-        told = Told(self.log)
-        message = Message(body, routing_key="q", message_id=id_, **fields)
-        return told if self.lone.store(message, told) else None
 
     def turn(self, *, after_s: float = 0.0, is_flushing: bool = False) -> float | None:
         """Some time passes, then the relay takes a turn."""

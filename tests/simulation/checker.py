@@ -489,8 +489,6 @@ class Checker:
         require(first_tag == len(epoch.stories) + 1, f"tag {first_tag} is counted wrong")
         self.look()
         recorded = self._disk.in_flight(number, first_tag)
-        if recorded == 0:  # its caller has stored it, and noted that it is sent
-            recorded = sum(self._disk.noted(message.message_id or "") for message in messages)
         require(recorded in (None, len(messages)), f"sent {len(messages)}, recorded {recorded}")
         for tag, message in enumerate(messages, first_tag):
             story = self._story(message)

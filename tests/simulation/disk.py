@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from reliablepub.outbox.entry import ALONE, Changes, Snapshot
+from reliablepub.outbox.entry import Changes, Snapshot
 from reliablepub.outbox.memory import MemoryStore
 from tests.stores import Where
 
@@ -36,9 +36,6 @@ class Disk(Protocol):
 
     def in_flight(self, epoch: int, first_tag: int) -> int | None:
         """How many tags are recorded from this one on; None if no record is kept."""
-
-    def noted(self, message_id: str) -> int:
-        """How many rows say that it is in flight, written by the caller who stored it."""
 
     def audit(self) -> list[int]:
         """Differences of the ledger that are not 0."""
@@ -108,15 +105,6 @@ class Durable:
         ).fetchone()
         return row[0] if row else 0
 
-    def noted(self, message_id: str) -> int:
-        (count,) = self._connection.execute(
-            "SELECT count(*) FROM reliablepub_in_flight AS f"
-            " JOIN reliablepub_messages AS m ON m.id = f.first_tag"
-            " WHERE f.epoch = ? AND m.message_id = ?",
-            (f"{self.run}-{ALONE}", message_id),
-        ).fetchone()
-        return int(count)
-
     def left_in_flight(self) -> int:
         """Rows for people that nobody took away."""
         (count,) = self._connection.execute("SELECT count(*) FROM reliablepub_in_flight").fetchone()
@@ -170,9 +158,6 @@ class MemoryOfOne:
 
     def in_flight(self, epoch: int, first_tag: int) -> int | None:
         return None
-
-    def noted(self, message_id: str) -> int:
-        return 0
 
     def audit(self) -> list[int]:
         counters = self._store.snapshot().counters

@@ -19,12 +19,10 @@ from reliablepub._core.evidence import Evidence, Verdict
 from reliablepub._core.lane import Lane
 from reliablepub._core.ordering import KeyOrder
 from reliablepub._core.session import Session
-from reliablepub.errors import OutboxUnsure
 from reliablepub.outbox.admin.interventions import Action, _Step
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import store
-from reliablepub.outbox.sqlite.lone import SqliteLoneWriter
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
@@ -33,7 +31,6 @@ from reliablepub.relay import settling
 from reliablepub.relay.handover import Chunk, Inbox, Room
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
-from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.relay import Relay
 from reliablepub.relay.settling import Removals, Settling
@@ -599,34 +596,3 @@ def what_a_caller_took_back_is_stored(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(Chunk, "withdraw", withdraw)
-
-
-# ---------------------------------------------------------------------- the short path
-
-
-@mutant
-def the_short_path_notes_nothing(patch: pytest.MonkeyPatch) -> None:
-    real: Any = SqliteLoneWriter.prepare
-
-    def prepare(self: Any, limits: Any, *, is_sent: bool) -> None:
-        real(self, limits, is_sent=False)
-
-    patch.setattr(SqliteLoneWriter, "prepare", prepare)
-
-
-@mutant
-def notes_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(QUERIES, "delete_note", QUERIES["delete_note"] + " AND epoch = ''")
-
-
-@mutant
-def a_doubt_is_a_yes(patch: pytest.MonkeyPatch) -> None:
-    real: Any = LoneMessages.store
-
-    def stored(self: Any, message: Any, waiter: Any) -> bool:
-        try:
-            return bool(real(self, message, waiter))
-        except OutboxUnsure:
-            return True
-
-    patch.setattr(LoneMessages, "store", stored)

@@ -10,7 +10,6 @@ import random
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 from unittest import mock
 
@@ -24,7 +23,7 @@ from reliablepub.errors import (
     Withdrawn,
 )
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry, OpenLimits, Snapshot, Store
+from reliablepub.outbox.entry import Changes, Entry, Snapshot, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -32,7 +31,6 @@ from reliablepub.outcome import CONFIRMED, Outcome
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox, Limits, Stream
-from reliablepub.relay.lone import LoneMessages
 from reliablepub.relay.relay import Relay
 from tests.relay.scripted import WatchedStore
 from tests.simulation.agenda import Agenda, Note
@@ -184,7 +182,7 @@ class Caller:
         self.is_answered = True
         if self.chunk.error is None:
             self._process.checker.promised(self.messages)
-        elif isinstance(self.chunk.error, OutboxUnsure) or self.chunk.doubt is not None:
+        elif isinstance(self.chunk.error, OutboxUnsure):
             self._process.note("told that nobody knows")
         else:
             self._process.note("turned away")
@@ -216,8 +214,7 @@ class Caller:
         except OutboxFull:
             self.is_answered = True
             self._process.note("withdrawn by the caller")
-            if self.chunk.doubt is None:
-                self._process.checker.turned_away(self.messages)
+            self._process.checker.turned_away(self.messages)
 
 
 class Process:
@@ -275,8 +272,6 @@ class Process:
         self._policy = policy
         self._limits = limits
         self.inbox = Inbox(self.wake)
-        self.lone = LoneMessages(self.wake, lambda: agenda.wall)
-        self.lone.is_wanted = True
         self.transport = SimTransport(
             broker=broker,
             agenda=agenda,
@@ -305,7 +300,6 @@ class Process:
                 clock=Clock(lambda: self._agenda.now, lambda: self._agenda.wall, lambda: 0.0),
                 hooks={},
                 bell=self._store.bell,
-                lone=self.lone,
             )
         except OutboxError as error:
             self.note("cannot be opened", error)
@@ -331,8 +325,6 @@ class Process:
         with mock.patch("sqlite3.connect", lambda *a, **o: connect(*a, **o | {"factory": kind})):
             sqlite = SqliteStore(self._path, clock=lambda: self._agenda.wall)
             self._store = sqlite  # before the next step: the kernel releases its locks
-            with suppress(OutboxError):  # the relay tries it again
-                sqlite.lone.prepare(OpenLimits(1, 1), is_sent=False)
             return sqlite
 
     @property
@@ -374,7 +366,6 @@ class Process:
             self.relay.drain()
             self._take_turn(is_flushing=True)
             self.inbox.close(PublisherClosed("the publisher is closed"))
-            self.lone.end()
             self.transport.close()
             self.watched.close()
         except Killed:
@@ -445,23 +436,7 @@ class Process:
         self.checker.handed_over(messages)
         self.callers.append(caller)
         try:
-            if source is None and len(messages) == 1 and self._is_stored(caller):
-                caller.chunk.stored()
-            else:
-                self.inbox.put(caller.chunk)
+            self.inbox.put(caller.chunk)
         except Killed:
             self.die()
         return caller
-
-    def _is_stored(self, caller: Caller) -> bool:
-        """The short path, as `Publisher.publish` takes it."""
-        [message] = caller.messages
-        try:
-            is_stored = not self.inbox.chunks and self.lone.store(message, caller)
-        except OutboxUnsure as error:
-            caller.chunk.doubt = error
-            self.note("in doubt by the short path")
-            return False
-        if is_stored:
-            self.note("stored by the short path")
-        return is_stored

@@ -25,7 +25,6 @@ TELLING = (10, 3, 8, 28, 21, 18, 84, 49, 45, 43, 46, 36, 51, 86)
 """Seeds that catch most mutants, tried first; once the simulation has changed, others may."""
 CAUGHT_WITHIN = (*TELLING, *range(500))
 SHOWN_BY = {
-    "a doubt is a yes": (81, 149),
     "a look that failed is not repeated": (81, 446),
     "a person takes what is in flight": (109, 197),
     "a tag beyond the last means all": (23, 27),
@@ -67,7 +66,7 @@ MUST_HAPPEN = """
     withdrawn by the caller / stream cancelled / turned away / enqueued elsewhere / rung
     disk full / locked by somebody else / unencodable / a statement failed / cannot be opened
     expired: not sent / expired: may have arrived / expired: did not arrive
-    sent when it was due / sent in its turn / stored by the short path
+    sent when it was due / sent in its turn
     key skipped by a person / key resumed by a person / a person does: skip
     parked: nacked / parked: refused / parked: returned / retried by a person
     a person does: discard / a person does: park / a person does: reroute

@@ -268,10 +268,6 @@ class PostgresStore:
         return self._link.patience
 
     @property
-    def lone(self) -> None:
-        """None: only the relay stores."""
-
-    @property
     def bell(self) -> Bell | None:
         """Rings when an enqueuer commits; None where the kernel has no epoll."""
         return self._bell if self._bell.fileno() >= 0 else None

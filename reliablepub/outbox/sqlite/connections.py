@@ -217,11 +217,9 @@ def check_database(path: Path) -> None:
             raise outbox_error(path, error) from error
 
 
-def open_writer(path: Path, *, is_relay: bool, may_create: bool = True) -> WritingConnection:
+def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
     """Open an outbox to write to it. A missing one is created, readable by its owner only."""
     if not check_file(path):
-        if not may_create:  # it is open already: a new file would get the log of the old one
-            raise moved(path, "was deleted or moved")
         _create(path)
     warn_of_folder(path.parent)
     check_side_files(path)
@@ -413,10 +411,9 @@ class Writer:
     ends, and errors of SQLite in the block become `OutboxError`.
     """
 
-    def __init__(self, path: Path, *, is_relay: bool, beside: Writer | None = None) -> None:
+    def __init__(self, path: Path, *, is_relay: bool) -> None:
         self._path = path
         self._is_relay = is_relay  # the caller holds the relay lock: the connection checkpoints
-        self._beside = beside  # whose file this one opens too, and creates no other
         self._file: Inode | None = None
         self._pid = 0
         self._uses: list[tuple[int, int]] = []
@@ -445,10 +442,6 @@ class Writer:
             if self._doubt is not None:
                 self._doubt.weigh(error)
             raise_reported(self._path, error)
-
-    def forget_uses(self) -> None:
-        """Forget a use that a signal handler has interrupted at its begin or end."""
-        self._uses.clear()
 
     def doubt_damage(self) -> None:
         """From now on, take damage for a failing disk until it is reported again (see `Doubt`)."""
@@ -516,12 +509,7 @@ class Writer:
         if self.connection is not None:
             return self.connection
         try:
-            if self._beside is not None and self._file is None:
-                with self._beside as theirs:
-                    self._file = theirs.place.file
-            connection = open_writer(
-                self._path, is_relay=self._is_relay, may_create=self._beside is None
-            )
+            connection = open_writer(self._path, is_relay=self._is_relay)
         except OutboxError as error:
             # Closed for a fork, perhaps: the folder may be seen again soon.
             if self._file is not None and _is_unseen(self._path):

@@ -45,7 +45,6 @@ _IOERR_SHMSIZE: Final = 10 | 19 << 8
 _IOERR_SHMMAP: Final = 10 | 21 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _READONLY_DBMOVED: Final = 8 | 4 << 8
-_BUSY: Final = 5
 _BUSY_SNAPSHOT: Final = 5 | 2 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
@@ -58,9 +57,6 @@ _TIMES_MAX: Final = 4
 look that the relay takes once a minute."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
-_BEFORE_COMMIT: Final = frozenset({1, 8, 11, 14, 15, 17, 18, 26})
-"""SQLITE_ERROR, READONLY, CORRUPT, CANTOPEN, PROTOCOL, SCHEMA, TOOBIG, NOTADB: errors of opening,
-reading, and of a statement itself."""
 _DECIDED: Final = frozenset({5, 6, 13, 19})
 """SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that fails with one of these is rolled back."""
 
@@ -145,16 +141,6 @@ def commit_unsure(path: Path, error: sqlite3.Error) -> OutboxUnsure:
         "message is stored; check the disk and the system log, then the outbox "
         f"(SQLite: {error})"
     )
-
-
-def is_before_commit(error: sqlite3.Error) -> bool:
-    """Whether an error can only come before the commit, so that nothing is stored."""
-    return _code(error) in _BEFORE_COMMIT
-
-
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection holds the lock."""
-    return _code(error) == _BUSY
 
 
 def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:

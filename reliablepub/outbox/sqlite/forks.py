@@ -127,25 +127,6 @@ class Gate:
             if self._forker is not None:
                 self._changed.notify_all()
 
-    @property
-    def uses(self) -> tuple[int, int, int]:
-        """The uses under way of this thread, for `forget_uses_since`."""
-        me = threading.get_ident()
-        return me, os.getpid(), self._using.get(me, 0)
-
-    def forget_uses_since(self, uses: tuple[int, int, int]) -> None:
-        """Forget uses that a signal handler has interrupted at their begin or end."""
-        thread, pid, count = uses
-        if os.getpid() != pid:
-            return
-        with self._lock:
-            if count:
-                self._using[thread] = count
-            elif thread in self._using:
-                del self._using[thread]
-            if self._forker is not None:
-                self._changed.notify_all()
-
     def keep(self, keeper: Keeper) -> None:
         """Close the keeper's connection before each fork."""
         self._keepers[id(keeper)] = keeper

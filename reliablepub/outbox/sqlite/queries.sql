@@ -201,19 +201,6 @@ VALUES (?, ?, ?, ?, ?);
 -- name: delete_in_flight
 DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 
--- By its time, too: the id of a message that was not stored after all goes to another one.
--- name: delete_note
-DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ? AND sent_at = ?;
-
--- Of `lone.sql`, on the connection of a `LoneWriter` alone.
--- name: set_lone_terms
-UPDATE temp.reliablepub_lone_terms SET run = ?, epoch = ?, messages_max = ?, bytes_max = ?;
-
--- name: insert_lone_message
-INSERT INTO temp.reliablepub_lone (
-    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
-
 -- The bytes stay at least 0 even if a size was edited in the file, which an audit reports. To read the
 -- ledger afterwards costs half as much as RETURNING.
 -- name: change_ledger

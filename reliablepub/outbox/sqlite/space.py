@@ -177,7 +177,7 @@ class Ballast:
     def check(self, connection: sqlite3.Connection | sqlite3.Cursor, size: int) -> None:
         """Raise `OutboxDiskFull` if the disk has no room for new messages of ``size`` bytes.
 
-        The caller holds the write lock; a `LoneWriter` does not, and may be one message late.
+        The caller holds the write lock.
         """
         lacking, now = self._lacking(), time.monotonic()
         if lacking == self._plenty_lacking and now < self._plenty_until:

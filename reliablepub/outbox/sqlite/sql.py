@@ -23,11 +23,6 @@ def schema() -> Iterator[str]:
     return statements(text_of(__package__, "schema.sql"))
 
 
-def for_lone_messages() -> Iterator[str]:
-    """Return the statements of ``lone.sql``."""
-    return statements(text_of(__package__, "lone.sql"))
-
-
 def statements(text: str) -> Iterator[str]:
     """Split a script into statements, to run one by one within a transaction.
 

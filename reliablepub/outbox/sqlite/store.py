@@ -26,7 +26,6 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxError,
     OutboxInUse,
-    OutboxLocked,
     OutboxMoved,
     OutboxUnsure,
     PublisherForked,
@@ -34,7 +33,6 @@ from reliablepub.errors import (
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.encryption import OutboxKeys, fingerprints
 from reliablepub.outbox.entry import (
-    ALONE,
     TRANSIENT,
     Attempt,
     Changes,
@@ -45,7 +43,6 @@ from reliablepub.outbox.entry import (
     Release,
     Snapshot,
     Touched,
-    epoch_name,
     id_of,
     size_of,
 )
@@ -78,7 +75,6 @@ from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database, ledger_of
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
-from reliablepub.outbox.sqlite.lone import SqliteLoneWriter
 from reliablepub.outbox.sqlite.retention import Retention, prune_confirmed
 from reliablepub.outbox.sqlite.space import (
     REWRITE_RETRY_S,
@@ -247,9 +243,6 @@ def _write_tags(connection: sqlite3.Connection, changes: Changes, now: float, ru
     if changes.finished:
         tags = (tags_of(sent, run) for sent in changes.finished)
         connection.executemany(QUERIES["delete_in_flight"], tags)
-    if changes.unnoted:
-        notes = ((epoch_name(run, ALONE), one.id, one.stored_at) for one in changes.unnoted)
-        connection.executemany(QUERIES["delete_note"], notes)
     for sent in changes.sent:
         connection.execute(QUERIES["insert_in_flight"], (*in_flight_of(sent, run), now))
 
@@ -344,9 +337,6 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
         (release.left,) = connection.execute(QUERIES["count_" + scope], where).fetchone()
 
 
-CALLER_WAITS: Final = 12
-"""So often the relay waits, for `connections.BUSY_TIMEOUT_S`, for the lock of a caller that stores
-a message: longer than a disk that is still of use takes for a sync."""
 REREAD_S: Final = 1.0
 """Seconds after which pages are read again, which makes one commit a twentieth slower."""
 NEVER_READ: Final = (
@@ -383,7 +373,6 @@ class SqliteStore:
         self._unparked: dict[int, str] = {}
         self._last_id = 0
         self._waited_before_s = 0.0
-        self._lone: SqliteLoneWriter | None = None
         self._steps = ClockSteps()
         self._next_rewrite_at = self._next_reread_at = 0.0
         self.is_stepping = False
@@ -435,13 +424,6 @@ class SqliteStore:
     def bell(self) -> Bell | None:
         """Rings when a process writes to the log; None if it did not ring at the first commit."""
         return self._bell if self._bell.fileno() >= 0 else None
-
-    @property
-    def lone(self) -> SqliteLoneWriter:
-        """Stores messages that come alone, for their callers."""
-        if self._lone is None:
-            self._lone = SqliteLoneWriter(self.path, self._keys, self._run, self._writer)
-        return self._lone
 
     @property
     def lock_wait_s(self) -> float:
@@ -753,8 +735,7 @@ class SqliteStore:
 
         try:
             commit = partial(commit_with_retry, connection, self.path, write, is_there)
-            after_callers = partial(self._after_callers, commit)
-            snapshot, is_roomy = self._sparing(connection, after_callers)
+            snapshot, is_roomy = self._sparing(connection, commit)
         except BaseException as error:
             self._commit_failed(connection, changes, error)
             raise
@@ -805,17 +786,6 @@ class SqliteStore:
                 reasons = dict.fromkeys(mistyped, MISTYPED)
                 damaged = park_damaged(connection, reasons, self._clock())
             self._damaged += damaged
-        return work()
-
-    def _after_callers(self, work: Callable[[], T]) -> T:
-        """Do a transaction. While the disk delays a caller's commit, wait for the caller's lock."""
-        # Not for ever: a signal handler that waits for the relay may have interrupted the caller.
-        for _ in range(CALLER_WAITS):
-            try:
-                return work()
-            except OutboxLocked:
-                if self._lone is None or not self._lone.is_writing:
-                    raise
         return work()
 
     def _moves_times(self, changes: Changes) -> bool:
