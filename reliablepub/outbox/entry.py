@@ -201,17 +201,16 @@ class Entry:
         """Seconds since it was first refused, or first had to wait; 0 if it never was or had to."""
         return 0.0 if self.refused_at is None else max(0.0, wall - self.refused_at)
 
-    def step(self, by: float) -> None:
-        """Shift its times by as many seconds as the wall clock was set, so that waits stay as long.
+    def rebase(self, by: float) -> None:
+        """Move the times of a retry by as much as the wall clock was set.
 
-        A ``due_at`` that the sender chose (``not_before``) is a wall clock time, and stays.
+        A deadline, and a ``due_at`` that the sender chose (``not_before``), stay: they are times by
+        the wall clock.
         """
         if self.refused_at is not None:
             self.refused_at += by
             if self.due_at is not None:
                 self.due_at = max(AT_ONCE, self.due_at + by)
-        if self.expires_at is not None:
-            self.expires_at += by
 
     @classmethod
     def accepted(cls, message: Message, now: float) -> Entry:
@@ -384,21 +383,16 @@ class HeldExchange:
 
 
 @dataclass(slots=True)
-class Step:
-    """A change of the wall clock, by which stored times of retries and deadlines must move.
+class Rebase:
+    """The wall clock was set: retries that wait in the store are to wait as long as before.
 
     Attributes:
         by: seconds the clock was set forward, or back (below 0).
-        since: when the relay last looked at the clock before the change, on the new clock.
-        last_id: highest id at that look. An entry with a higher id that was stored between
-            ``since`` and now came from another process, and is on the new clock already.
-        moved: ids of entries in memory, whose times the relay has moved already.
+        moved: ids of entries in memory, whose times the relay has moved itself.
     """
 
     by: float
-    since: float
-    last_id: int
-    moved: set[int] = field(default_factory=set)
+    moved: set[int]
 
 
 @dataclass(slots=True)
@@ -416,8 +410,7 @@ class Changes:
         sent: entries that are about to be written to the wire, with their delivery tags.
         finished: earlier ``sent`` without outstanding tags.
         released: `HELD` entries to make due.
-        stepped: a change of the wall clock, or None. It moves the retry times and deadlines of
-            entries that were stored before.
+        rebase: how far the times of retries that were stored before must move, or None.
     """
 
     new: list[Entry] = field(default_factory=list)
@@ -430,7 +423,7 @@ class Changes:
     sent: Sequence[Sent] = ()
     finished: list[Sent] = field(default_factory=list)
     released: list[Release] = field(default_factory=list)
-    stepped: Step | None = None
+    rebase: Rebase | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -438,7 +431,7 @@ class Changes:
         return not (
             (self.new or self.sources or self.confirmed or self.parked or self.discarded)
             or (self.rescheduled or self.attempts or self.sent or self.finished)
-            or (self.released or self.stepped)
+            or (self.released or self.rebase)
         )
 
 
@@ -620,14 +613,6 @@ class Store(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
-
-    @property
-    def is_stepping(self) -> bool:
-        """Whether stored times are still to follow a change of the wall clock (`Step`).
-
-        Each commit moves a part of them, also a commit without changes. Until the last part, a time
-        that is read may be one of the old clock.
-        """
 
     def commit(self, changes: Changes) -> Snapshot:
         """Store the changes of one turn in one transaction, and set the ids of new entries.

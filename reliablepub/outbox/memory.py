@@ -78,7 +78,6 @@ class MemoryStore:
     """Keeps open entries in a dict. Parked ones are only counted: their caller was told why."""
 
     check: Final = None
-    is_stepping: Final = False
     patience: Final = None
     wall: Final = staticmethod(time.time)
     rest_s: Final = 0.05
@@ -111,9 +110,9 @@ class MemoryStore:
     def commit(self, changes: Changes) -> Snapshot:
         """Apply the changes of one turn. It cannot fail."""
         last_id, counters = self._snapshot.last_id, self._snapshot.counters
-        if changes.stepped is not None:
-            by_new_clock = changes.stepped.moved | {entry.id for entry in changes.rescheduled}
-            self._step(changes.stepped.by, by_new_clock)
+        if changes.rebase is not None:
+            by_new_clock = changes.rebase.moved | {entry.id for entry in changes.rescheduled}
+            self._rebase(changes.rebase.by, by_new_clock)
         assert not any(map(id_of, changes.new)), "an entry is stored already"
         for last_id, entry in enumerate(changes.new, last_id + 1):  # noqa: B020 - it goes on
             entry.id = last_id
@@ -150,13 +149,10 @@ class MemoryStore:
         self._snapshot = Snapshot(last_id, counters)
         return self._snapshot
 
-    def _step(self, by: float, by_new_clock: Container[int]) -> None:
-        """Move times by the change of the wall clock, except those that the relay moved itself."""
+    def _rebase(self, by: float, by_new_clock: Container[int]) -> None:
         for entry in self._open.values():
             if entry.id not in by_new_clock:
-                entry.step(by)
-            if entry.expires_at is not None:
-                self._expiring.add(entry.expires_at, entry.id)
+                entry.rebase(by)
             if entry.due_at not in {None, HELD} and entry.refused_at is not None:
                 self._waiting.add(entry.due_at, entry.id)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse
 from operator import attrgetter
@@ -213,10 +213,6 @@ class Deadlines:
     def is_due_on_disk(self, wall: float) -> bool:
         """Whether expired entries may be on disk."""
         return self._next_on_disk <= wall
-
-    def step(self, wall: float) -> None:
-        """The wall clock was set, and all deadlines with it: check each at the next `late`."""
-        self._next_watched = wall
 
     def watch(self, entry: Entry) -> None:
         """Track an entry that is in memory now."""
@@ -441,19 +437,11 @@ class Loaded:
         """Note that entries on disk were made due."""
         self._next_due = wall
 
-    def step(self, by: float, wall: float, others: Iterable[Entry]) -> set[int]:
-        """Shift the times of entries in memory, as the wall clock was set; return their ids."""
-        # The others were postponed, and are about to leave memory.
-        timed = {*self._deadlines.watched.values(), *self._due.values(), *others}
-        for entry in timed:
-            entry.step(by)
-        self._deadlines.step(wall)
-        return {entry.id for entry in timed}
-
-    def stepped(self, wall: float) -> None:
-        """Note that the times of entries on disk were shifted with the wall clock."""
-        self._next_due = wall
-        self._deadlines.on_disk(wall)
+    def rebase(self, by: float) -> set[int]:
+        """Move the times of retries in memory, as the wall clock was set; return their ids."""
+        for entry in self._due.values():
+            entry.rebase(by)
+        return {*self._due}
 
     def read(self, wall: float) -> list[Entry]:
         """Read a page of entries to send. If this raises, nothing was read."""

@@ -44,8 +44,8 @@ from reliablepub.outbox.entry import (
     Changes,
     Entry,
     Intervened,
+    Rebase,
     Snapshot,
-    Step,
     Store,
 )
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -255,21 +255,17 @@ class Relay:
             return first_id
 
     def _look_at_clock(self, now: float, wall: float) -> None:
-        """If the wall clock was set, shift the times of retries and deadlines by as much."""
-        by, since = self._clock_watch.look(now, wall)
-        if not by:
-            return
-        # So setting the clock makes no retry wait longer and no deadline pass earlier.
-        changes = self._settling.changes
-        moved = self._loaded.step(by, wall, changes.rescheduled)
-        if changes.stepped is not None:  # an earlier step that is not committed yet
-            by, moved = by + changes.stepped.by, moved | changes.stepped.moved
-        changes.stepped = Step(by, since, self._snapshot.last_id, moved)
-
-    @property
-    def _is_stepping(self) -> bool:
-        """Whether times in the store may still be those of the wall clock before it was set."""
-        return self._settling.changes.stepped is not None or self._store.is_stepping
+        """If the wall clock was set, have retries wait as long as before."""
+        by = self._clock_watch.look(now, wall)
+        if by:
+            changes = self._settling.changes
+            postponed = changes.rescheduled  # they are about to leave memory
+            for entry in postponed:
+                entry.rebase(by)
+            moved = self._loaded.rebase(by) | {entry.id for entry in postponed}
+            if changes.rebase is not None:  # an earlier one that is not committed yet
+                by, moved = by + changes.rebase.by, moved | changes.rebase.moved
+            changes.rebase = Rebase(by, moved)
 
     # ------------------------------------------------------------------ outcomes
 
@@ -292,9 +288,8 @@ class Relay:
         if late:
             for entry in self._session.withdraw(set(late)):
                 self._settling.expire(entry, wall)
-        if not self._is_stepping:
-            for entry in self._withdrawals.reading(self._loaded.read_late, wall):
-                self._settling.expire(entry, wall)
+        for entry in self._withdrawals.reading(self._loaded.read_late, wall):
+            self._settling.expire(entry, wall)
 
     # ------------------------------------------------------------------ take in
 
@@ -352,8 +347,9 @@ class Relay:
     def _submit_due(self, now: float, wall: float) -> None:
         """Submit entries read from the store."""
         self._loaded.is_connecting = self._wire.is_connecting
-        read = [] if self._is_stepping else self._withdrawals.reading(self._loaded.read, wall)
-        for entry in read:
+        if self._settling.changes.rebase is not None:
+            return  # what waits in the store has times of the clock before
+        for entry in self._withdrawals.reading(self._loaded.read, wall):
             if entry.is_late(wall):
                 self._settling.expire(entry, wall)
             elif not self._pauses.admits(entry):
@@ -370,8 +366,7 @@ class Relay:
         a program that changes rows by hand may count them nowhere.
         """
         lowest = None
-        is_idle = self._loaded.is_empty and self._pauses.is_idle
-        if is_idle and not self._is_stepping:
+        if self._loaded.is_empty and self._pauses.is_idle:
             with suppress(*TRANSIENT):
                 lowest = self._store.lowest_awaited(self._stranded_from, wall - STRANDED_S)
         # It may be only the id to go on from. A message is found again at the next look.
@@ -388,15 +383,13 @@ class Relay:
     ) -> None:
         batches = self._session.poll_transmit(now)
         changes = self._settling.changes
-        releases = not (self._pauses.is_idle or self._is_draining or self._is_stepping)
+        releases = not (self._pauses.is_idle or self._is_draining)
         if releases and self._session.is_ready:
             self._pauses.release(changes, now)
         changes.sent = batches
-        was_stepping = self._is_stepping
         is_urgent = is_flushing or self._intake.lacks_room(self._snapshot.counters)
         leave_before = inf if is_urgent else now - WAIT_S
-        is_due = self._must_commit(changes, now, leave_before, is_flushing=is_flushing)
-        if not (was_stepping or is_due):
+        if not self._must_commit(changes, now, leave_before, is_flushing=is_flushing):
             return
         self._remove_confirmed(changes, now, leave_before)
         try:
@@ -426,8 +419,6 @@ class Relay:
             return
         self._committed(taken_in, wall)
         self._elsewhere.committed(now)
-        if was_stepping:
-            self._loaded.stepped(wall)
         self._send_first(batches, wall, now)
 
     def _send_first(self, batches: Sequence[Batch[Entry]], wall: float, now: float) -> None:
@@ -462,7 +453,7 @@ class Relay:
         """Whether to commit in this turn what was collected."""
         if changes.new or changes.sent or changes.discarded or changes.rescheduled:
             return True
-        if changes.released or self._settling.frees_a_key:
+        if changes.released or changes.rebase or self._settling.frees_a_key:
             return True
         if changes.parked and not self._gathers(changes, now):
             return True
@@ -494,7 +485,7 @@ class Relay:
             self._loaded.drop(*changes.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
-        if changes.released and self._pauses.released(changes):
+        if changes.rebase or (changes.released and self._pauses.released(changes)):
             self._loaded.due_now(wall)
         self._intake.committed(taken_in)
         self._notices.stored(changes.new)
@@ -568,8 +559,7 @@ class Relay:
         self._idle_until = -inf
         # Before any return: `Wire.keep` goes by what `poll_timeout` returned last.
         deadlines = [self._wire.poll_timeout(), self._intake.next_look(now), self._setback.next_at]
-        is_stepping = self._is_stepping
-        if self._session.has_output or (is_stepping and not is_held_up):
+        if self._session.has_output:
             return 0.0
         if takes_in and (
             self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
@@ -588,7 +578,7 @@ class Relay:
         if next_late is not None and not is_held_up:
             deadlines.append(max(now + next_late - wall, self._gather_until))
         due_at = min([at for at in deadlines if at is not None], default=inf)
-        is_settled = not (is_stepping or self.status.paused_destinations or self._no_room)
+        is_settled = not (self.status.paused_destinations or self._no_room)
         if is_settled and not self._is_draining:
             self._idle_until = min(due_at, self._look_at)
         return max(0.0, min(self._elsewhere.look_at, due_at) - now)

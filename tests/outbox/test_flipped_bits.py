@@ -23,7 +23,7 @@ from reliablepub.outbox.admin.interventions import Action, Intervention, foresee
 from reliablepub.outbox.admin.rekeying import rekey
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange, Release, Step
+from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange, Rebase, Release
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MISTYPED
@@ -240,7 +240,7 @@ def test_a_held_exchange_whose_name_and_time_have_another_type(path: Path) -> No
 
 
 @pytest.mark.parametrize("change", ["size = x'31'", "exchange = x'31'", "body = 'x'"])
-@pytest.mark.parametrize("state", ["held", "stepped", "in memory", "nacked"])
+@pytest.mark.parametrize("state", ["held", "rebased", "in memory", "nacked"])
 def test_a_row_that_no_commit_can_change_is_parked_by_it(
     path: Path, change: str, state: str
 ) -> None:
@@ -252,11 +252,11 @@ def test_a_row_that_no_commit_can_change_is_parked_by_it(
                 one.due_at = HELD
             store.commit(Changes(rescheduled=new))
             changes = Changes(released=[Release(None, None, 9)])
-        elif state == "stepped":
+        elif state == "rebased":
             for one in new:
                 one.due_at, one.nacked = NOW + 60, 1
             store.commit(Changes(rescheduled=new))
-            changes = Changes(stepped=Step(by=-30.0, since=NOW - 1, last_id=5))
+            changes = Changes(rebase=Rebase(-30.0, set()))
         elif state == "in memory":
             for one in new:
                 one.due_at, one.nacked = NOW + 60, 1
@@ -265,12 +265,10 @@ def test_a_row_that_no_commit_can_change_is_parked_by_it(
             changes = Changes(parked=[Attempt(one, "1-1", 1, NACKED, NOW) for one in new])
         edit(path, f"{change} WHERE id = {FLIPPED}")
         counters = store.commit(changes).counters
-        while store.is_stepping:
-            counters = store.commit(Changes()).counters
         assert [row.id for row in store.damaged()] == [FLIPPED]
         assert counters.parked == (5 if state == "nacked" else 1)
         assert counters.open == 5 - counters.parked
-        changed = {"held": 0.0, "stepped": NOW + 30, "in memory": NOW + 60}
+        changed = {"held": 0.0, "rebased": NOW + 30, "in memory": NOW + 60}
         rows = sql(path, "SELECT DISTINCT due_at FROM reliablepub_messages")
         assert rows == ([] if state == "nacked" else [(changed[state],)])
 

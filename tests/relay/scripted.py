@@ -220,7 +220,7 @@ class World:
             inbox=self.inbox,
             policy=policy,
             limits=Limits(messages_max, 10_000_000, loaded_max, loaded_bytes_max),
-            clock=Clock(lambda: self.time.now, lambda: self.time.wall, lambda: self.time.asleep),
+            clock=Clock(lambda: self.time.now, lambda: self.time.wall),
             hooks=calls_of(hooks),
             bell=bell,
         )

@@ -357,7 +357,7 @@ def test_the_story_of_a_message_tells_its_attempts_and_its_end(sqlite: SqliteSto
 def test_a_clock_that_is_set_back_expires_nothing_twice_and_nothing_too_early(world: Build) -> None:
     w = world()
     wall = w.time.now
-    w.relay._clock = Clock(lambda: w.time.now, lambda: wall, lambda: 0.0)
+    w.relay._clock = Clock(lambda: w.time.now, lambda: wall)
     told = w.hand_over("a", expires_in_s=5.0)
     w.turn()
     wall += 6.0
@@ -448,7 +448,7 @@ def test_a_clock_that_is_set_forward_makes_it_due_and_one_set_back_lets_it_wait(
 ) -> None:
     w = world()
     wall = w.time.now
-    w.relay._clock = Clock(lambda: w.time.now, lambda: wall, lambda: 0.0)
+    w.relay._clock = Clock(lambda: w.time.now, lambda: wall)
     due = datetime.fromtimestamp(wall + 3_600.0, tz=UTC)
     w.hand_over("a", "b", not_before=due)
     w.turn()

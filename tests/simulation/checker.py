@@ -58,6 +58,7 @@ class Story:
         message: as it is to be sent.
         as_handed_over: with its times.
         since: when it was handed over or last put back, in virtual time.
+        stored_at: when it was handed over, by the wall clock.
         was_retried: a person has put it back.
         is_skipped: it is parked, and a person lets its key go on without it.
         gave_way: it was expired or skipped before that, so that others of its key may go first,
@@ -78,6 +79,7 @@ class Story:
     message: Message
     as_handed_over: Message
     since: float
+    stored_at: float
     was_retried: bool = False
     is_skipped: bool = False
     gave_way: bool = False
@@ -171,13 +173,18 @@ class Checker:
         self._acked: set[str] = set()
         self._chunks: list[list[str]] = []
         self.clock_was_set = False
+        self._latest_wall = 0.0
         self.is_step_pending = self.is_clock_lost = False
 
     # ------------------------------------------------------------------ the clock
 
-    def clock_is_set(self) -> None:
+    def clock_is_set(self, seconds: float) -> None:
         """The wall clock is set; a relay that runs makes good for it, and only such a one can."""
         self.clock_was_set = True
+        self._latest_wall = max(self._latest_wall, self._wall() - seconds)
+        for story in self.stories.values():
+            if not story.was_seen:  # it is stored by the clock that is set now
+                story.stored_at = min(story.stored_at, self._wall())
         self.is_step_pending = True
         self.is_clock_lost |= not self._is_running
 
@@ -229,7 +236,7 @@ class Checker:
         """Somebody tries to store these together; whether that works is not known yet."""
         for message in messages:
             assert message.message_id is not None
-            story = Story(_timeless(message), message, self._now())
+            story = Story(_timeless(message), message, self._now(), self._wall())
             self.stories.setdefault(message.message_id, story)
         self._chunks.append([message.message_id or "" for message in messages])
 
@@ -430,7 +437,7 @@ class Checker:
         if not first:
             return False
         waited_s = self._now() - max(story.since, min(first))
-        return self.is_clock_lost or waited_s >= budget_s - ROUNDING_S
+        return self.is_clock_lost or self.is_step_pending or waited_s >= budget_s - ROUNDING_S
 
     def _check_expired(self, story: Story, text: str) -> None:
         seconds = story.as_handed_over.expires_in_s
@@ -438,10 +445,10 @@ class Checker:
         require(not story.was_retried, f"{story.message!r} was put back, and is expired")
         require(story.live is None, f"{story.message!r} is expired, and in flight")
         require(text != "not sent" or not story.sends, f"{story.message!r} was sent all the same")
-        is_unsure = story.message.message_id in self._elsewhere and self.clock_was_set
-        if not (is_unsure or self.is_clock_lost):
-            is_late = self._now() >= story.since + (seconds or 0.0) - ROUNDING_S
-            require(is_late, f"{story.message!r} is expired before its time")
+        is_late = (
+            max(self._wall(), self._latest_wall) >= story.stored_at + (seconds or 0.0) - ROUNDING_S
+        )
+        require(is_late, f"{story.message!r} is expired before its time")
         if story.told is not None:
             require(story.told[1] != self._run, f"{story.message!r} is expired, and told otherwise")
         self._note(f"expired: {text}")

@@ -293,8 +293,8 @@ def what_waits_for_a_destination_is_not_released(patch: pytest.MonkeyPatch) -> N
 
 @mutant
 def times_stay_when_the_clock_is_set(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(QUERIES, "step_retries", "SELECT :by, :ids")
-    patch.setattr(Entry, "step", lambda *_: None)
+    patch.setitem(QUERIES, "rebase", "SELECT :by")
+    patch.setattr(Entry, "rebase", lambda *_: None)
 
 
 # ---------------------------------------------------------------------- the order of a turn

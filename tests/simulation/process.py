@@ -297,7 +297,7 @@ class Process:
                 inbox=self.inbox,
                 policy=self._policy,
                 limits=self._limits,
-                clock=Clock(lambda: self._agenda.now, lambda: self._agenda.wall, lambda: 0.0),
+                clock=Clock(lambda: self._agenda.now, lambda: self._agenda.wall),
                 hooks={},
                 bell=self._store.bell,
             )
@@ -335,8 +335,7 @@ class Process:
     def _committed(self, turn: Changes, snapshot: Snapshot) -> None:
         if self._path is None:
             self._memory.committed(turn, snapshot)
-        assert self._store is not None
-        if not self._store.is_stepping:
+        if turn.rebase is not None:
             self.checker.times_are_moved()
         self.checker.look(is_after_commit=True)
 

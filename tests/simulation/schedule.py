@@ -83,7 +83,6 @@ def run(seed: int, database: str | None = None) -> Report:
         with (
             _known_relay(world, database),
             mock.patch("time.time", wall),
-            mock.patch("reliablepub.outbox.sqlite.clock_steps.PART", world.part),
             mock.patch("reliablepub.relay.loaded.PAGE", world.page),
             mock.patch("reliablepub.relay.pauses.PAGE", world.page),
         ):

@@ -57,7 +57,6 @@ class World:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.host = random.Random(f"{seed}: the host, and for how long people are patient")
-        self.part = self.host.choice([2, 2_000])
         self.page = random.Random(-1 - seed).choice([1, 3, 500])
         self.patient = self.host.choice([0.0, 0.0, 0.5, 1.0])
         self.history: list[tuple[float, str, object]] = []
@@ -372,7 +371,7 @@ class World:
         seconds = self.rng.choice([-30.0, -1.0, 1.0, 60.0, 1e6])
         self.note(f"wall clock set {'back' if seconds < 0 else 'forward'}", seconds)
         self.agenda.wall_offset += seconds
-        self.checker.clock_is_set()
+        self.checker.clock_is_set(seconds)
 
     # ------------------------------------------------------------------ the end
 
@@ -432,8 +431,7 @@ class World:
             process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
         turns = loaded._order
-        if not process.relay._is_stepping:  # on a full disk, it cannot end, and nothing is read
-            require(not turns.wanted, "a turn is left in memory")
+        require(not turns.wanted, "a turn is left in memory")
         require(not turns.admitted, "an admitted message is left in memory")
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
         left = (loaded._messages, loaded._bytes, len(loaded.waiters), loaded._due)

@@ -13,7 +13,7 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxUnsure
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Step
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Rebase
 from reliablepub.outbox.sqlite import connections, location
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -75,13 +75,13 @@ def test_a_relay_goes_on_afterwards(path: Path, unseen: AbstractContextManager[N
 def test_a_relay_writes_nothing_twice(path: Path, unseen: AbstractContextManager[None]) -> None:
     """Its commit was made, and the relay tries again what it was told to be unsure."""
     with closing(SqliteStore(path, clock=lambda: 1_000.0)) as store:
-        message = Message(b"", message_id="m", expires_in_s=50.0)
-        entry, confirmed = (Entry.accepted(message, 1_000.0) for _ in range(2))
+        entry, confirmed = (Entry(Message(b"", message_id="m"), 1_000.0) for _ in range(2))
+        entry.due_at, entry.refused_at, entry.is_plain = 1_050.0, 1_000.0, False
         store.commit(Changes(new=[entry, confirmed]))
         changes = Changes(
             confirmed=[confirmed],
             attempts=[Attempt(entry, "1", 1, NACKED, 1_000.0)],
-            stepped=Step(100.0, 0.0, entry.id),
+            rebase=Rebase(100.0, set()),
         )
         with unseen:
             with pytest.raises(OutboxUnsure):
@@ -91,7 +91,7 @@ def test_a_relay_writes_nothing_twice(path: Path, unseen: AbstractContextManager
                     store.commit(changes)
         counters = store.commit(changes).counters
     assert (counters.confirmed, counters.open) == (1, 1)
-    assert sql(path, "SELECT expires_at FROM reliablepub_messages") == [(1_150.0,)]
+    assert sql(path, "SELECT due_at FROM reliablepub_messages") == [(1_150.0,)]
     assert sql(path, "SELECT count(*) FROM reliablepub_attempts") == [(1,)]
 
 

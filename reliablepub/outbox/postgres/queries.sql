@@ -483,15 +483,10 @@ FROM unnest(:epochs::text[], :first_tags::bigint[], :counts::integer[], :ids::te
 ON CONFLICT (epoch, first_tag) DO UPDATE
 SET count = excluded.count, ids = excluded.ids, sent_at = excluded.sent_at;
 
--- name: step_retries
+-- name: rebase
 UPDATE reliablepub_messages
 SET due_at = CASE WHEN due_at > '0' THEN greatest(0.0, due_at + :by) ELSE 0 END, refused_at = greatest(0.0, refused_at + :by)
 WHERE shard = :shard AND due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
-
--- name: step_deadlines
-UPDATE reliablepub_messages SET expires_at = greatest(0.0, expires_at + :by)
-WHERE shard = :shard AND expires_at IS NOT NULL
-AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
 
 -- name: rebase_retries
 UPDATE reliablepub_messages AS m SET

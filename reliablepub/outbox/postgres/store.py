@@ -147,7 +147,6 @@ class _Seen:
 class PostgresStore:
     """A shard of an outbox in PostgreSQL, opened by its relay. `Store` documents each method."""
 
-    is_stepping: Final = False
     """Always False: the commit with a change of the clock moves all times."""
     rest_s: Final = 0.5
     """Statements over a network cost money and power."""
@@ -433,7 +432,7 @@ class PostgresStore:
         try:
             self._draw_ids(changes.new)
             steps = self._steps(changes, self._clock())
-            is_storing = bool(changes.new or changes.stepped)
+            is_storing = bool(changes.new or changes.rebase)
             results = self._take_turn(steps, is_storing=is_storing)
         except BaseException:
             for entry in changes.new:
@@ -478,7 +477,7 @@ class PostgresStore:
         """
         return [
             *self._removals(changes, now),
-            *self._additions(changes, now),
+            *self._additions(changes),
             *self._records(changes, now),
             *(("release", _release_values(r, self._shard)) for r in changes.released),
         ]
@@ -492,14 +491,11 @@ class PostgresStore:
             if self._retention.is_pruning:
                 yield self._retention.prune(now, 2 * len(changes.confirmed))
 
-    def _additions(self, changes: Changes, now: float) -> Iterator[Step]:
+    def _additions(self, changes: Changes) -> Iterator[Step]:
         """Yield the statements that change times, and then those that store new entries."""
         mine: dict[str, object] = {"shard": self._shard, "run": self._run}
-        if (step := changes.stepped) is not None:
-            since = {"since": step.since, "last_id": step.last_id, "now": now}
-            by = {"by": step.by, **since, **mine}
-            yield "step_retries", by
-            yield "step_deadlines", by
+        if changes.rebase is not None:
+            yield "rebase", {"by": changes.rebase.by, "shard": self._shard}
         plain, others = divided(changes.new)
         for part in _parts(plain):
             values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in part))

@@ -96,39 +96,10 @@ UPDATE reliablepub_messages
 SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ?, refused_at = ? WHERE id = ?;
 
 -- The wall clock was set: waits for a retry or for a paused destination stay as long as they were.
--- name: step_retries
-UPDATE reliablepub_messages SET
+-- name: rebase
+UPDATE reliablepub_messages INDEXED BY reliablepub_messages_waiting SET
     due_at = iif(due_at = 0, 0.0, max(0.0, due_at + :by)), refused_at = max(0.0, refused_at + :by)
-WHERE id IN (SELECT value FROM json_each(:ids))
-AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
-
--- Deadlines stay as far away as they were, except those of messages that were stored after the change.
--- name: step_deadlines
-UPDATE reliablepub_messages SET expires_at = max(0.0, expires_at + :by)
-WHERE id IN (SELECT value FROM json_each(:ids))
-AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
-
--- The next rows to move, latest first if times grow, earliest first if they shrink: so no row that was
--- moved is met again.
--- name: next_deadlines_forward
-SELECT id, expires_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
-WHERE expires_at IS NOT NULL AND (expires_at, id) < (:at, :id)
-ORDER BY expires_at DESC, id DESC LIMIT :limit;
-
--- name: next_deadlines_back
-SELECT id, expires_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
-WHERE expires_at IS NOT NULL AND (expires_at, id) > (:at, :id)
-ORDER BY expires_at, id LIMIT :limit;
-
--- name: next_retries_forward
-SELECT id, due_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
-WHERE due_at IS NOT NULL AND (due_at, id) < (:at, :id)
-ORDER BY due_at DESC, id DESC LIMIT :limit;
-
--- name: next_retries_back
-SELECT id, due_at, coalesce(CAST(size AS INTEGER), 0) FROM reliablepub_messages INDEXED BY reliablepub_messages_waiting
-WHERE due_at IS NOT NULL AND (due_at, id) > (:at, :id)
-ORDER BY due_at, id LIMIT :limit;
+WHERE due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
 
 -- Retries scheduled by an earlier run when the clock was ahead of now: their waits stay as long. A time
 -- that a flipped bit has made text comes after every number, and is left out.

@@ -71,7 +71,6 @@ from reliablepub.outbox.rows import (
 )
 from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit, write_a_page
-from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database, ledger_of
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
@@ -219,6 +218,8 @@ def write_changes(
         parked, expired, parked_bytes = _park(connection, changes.parked)
         gone = [attempt.entry.id for attempt in changes.discarded]
         discarded, discarded_bytes = remove(connection, gone)
+    if changes.rebase is not None:
+        connection.execute(QUERIES["rebase"], {"by": changes.rebase.by})
     if changes.rescheduled:
         connection.executemany(QUERIES["reschedule"], map(schedule_of, changes.rescheduled))
     for release in changes.released:
@@ -373,9 +374,7 @@ class SqliteStore:
         self._unparked: dict[int, str] = {}
         self._last_id = 0
         self._waited_before_s = 0.0
-        self._steps = ClockSteps()
         self._next_rewrite_at = self._next_reread_at = 0.0
-        self.is_stepping = False
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
         self._shortage = Shortage(self.path, self._ballast)
@@ -444,7 +443,7 @@ class SqliteStore:
 
     def commit(self, changes: Changes) -> Snapshot:
         """Store the changes of one turn in one transaction, and set the ids of new entries."""
-        if changes.is_empty and not self.is_stepping:
+        if changes.is_empty:
             return self.snapshot()
         self._check_usable()
         try:
@@ -644,12 +643,9 @@ class SqliteStore:
         try:
             if not self._has_moved:
                 # A relay that is killed does neither: nothing that was stored depends on it.
-                with suppress(OutboxError, Intervened), self._writer as connection:
-                    while self.is_stepping:
-                        self._commit(connection, Changes())
-                    with transaction(connection, self.path):
-                        end = {"now": self._clock(), "run": self._run}
-                        connection.execute(QUERIES["end_run"], end)
+                end = {"now": self._clock(), "run": self._run}
+                with suppress(OutboxError), self._writer as c, transaction(c, self.path):
+                    c.execute(QUERIES["end_run"], end)
             self._bell.close()
             self._writer.close()
             remove_status_file(self.path, last)
@@ -678,6 +674,7 @@ class SqliteStore:
 
     def _commit_in_shortage(self, connection: WritingConnection, changes: Changes) -> Snapshot:
         """Commit on a full disk. A turn without new entries may use the reserved space."""
+        changes.rebase = None  # it may change every page; the next start does it, too
         try:
             return self._commit_pieces(connection, changes)
         except OutboxDiskFull:
@@ -705,7 +702,6 @@ class SqliteStore:
                 self._ballast.check(connection, new_bytes)
             now = self._clock()
             is_full = self._shortage.is_on
-            self._write_steps(connection, changes, now)
             keep_s = 0.0 if is_full else self._keep_confirmed_s
             write_changes(
                 connection,
@@ -740,7 +736,6 @@ class SqliteStore:
             self._commit_failed(connection, changes, error)
             raise
         self._last_id = snapshot.last_id
-        self._steps_committed(changes)
         if is_roomy:
             self._give_space_back(connection)
         self._bell.hush()
@@ -753,8 +748,7 @@ class SqliteStore:
         _forget_ids(changes)
         if isinstance(error, OutboxUnsure) and not connection.is_unsure:
             # All is committed, and it is only unknown where: nothing may be written twice.
-            self._steps_committed(changes)
-            changes.stepped, changes.attempts = None, []
+            changes.rebase, changes.attempts = None, []
 
     def _read_ledger(self, connection: WritingConnection) -> Snapshot:
         row = connection.execute(QUERIES["snapshot"]).fetchone()
@@ -787,20 +781,6 @@ class SqliteStore:
                 damaged = park_damaged(connection, reasons, self._clock())
             self._damaged += damaged
         return work()
-
-    def _moves_times(self, changes: Changes) -> bool:
-        """Whether a commit of these changes moves stored times after the wall clock."""
-        return self.is_stepping or changes.stepped is not None
-
-    def _write_steps(self, connection: WritingConnection, changes: Changes, now: float) -> None:
-        if self._moves_times(changes):
-            is_full = self._shortage.is_on
-            self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
-
-    def _steps_committed(self, changes: Changes) -> None:
-        if self._moves_times(changes):
-            self._steps.committed(changes)
-            self.is_stepping = bool(self._steps.walks)
 
     def _commit_nothing(self, connection: WritingConnection) -> None:
         """Commit a write that changes no value."""
