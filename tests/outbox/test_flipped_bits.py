@@ -27,7 +27,6 @@ from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, HeldExchange
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MISTYPED
-from reliablepub.outbox.sqlite import failures
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED
 from tests.outbox.conftest import Make
@@ -113,12 +112,6 @@ def relayed(path: Path, messages: dict[int, Message]) -> str:
         assert [row.id for row in damaged] == [FLIPPED]
     assert sql(path, "PRAGMA integrity_check") == [("ok",)], "the row could be parked as it is"
     return "parked"
-
-
-@pytest.fixture(autouse=True)
-def damage_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once: no disk fails here."""
-    monkeypatch.setattr(failures, "DOUBTED_S", 0.0)
 
 
 @pytest.mark.parametrize("kind", ["text", "due", "keyed", "in flight"])

@@ -6,9 +6,9 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import database, enqueue, transactions
-from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
+from reliablepub.outbox.sqlite.enqueue import _is_autocommit
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -271,15 +271,6 @@ def test_both_ways_to_autocommit_are_known(attributes: dict[str, Any], is_so: bo
     assert _is_autocommit(SimpleNamespace(**attributes)) is is_so
 
 
-def test_it_is_known_whether_exactly_this_message_is_stored(path: Path, entry: Make) -> None:
-    first, second = entry(), entry()
-    with closing(SqliteStore(path)) as store:
-        store.commit(Changes(new=[first]))
-        second.id = first.id
-        assert is_stored(store._writer.opened(), first)
-        assert not is_stored(store._writer.opened(), second)
-
-
 def test_it_lives_among_an_applications_tables_of_the_same_names(
     path: Path, app: sqlite3.Connection
 ) -> None:
@@ -359,24 +350,26 @@ def test_threads_that_make_the_first_calls_take_turns(
 ) -> None:
     begun, using = threading.Barrier(4), threading.Lock()
     turns: list[bool] = []
-    commit = transactions.commit_with_retry
+    commit = transactions.transaction_at_path
 
     def getpid() -> int:
         time.sleep(chance.random() / 50)
         return os.getpid()
 
-    def commit_alone(*args: Any) -> Any:
+    @contextmanager
+    def commit_alone(*args: Any) -> Iterator[None]:
         is_alone = using.acquire(blocking=False)
         turns.append(is_alone)
         try:
             time.sleep(0.02)
-            return commit(*args)
+            with commit(*args):
+                yield
         finally:
             if is_alone:
                 using.release()
 
     chance = random.Random(1)
-    monkeypatch.setattr(database, "commit_with_retry", commit_alone)
+    monkeypatch.setattr(database, "transaction_at_path", commit_alone)
     outbox = Outbox(path)
     monkeypatch.setattr(transactions, "os", SimpleNamespace(**vars(os) | {"getpid": getpid}))
 

@@ -262,8 +262,8 @@ class FileMachine(StoreMachine):
             key = entry.message.ordering_key
             if key is not None:  # which is let go: its first message falls due
                 first = min(i for i, r in self.rows.items() if r.message.ordering_key == key)
-                if self.rows[first].due_at is None:  # a retried one has 0 already
-                    self.rows[first].due_at = 1.0
+                if self.rows[first].due_at is None:
+                    self.rows[first].due_at = 0.0
 
     @invariant()
     def the_audit_finds_no_difference(self) -> None:

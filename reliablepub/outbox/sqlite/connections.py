@@ -37,7 +37,6 @@ from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.outbox.sqlite.failures import (
-    Doubt,
     is_unfinished,
     lacks_index,
     os_error,
@@ -417,7 +416,6 @@ class Writer:
         self._file: Inode | None = None
         self._pid = 0
         self._uses: list[tuple[int, int]] = []
-        self._doubt: Doubt | None = None
         self.patience = Patience(str(path))  # for the lock of other writers
         self.connection: WritingConnection | None = None
         GATE.keep(self)
@@ -439,13 +437,7 @@ class Writer:
         """End the use."""
         GATE.end_use(self._uses.pop())
         if error is not None:
-            if self._doubt is not None:
-                self._doubt.weigh(error)
             raise_reported(self._path, error)
-
-    def doubt_damage(self) -> None:
-        """From now on, take damage for a failing disk until it is reported again (see `Doubt`)."""
-        self._doubt = self._doubt or Doubt(self._path)
 
     def renewed(self) -> WritingConnection:
         """Check that the path leads to the open files; open them again if SQLite's locks were lost.

@@ -30,7 +30,7 @@ from reliablepub.outbox.rows import MISTYPED, Unreadable
 from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
-from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
+from reliablepub.outbox.sqlite.enqueue import Enqueuing
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
@@ -48,7 +48,7 @@ from reliablepub.outbox.sqlite.space import (
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.status_file import relaying
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
-from reliablepub.outbox.sqlite.transactions import Turn, commit_with_retry, noting_trouble
+from reliablepub.outbox.sqlite.transactions import Turn, noting_trouble, transaction_at_path
 
 T = TypeVar("T")
 
@@ -207,10 +207,7 @@ class SqliteDatabase:
 
         if connection is not None:
             return self._enqueuing.within(connection, insert)
-        return self._write(
-            lambda own: insert(own.cursor()),
-            lambda own: is_stored(own, entry),
-        )
+        return self._write(lambda own: insert(own.cursor()))
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -319,23 +316,17 @@ class SqliteDatabase:
     def _write(
         self,
         work: Callable[[sqlite3.Connection], T],
-        is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
         around: Callable[[sqlite3.Connection], AbstractContextManager[None]] | None = None,
     ) -> T:
-        """Run `commit_with_retry` on this object's own connection, one thread at a time."""
+        """Run a transaction on this object's own connection, one thread at a time."""
         around = around or self._long_log.behind_commit
 
         def commit() -> T:
             try:
                 with self._writer:
                     connection = self._writer.renewed()
-                    with around(connection):
-                        return commit_with_retry(
-                            connection,
-                            self.file,
-                            lambda: work(connection),
-                            lambda: is_there(connection),
-                        )
+                    with around(connection), transaction_at_path(connection, self.file):
+                        return work(connection)
             except OutboxMoved:
                 self._writer.leave()
                 raise

@@ -348,12 +348,6 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
         )
 
 
-def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:
-    """Whether this entry is stored: its id alone could be that of another message."""
-    values = (entry.id, entry.message.message_id, entry.stored_at)
-    return connection.execute(QUERIES["is_stored"], values).fetchone() is not None
-
-
 def _version(cursor: sqlite3.Cursor) -> int | None:
     """Take the write lock by a write, and return the version of the outbox; None without one."""
     # A transaction that begins by reading cannot wait for another writer (SQLITE_BUSY_SNAPSHOT),

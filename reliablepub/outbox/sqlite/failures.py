@@ -11,12 +11,9 @@ SQLite reports a write beyond a disk quota (``EDQUOT``) as a disk error, and the
 from __future__ import annotations
 
 import errno
-import math
 import os
 import resource
 import sqlite3
-import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,12 +46,6 @@ _BUSY_SNAPSHOT: Final = 5 | 2 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
 """Bytes that are allocated to check a quota: few transactions write more."""
-DOUBTED_S: Final = 5.0
-"""Seconds for which reported damage may be a disk that fails, before it is believed."""
-_FORGOTTEN_S: Final = 300.0
-_TIMES_MAX: Final = 4
-"""So many times within `_FORGOTTEN_S` seconds damage is believed too, as where it is met only by a
-look that the relay takes once a minute."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
 _DECIDED: Final = frozenset({5, 6, 13, 19})
@@ -81,37 +72,6 @@ def may_take(folder: Path, size: int) -> bool:
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether the database is damaged (SQLITE_CORRUPT)."""
     return _code(error) == _CORRUPT
-
-
-class Doubt:
-    """Whether damage that SQLite reports is real, or a disk that cannot be read for a moment.
-
-    SQLite reports both as SQLITE_CORRUPT: it makes that of ``EIO`` from a read (os_unix.c,
-    SQLITE_IOERR_CORRUPTFS). A page that could not be read is read again by the next statement.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._begun = deque([-math.inf], maxlen=_TIMES_MAX)  # times of first reports
-        self._last = -math.inf
-
-    def weigh(self, error: BaseException) -> None:
-        """Raise `OutboxDiskFailed` for damage, unless it is reported for `DOUBTED_S`, or often."""
-        cause = error.__cause__ if isinstance(error, OutboxError) else error
-        is_open = isinstance(error, OutboxUnsure)  # which says more
-        if is_open or not (isinstance(cause, sqlite3.Error) and is_damage(cause)):
-            return
-        now = time.monotonic()
-        if now - self._last > DOUBTED_S:
-            self._begun.append(now)
-        self._last = now
-        is_often = len(self._begun) == _TIMES_MAX and now - self._begun[0] < _FORGOTTEN_S
-        if now - self._begun[-1] < DOUBTED_S and not is_often:
-            raise OutboxDiskFailed(
-                f"outbox {self._path} could not be read: nothing was stored; the disk fails, or "
-                "the file is damaged: check the system log, and the file with `reliablepub outbox "
-                f"check` (SQLite: {cause})"
-            ) from cause
 
 
 def lacks_index(error: sqlite3.Error) -> bool:

@@ -313,11 +313,6 @@ AND (m.ordering_key IS NULL OR NOT EXISTS (
 ))
 ORDER BY m.id LIMIT 1;
 
--- name: is_stored
-SELECT 1 FROM reliablepub_messages WHERE id = ? AND message_id = ? AND stored_at = ?;
-
--- The casts keep a value that has the type of its column as it is, and let all others pass the checks
--- of the table.
 -- name: park_as_it_is
 INSERT INTO reliablepub_parked (
     id, message_id, exchange, routing_key, properties, stored_at,

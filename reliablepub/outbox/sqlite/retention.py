@@ -67,11 +67,11 @@ class Retention:
         self._next_look_at = 0.0
         self._passes = history.Passes()
 
-    def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> bool:
-        """Delete a part of what is old, at most every `LOOK_S`; return whether any was deleted."""
+    def look(self, connection: sqlite3.Connection, now: float, check: Callable[[], object]) -> None:
+        """Delete a part of what is old, at most every `LOOK_S`."""
         begun = time.monotonic()
         if begun < self._next_look_at:
-            return False
+            return
         self._next_look_at = begun + LOOK_S
         kept_before = now - self._keep_confirmed_s if self._keep_confirmed_s > 0 else math.inf
         # No error ends the relay: what is kept for inspection may be damaged.
@@ -83,7 +83,7 @@ class Retention:
                 begun,
             )
             if old is None and not found:
-                return False
+                return
             with (
                 waiting_at_most(connection, DELETING_S),
                 transaction(connection, self._path),
@@ -97,5 +97,3 @@ class Retention:
                     if time.monotonic() > begun + DELETING_S:
                         break
             self._passes.deleted(found)
-            return True
-        return False

@@ -90,9 +90,9 @@ from reliablepub.outbox.sqlite.status_file import (
     write_status_file,
 )
 from reliablepub.outbox.sqlite.transactions import (
-    commit_with_retry,
     must_have_changed,
     transaction,
+    transaction_at_path,
 )
 
 T = TypeVar("T")
@@ -338,6 +338,7 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
         (release.left,) = connection.execute(QUERIES["count_" + scope], where).fetchone()
 
 
+_REACTIONS_MAX: Final = 3
 REREAD_S: Final = 1.0
 """Seconds after which pages are read again, which makes one commit a twentieth slower."""
 NEVER_READ: Final = (
@@ -396,8 +397,11 @@ class SqliteStore:
         try:
             with self._writer as connection:
                 self._bell.arm()
-                begin = partial(self._begin_run, connection)
-                self._run, self._seen = self._sparing(connection, begin)
+                try:
+                    self._run, self._seen = self._begin_run(connection)
+                except OutboxError as error:
+                    self._park_mistyped(connection, error)
+                    self._run, self._seen = self._begin_run(connection)
                 if not self._bell.has_rung():  # a bell that works rings at the commit above
                     self._bell.close()
                 self._version = _version(connection)
@@ -445,25 +449,36 @@ class SqliteStore:
         """Store the changes of one turn in one transaction, and set the ids of new entries."""
         if changes.is_empty:
             return self.snapshot()
-        self._check_usable()
-        try:
-            with self._writer as connection:
-                if not self._shortage.is_on:
-                    try:
-                        return self._commit(connection, changes)
-                    except OutboxDiskFull:
-                        if changes.new:
-                            raise
-                        self._shortage.is_on = True
-                with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
-                    return self._commit_in_shortage(connection, changes)
-        except OutboxMoved as error:
-            self._rescue(error)
-        except OutboxUnsure:
-            # The new entries may be there, or be found later if this process ends before a commit
-            # succeeds. Look for them as for those of another process.
-            self._version = self._version[0], -1
-            raise
+        with self._reading as connection:
+            for reactions_left in range(_REACTIONS_MAX, -1, -1):
+                try:
+                    return self._commit(connection, changes)
+                except BaseException as error:
+                    _forget_ids(changes)
+                    if not (isinstance(error, OutboxError) and reactions_left):
+                        raise
+                    self._react(connection, changes, error)
+        raise AssertionError  # the last try returns or raises
+
+    def _react(self, connection: WritingConnection, changes: Changes, error: OutboxError) -> None:
+        """After a commit that failed: make another try possible, or raise."""
+        match error:
+            case OutboxMoved():
+                self._rescue(error)
+            case OutboxUnsure():
+                # The new entries may be there, or be found later if this process ends before a
+                # commit succeeds. Look for them as for those of another process.
+                self._version = self._version[0], -1
+                if not connection.is_unsure:
+                    # All is committed, and it is only unknown where: write nothing twice.
+                    changes.rebase, changes.attempts = None, []
+                raise error
+            case OutboxDiskFull() if not changes.new and not self._shortage.is_on:
+                self._shortage.is_on = True  # from now on, a checkpoint follows each commit
+            case OutboxDiskFull() if not changes.new and self._ballast.is_whole:
+                self._shortage.settle(connection, release=True)
+            case _:
+                self._park_mistyped(connection, error)
 
     def relieve(self) -> str:
         """Free space if the disk is full; say why new entries cannot be stored, or return ""."""
@@ -476,8 +491,8 @@ class SqliteStore:
             if not trouble:  # on a full disk, each commit moves the log
                 self._long_log.restart(connection, lambda: self._commit_nothing(connection))
                 check = partial(self._check_current, connection)
-                has_deleted = self._retention.look(connection, self._clock(), check)
-                if has_deleted and has_space_to_give(connection):
+                self._retention.look(connection, self._clock(), check)
+                if has_space_to_give(connection):
                     self._give_space_back(connection)
             return trouble
 
@@ -584,7 +599,6 @@ class SqliteStore:
                 has_changed = before != self._version
         except OutboxMoved as error:
             self._rescue(error)
-        self._writer.doubt_damage()  # and not before a relay runs: one that cannot start says why
         self._bell.looked(has_changed=has_changed)
         return has_changed
 
@@ -672,37 +686,30 @@ class SqliteStore:
             run, _, seen = connection.execute(QUERIES["owner"]).fetchone()
         return run, seen
 
-    def _commit_in_shortage(self, connection: WritingConnection, changes: Changes) -> Snapshot:
-        """Commit on a full disk. A turn without new entries may use the reserved space."""
-        changes.rebase = None  # it may change every page; the next start does it, too
-        try:
-            return self._commit_pieces(connection, changes)
-        except OutboxDiskFull:
-            if changes.new or not self._ballast.is_whole:
-                raise
-        self._shortage.settle(connection, release=True)
-        return self._commit_pieces(connection, changes)
-
-    def _commit_pieces(self, connection: WritingConnection, changes: Changes) -> Snapshot:
-        self._shortage.settle(connection)
-        for piece in pieces(changes):
-            self._commit(connection, piece)
-        return self._commit(connection, changes)
-
     def _commit(self, connection: WritingConnection, changes: Changes) -> Snapshot:
-        last: tuple[int, str | None, float] | None = None
-        new_bytes = sum(map(size_of, changes.new))
+        if not self._shortage.is_on:
+            snapshot = self._write(connection, changes)
+        else:
+            changes.rebase = None  # it may change every page; the next start does it, too
+            self._shortage.settle(connection)
+            with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
+                for piece in pieces(changes):
+                    self._write(connection, piece)
+                snapshot = self._write(connection, changes)
+        self._last_id = snapshot.last_id
+        self._bell.hush()
+        return snapshot
 
-        def write() -> tuple[Snapshot, bool]:
-            nonlocal last
+    def _write(self, connection: WritingConnection, changes: Changes) -> Snapshot:
+        """Write changes in one transaction."""
+        new_bytes = sum(map(size_of, changes.new))
+        keep_s = 0.0 if self._shortage.is_on else self._keep_confirmed_s
+        with transaction_at_path(connection, self.path):
             if self._check_owner(connection) != self._seen:  # `_check_current`, without its call
                 raise Intervened
             if changes.new:
-                _forget_ids(changes)
                 self._ballast.check(connection, new_bytes)
             now = self._clock()
-            is_full = self._shortage.is_on
-            keep_s = 0.0 if is_full else self._keep_confirmed_s
             write_changes(
                 connection,
                 changes,
@@ -718,37 +725,7 @@ class SqliteStore:
                 before = now - keep_s if keep_s > 0 else math.inf
                 pruned = prune_confirmed(connection, before, len(changes.confirmed))
                 self._has_kept = self._keep_confirmed_s > 0 or pruned > 0
-            if changes.new:
-                entry = changes.new[-1]
-                last = entry.id, entry.message.message_id, entry.stored_at
-            return snapshot, not is_full and has_space_to_give(connection)
-
-        def is_there() -> bool:
-            """Whether the new entries are stored. Outcomes alone may be written twice."""
-            if last is None:
-                return False
-            return connection.execute(QUERIES["is_stored"], last).fetchone() is not None
-
-        try:
-            commit = partial(commit_with_retry, connection, self.path, write, is_there)
-            snapshot, is_roomy = self._sparing(connection, commit)
-        except BaseException as error:
-            self._commit_failed(connection, changes, error)
-            raise
-        self._last_id = snapshot.last_id
-        if is_roomy:
-            self._give_space_back(connection)
-        self._bell.hush()
         return snapshot
-
-    def _commit_failed(
-        self, connection: WritingConnection, changes: Changes, error: BaseException
-    ) -> None:
-        """Prepare the changes for another try."""
-        _forget_ids(changes)
-        if isinstance(error, OutboxUnsure) and not connection.is_unsure:
-            # All is committed, and it is only unknown where: nothing may be written twice.
-            changes.rebase, changes.attempts = None, []
 
     def _read_ledger(self, connection: WritingConnection) -> Snapshot:
         row = connection.execute(QUERIES["snapshot"]).fetchone()
@@ -766,21 +743,16 @@ class SqliteStore:
             self._next_reread_at = now + REREAD_S
             connection.execute("PRAGMA shrink_memory")
 
-    def _sparing(self, connection: WritingConnection, work: Callable[[], T]) -> T:
-        """Do a transaction. If SQLite refuses to change a damaged row, park it and do it again."""
-        try:
-            return work()
-        except OutboxError as error:
-            if not isinstance(error.__cause__, sqlite3.IntegrityError):
-                raise
-            with transaction(connection, self.path):
-                mistyped = [id_ for (id_,) in connection.execute(QUERIES["mistyped"])]
-                if not mistyped:
-                    raise
-                reasons = dict.fromkeys(mistyped, MISTYPED)
-                damaged = park_damaged(connection, reasons, self._clock())
-            self._damaged += damaged
-        return work()
+    def _park_mistyped(self, connection: WritingConnection, error: OutboxError) -> None:
+        """Park the damaged rows that SQLite has refused to change; raise if that was not why."""
+        if not isinstance(error.__cause__, sqlite3.IntegrityError):
+            raise error
+        with transaction(connection, self.path):
+            mistyped = [id_ for (id_,) in connection.execute(QUERIES["mistyped"])]
+            if not mistyped:
+                raise error
+            damaged = park_damaged(connection, dict.fromkeys(mistyped, MISTYPED), self._clock())
+        self._damaged += damaged
 
     def _commit_nothing(self, connection: WritingConnection) -> None:
         """Commit a write that changes no value."""

@@ -1,4 +1,4 @@
-"""Atomic transactions, and the second commit when the disk fails during the first.
+"""Atomic transactions, and what is known when the disk fails during a commit.
 
 Knows: who may make a transaction, how it begins and ends, and which errors leave its outcome
 unknown. Must never know: what is written in it.
@@ -6,17 +6,13 @@ unknown. Must never know: what is written in it.
 A disk that fails during a commit leaves some or all frames of the transaction in the write-ahead
 log. The kernel reports a failed write once and then treats the pages as clean. So the frames may
 be in the page cache and not on the disk, and neither reading them back nor another sync proves
-that they are stored.
+that they are stored: `OutboxUnsure`.
 
-Writing them again does. SQLite enters frames into the index of the log (``-shm``) in the last step
-of a commit. The failed frames are not in the index, so no reader sees them, and the next commit of
-any connection overwrites them from their first byte. That makes every page dirty again, and a sync
-that succeeds then covers them all.
-
-This depends on the index. A connection that finds a log without an index rebuilds it from the log,
-and accepts complete frames as a committed transaction. So the connection is kept open after such a
-failure, and is not closed for a fork. If the second commit fails too, `OutboxUnsure` is raised. The
-next commit that succeeds overwrites the failed frames.
+SQLite enters frames into the index of the log (``-shm``) in the last step of a commit. The failed
+frames are not in the index, so no reader sees them, and the next commit of any connection writes
+over them from their first byte. This depends on the index: a connection that finds a log without
+one rebuilds it from the log, and accepts complete frames as a committed transaction. So the
+connection is kept open after such a failure, and is not closed for a fork, until a commit succeeds.
 
 A signal handler may fork within a call, and return in the child as well. The connection, its
 transaction and locks are the parent's: the child begins none, and ends it neither way, since a
@@ -196,48 +192,24 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         raise outbox_error(path, error) from error
 
 
-def commit_with_retry(
-    connection: WritingConnection,
-    path: Path,
-    work: Callable[[], T],  # writes everything; called once a try
-    is_there: Callable[[], bool] = lambda: False,  # whether changes of the failed try are visible
-) -> T:
-    """Run ``work`` in a transaction, and once more if the disk fails during its commit.
+@contextmanager
+def transaction_at_path(connection: WritingConnection, path: Path) -> Iterator[None]:
+    """Run the block in a transaction of the file that the next process opens under this path.
 
-    When it returns, the changes are in the file that the next process opens under this path. When
-    it raises, nothing was changed, except perhaps with `OutboxUnsure` or `OutboxMoved`.
+    When it raises, nothing was changed, except perhaps with `OutboxUnsure` or `OutboxMoved`.
     """
-    place = connection.place
-    place.check_before_commit()
-    result = _written(connection, path, work, is_there)
+    connection.place.check_before_commit()
+    with transaction(connection, path):
+        yield
     try:
-        place.check()
+        connection.place.check()
     except OutboxDiskFailed as error:
         raise committed_unseen(error) from error
-    return result
 
 
 def committed_unseen(error: OutboxError) -> OutboxUnsure:
     """The error for a commit that may not have been made in the file at the path."""
     return OutboxUnsure(f"{error}; the message may be stored")
-
-
-def _written(
-    connection: WritingConnection, path: Path, work: Callable[[], T], is_there: Callable[[], bool]
-) -> T:
-    try:
-        with transaction(connection, path):
-            return work()
-    except OutboxUnsure as error:
-        unsure = error
-    try:
-        # A new connection could rebuild the index of the log from frames that are not on the disk.
-        with transaction(connection, path):
-            if is_there():  # another process has rebuilt the index in between
-                raise unsure
-            return work()
-    except OutboxError as error:
-        raise unsure from (None if error is unsure else error)
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
