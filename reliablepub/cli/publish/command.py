@@ -50,7 +50,7 @@ from reliablepub.cli.publish.run import RELAY_GONE, Patience, Run, Stopped
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
-from reliablepub.errors import OutboxError, OutboxInUse
+from reliablepub.errors import OutboxInUse
 from reliablepub.front.publisher import Publisher
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_relays
@@ -416,11 +416,8 @@ def _count_waiting(outbox: Database | None) -> int:
 
 def _forget(outbox: Database, name: str, run: Run) -> None:
     """Delete the record count of a finished run, so that the next run publishes the file again."""
-    try:
-        with Outbox(outbox) as opened:
-            opened.forget(name)
-    except OutboxError as error:
-        run.end_for_outbox(error)
+    with run.recording(), Outbox(outbox) as opened:
+        opened.forget(name)
 
 
 class _Reader:
