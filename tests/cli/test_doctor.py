@@ -22,7 +22,8 @@ from yarl import URL
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
-from reliablepub.cli.doctor.diagnosis import FREE_MIN, Level, of_broker, of_outbox
+from reliablepub.cli.doctor.diagnosis import FREE_MIN, of_broker, of_outbox
+from reliablepub.cli.facts import Level
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around

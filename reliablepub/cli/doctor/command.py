@@ -17,8 +17,6 @@ import click
 
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.doctor.diagnosis import (
-    Finding,
-    Level,
     of_broker,
     of_certificate,
     of_client,
@@ -28,6 +26,7 @@ from reliablepub.cli.doctor.diagnosis import (
     of_versions,
 )
 from reliablepub.cli.doctor.server import of_server
+from reliablepub.cli.facts import Finding, Level
 from reliablepub.cli.options import (
     broker_options,
     credentials_of,
