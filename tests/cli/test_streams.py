@@ -109,7 +109,7 @@ def test_a_terminal_that_is_closed_as_the_bars_begin_ends_no_command(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(Progress, "start", gone)
     with Bar(2) as bar:
-        bar.show(stored=1, settled=1)
+        bar.show("stored", 1)
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -323,8 +323,8 @@ class Run:
     def _look(self) -> None:
         self.tally.gather()
         self._notes.look(self.publisher.status)
-        tally = self.tally
-        self.bar.show(stored=tally.stored, settled=tally.confirmed + tally.parked)
+        self.bar.show("stored", self.tally.stored)
+        self.bar.show("confirmed", self.tally.confirmed + self.tally.parked)
 
 
 def _groups(
