@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from click.testing import CliRunner, Result
 
+from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.cli import main
 from reliablepub.cli.app import CommandLine
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
 from tests.cli.exit_codes import assert_documented
 from tests.cli.trouble import make_trouble
+from tests.stores import Where
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "amqp://guest:hush@127.0.0.1:1/"
@@ -85,6 +88,11 @@ class Cli:
         assert isinstance(process.args, list)
         assert_documented(process.args[len(_COMMAND) :], process.returncode)
         return Ended(process.returncode, out, err)
+
+    def stop(self, process: subprocess.Popen[str]) -> Ended:
+        """End it with SIGTERM."""
+        process.send_signal(signal.SIGTERM)
+        return self.ended(process)
 
     def close(self) -> None:
         for process in self._begun:
@@ -160,6 +168,39 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
 
     return invoke
+
+
+_AnyEnded = TypeVar("_AnyEnded", Result, Ended)
+
+
+def refused(ended: _AnyEnded, *words: str, code: int = 2) -> _AnyEnded:
+    """What a command left that ended with this exit code, and these words on stderr."""
+    if isinstance(ended, Ended):
+        found, said = ended.code, ended.err
+    else:
+        found, said = ended.exit_code, ended.stderr
+    assert found == code, said
+    for each in words:
+        assert each in said
+    return ended
+
+
+def fill(where: Where | Database, *messages: Message, keys: OutboxKeys | None = None) -> None:
+    """Store messages as an application does."""
+    with Outbox(where, keys=keys) as outbox:
+        for message in messages:
+            outbox.enqueue(message)
+
+
+def ids(result: Result) -> list[int]:
+    """The rows that a list shows."""
+    return [row["id"] for row in parsed(result)]
+
+
+def state_of(run: Run, id_: int) -> str:
+    """Where a message is."""
+    state: str = parsed(run("explain", id_, "--json"))[0]["state"]
+    return state
 
 
 def parsed(result: Result) -> Any:

@@ -23,7 +23,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, fill
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\x9b1m\r\n\u202eevil\u2028"
 NOTE = EVIL.replace("\x00", "")
@@ -54,8 +54,7 @@ def path(tmp_path: Path) -> Path:
         store.commit(Changes(new=entries))
         ended = [Attempt(entry, "1-1", n, refused, 2000.0) for n, entry in enumerate(entries[:5])]
         store.commit(Changes(parked=ended[:4], attempts=ended, rescheduled=[entries[4]]))
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"ok\rgone\r\n\tx", content_type="text/plain"))
+    fill(path, Message(b"ok\rgone\r\n\tx", content_type="text/plain"))
     intervene(
         outbox_at(path), [5], Intervention(Action.RETRY, note=f"why {NOTE}", person=f"me{NOTE}")
     )

@@ -9,7 +9,7 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import NOBODY, Cli
+from tests.cli.conftest import NOBODY, Cli, refused
 from tests.waiting import until
 
 
@@ -72,8 +72,7 @@ def test_changes_of_the_connection_are_lines(
     line = relay.stderr.readline()
     assert line.startswith("not connected to the broker: ")
     assert line.endswith("; trying again\n")
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def test_draining_reports_what_is_parked(cli: Cli, enqueue: Callable[..., Path]) -> None:
@@ -108,16 +107,13 @@ def test_draining_that_is_interrupted_is_not_done(cli: Cli, enqueue: Callable[..
     relay = cli.begin("relay", "--outbox", "o.db", "--drain", "--url", NOBODY)
     assert relay.stderr is not None
     assert "connection refused" in relay.stderr.readline()
-    relay.send_signal(signal.SIGTERM)
-    ended = cli.ended(relay)
+    ended = cli.stop(relay)
     assert ended.code == 3
     assert ended.error == "interrupted; 2 messages are still open, and stay in the outbox"
 
 
 def test_there_is_nothing_to_drain_without_an_outbox(cli: Cli) -> None:
-    ended = cli("relay", "--outbox", "o.db", "--drain")
-    assert ended.code == 4
-    assert "there is no outbox o.db" in ended.error
+    refused(cli("relay", "--outbox", "o.db", "--drain"), "there is no outbox o.db", code=4)
     assert list(cli.folder.iterdir()) == []
 
 

@@ -30,7 +30,7 @@ from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli
+from tests.cli.conftest import NOBODY, Cli, fill
 from tests.waiting import until
 
 
@@ -73,8 +73,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def enqueue(cli: Cli, body: bytes) -> None:
-    with Outbox(cli.folder / "o.db") as outbox:
-        outbox.enqueue(Message(body, routing_key="all"))
+    fill(cli.folder / "o.db", Message(body, routing_key="all"))
 
 
 def plain(fake: FakeBroker) -> str:
@@ -137,8 +136,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
         relay.send_signal(signal.SIGHUP)
         assert "the outbox cannot be changed while the relay runs" in relay.stderr.readline()
         until(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
-        relay.send_signal(signal.SIGTERM)
-        ended = cli.ended(relay)
+        ended = cli.stop(relay)
     assert ended.code == 0
     assert (ended.json["confirmed"], ended.json["open"]) == (3, 0)
 
@@ -164,8 +162,7 @@ def test_a_hangup_drops_no_key_that_a_message_needs(cli: Cli, fake: FakeBroker) 
     keys.write_text(new + old)
     relay.send_signal(signal.SIGHUP)
     assert any(line == "reopened\n" for line in iter(relay.stderr.readline, ""))
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
     with Outbox(cli.folder / "o.db", keys=OutboxKeys.read(keys)) as outbox:
         assert outbox.rekey().changed == 1
     keys.write_text(new)
@@ -197,8 +194,7 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     assert answer["reasons"] == ["not connected to the broker"]
     assert get(f"{url}/live")[0] == 200  # a restart would not help
     assert get(f"{url}/else")[0] == 404
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def get(url: str) -> tuple[int, Any]:
@@ -254,19 +250,18 @@ def stepped(
 def test_what_cannot_be_opened_is_reopened_as_it_was(
     fake: FakeBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
 
     def life() -> Iterator[None]:
         stop.is_reopen_due = True
         while stop.is_reopen_due:
             yield
-        with Outbox(settings.outbox) as outbox:
-            outbox.enqueue(Message(b"", routing_key="all"))
+        fill(settings.outbox, Message(b"", routing_key="all"))
         while not fake.messages("all"):
             yield
 
     stop = Stepping(life())
-    service = stepped(settings, replace(settings, window_max=0), stop)
+    service = stepped(settings, replace(settings, options={"window_max": 0}), stop)
     with service:
         service.run(is_draining=False)
     assert "reopened with the earlier settings: window_max is 0" in capsys.readouterr().err
@@ -286,8 +281,8 @@ def windows_opened(monkeypatch: pytest.MonkeyPatch, fail: Callable[[int, int], N
     windows: list[int] = []
 
     def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
-        windows.append(self.window_max)
-        fail(len(windows), self.window_max)
+        windows.append(self.options["window_max"])
+        fail(len(windows), windows[-1])
         return opened(self, hooks)
 
     monkeypatch.setattr(Settings, "open", open_)
@@ -300,7 +295,7 @@ def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
 
     def fail(call: int, _window: int) -> None:
         if call == 2:  # another standby was faster
@@ -317,7 +312,7 @@ def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
     stop = Stepping(life())
     service = Service(
         settings,
-        lambda: replace(settings, window_max=777),
+        lambda: replace(settings, options={"window_max": 777}),
         stop=cast("Stop", stop),
         notifier=cast(
             "Notifier", SimpleNamespace(tell=lambda **told_: told.extend(told_), watchdog_s=None)
@@ -340,7 +335,7 @@ def test_a_standby_waits_while_the_outbox_cannot_be_reached(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
     gone = OutboxUnreachable("the server is away")
     ends = iter([OutboxInUse("another relay has it"), gone, gone, OutboxLocked("locked")])
     opened = Settings.open
@@ -375,7 +370,7 @@ def test_a_relay_that_cannot_open_the_outbox_again_for_now_waits_for_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Such as one that gets SIGHUP during a fail-over of PostgreSQL."""
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
     troubles: set[str] = set()
 
     def fail(call: int, _window: int) -> None:
@@ -391,7 +386,7 @@ def test_a_relay_that_cannot_open_the_outbox_again_for_now_waits_for_it(
             yield
 
     stop = Stepping(life())
-    service = stepped(settings, replace(settings, window_max=777), stop)
+    service = stepped(settings, replace(settings, options={"window_max": 777}), stop)
     with service:
         service.run(is_draining=False)
     assert windows == [1_000, 777, 777, 777], "the new settings are not at fault"
@@ -410,7 +405,7 @@ def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A wrong password looks like a server that is away: both are tried until one is right."""
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
 
     def fail(call: int, window: int) -> None:
         if window == 777:
@@ -428,7 +423,7 @@ def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
     stop = Stepping(life())
     service = stepped(
         settings,
-        replace(settings, window_max=777, outbox_as_given="postgresql://x:wrong@db/"),
+        replace(settings, options={"window_max": 777}, outbox_as_given="postgresql://x:wrong@db/"),
         stop,
     )
     with service:
@@ -448,7 +443,7 @@ def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
     keys, database = OutboxKeys({"old": bytes.fromhex("0f" * 32)}), outbox_at(tmp_path / "o.db")
     with Outbox(database, keys=keys) as outbox:
         outbox.enqueue(Message(b"1", routing_key="nowhere"), key="waits")
-    settings = Settings((fake.url,), database, keys, 0, 32, 1_000)
+    settings = Settings((fake.url,), database, {"outbox_keys": keys})
     reading = database.reading
     is_away = False
 
@@ -469,7 +464,7 @@ def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
             yield
 
     stop = Stepping(life())
-    service = stepped(settings, replace(settings, outbox_keys=None), stop)
+    service = stepped(settings, replace(settings, options={"outbox_keys": None}), stop)
     with service:
         service.run(is_draining=False)
     said = capsys.readouterr().err
@@ -482,7 +477,7 @@ def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
 def test_a_relay_whose_outbox_another_has_taken_meanwhile_ends_unless_it_is_a_standby(
     fake: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
     ends = iter([OutboxLocked("locked"), OutboxInUse("another relay has it")])
 
     def open_(_self: Settings, _hooks: Sequence[object]) -> Publisher:
@@ -519,8 +514,7 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
         """What happens while the service waits, step by step."""
         while fed < 3:
             yield
-        with Outbox(tmp_path / "o.db") as outbox:
-            outbox.enqueue(Message(b"", routing_key="all"))
+        fill(tmp_path / "o.db", Message(b"", routing_key="all"))
         while not hanging.is_set():
             yield
         yield  # the last turn before it may have been noticed only now
@@ -536,7 +530,7 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
             yield
 
     service = Service(
-        Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000),
+        Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000}),
         lambda: pytest.fail("nobody asked"),
         stop=cast("Stop", Stepping(life())),
         notifier=cast("Notifier", SimpleNamespace(tell=tell, watchdog_s=0.0)),

@@ -15,7 +15,7 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, refused
 from tests.stores import Where
 from tests.waiting import until as wait_until
 
@@ -61,8 +61,7 @@ def test_a_standby_takes_over_from_a_relay_that_was_killed(
         assert line_of(standby) == "this relay has taken over the outbox\n"
         took_s = time.monotonic() - killed_at
         fake.wait_for(3, timeout_s=60)
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).json["open"] == 0
+    assert cli.stop(standby).json["open"] == 0
     assert took_s < TAKEN_OVER_S
 
 
@@ -90,8 +89,7 @@ def test_a_standby_is_no_relay_without_a_broker(cli: Cli, fake: FakeBroker) -> N
     owner.send_signal(signal.SIGTERM)
     until(standby, "this relay has taken over the outbox")
     wait_until(lambda: "reliablepub_connected" in samples())
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).code == 0
+    assert cli.stop(standby).code == 0
 
 
 def test_a_wrong_configuration_does_not_end_a_standby(
@@ -108,8 +106,7 @@ def test_a_wrong_configuration_does_not_end_a_standby(
     assert line_of(standby).startswith("not reopened, nothing was changed: ")
     owner.send_signal(signal.SIGTERM)
     until(standby, "this relay has taken over the outbox")
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).code == 0
+    assert cli.stop(standby).code == 0
 
 
 def test_a_relay_that_was_paused_for_too_long_stands_by(
@@ -126,8 +123,7 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     outbox.enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
     wait_until(lambda: outbox.status().confirmed == 1)
-    third.send_signal(signal.SIGTERM)
-    ended = cli.ended(third)
+    ended = cli.stop(third)
     if "this relay has taken over" not in ended.err:  # because the machine stood still
         told = json.loads(ended.out)
         assert (told["confirmed"], told["parked"], told["open"]) == (0, 0, None)
@@ -138,11 +134,9 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     outbox.enqueue(Message(b"", routing_key="all"))
     fake.wait_for(2, timeout_s=60)
     wait_until(lambda: outbox.status().confirmed == 2)
-    second.send_signal(signal.SIGTERM)
-    assert "1 confirmed, 0 parked, 0 open" in cli.ended(second).out
+    assert "1 confirmed, 0 parked, 0 open" in cli.stop(second).out
     until(first, "this relay has taken over the outbox")
-    first.send_signal(signal.SIGTERM)
-    assert "1 confirmed, 0 parked, 0 open" in cli.ended(first).out
+    assert "1 confirmed, 0 parked, 0 open" in cli.stop(first).out
 
 
 def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_url: str) -> None:
@@ -153,13 +147,11 @@ def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_ur
     assert line_of(standby) == "standing by: another relay owns the outbox\n"
     with closing(psycopg.connect(postgres_url, autocommit=True)) as operator:
         operator.execute(FULL)
-        owner.send_signal(signal.SIGTERM)
-        assert cli.ended(owner).code == 0
+        assert cli.stop(owner).code == 0
         assert "the disk of the database is full" in line_of(standby)
         operator.execute("DROP TRIGGER full_disk ON reliablepub.runs")
     until(standby, "this relay has taken over the outbox")
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).code == 0
+    assert cli.stop(standby).code == 0
 
 
 def test_a_relay_that_is_reopened_while_the_disk_is_full_waits(
@@ -178,8 +170,7 @@ def test_a_relay_that_is_reopened_while_the_disk_is_full_waits(
     assert line_of(relay) == "this relay has taken over the outbox\n"
     Outbox(postgres_url).enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def test_a_wrong_user_of_postgresql_changes_nothing(
@@ -198,8 +189,7 @@ def test_a_wrong_user_of_postgresql_changes_nothing(
     assert 'role "nobody" does not exist' in told
     Outbox(postgres_url).enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def test_a_drain_that_is_interrupted_while_it_stands_by_is_not_done(
@@ -209,19 +199,14 @@ def test_a_drain_that_is_interrupted_while_it_stands_by_is_not_done(
     assert line_of(owner) == "connected to the broker\n"
     standby = cli.begin("relay", "--outbox", "o.db", "--drain", "--standby")
     assert line_of(standby) == "standing by: another relay owns the outbox\n"
-    standby.send_signal(signal.SIGTERM)
-    ended = cli.ended(standby)
+    ended = cli.stop(standby)
     assert ended.code == 3
     assert ended.error == "interrupted while standing by: another relay owns the outbox"
-    owner.send_signal(signal.SIGTERM)
-    assert cli.ended(owner).code == 0
+    assert cli.stop(owner).code == 0
 
 
 def test_without_it_a_second_relay_ends(cli: Cli, where: Where) -> None:
     owner = cli.begin("relay", "--outbox", where)
     assert line_of(owner) == "connected to the broker\n"
-    second = cli("relay", "--outbox", where)
-    assert second.code == 4
-    assert f"is relayed by process {owner.pid}" in second.error
-    owner.send_signal(signal.SIGTERM)
-    assert cli.ended(owner).code == 0
+    refused(cli("relay", "--outbox", where), f"is relayed by process {owner.pid}", code=4)
+    assert cli.stop(owner).code == 0

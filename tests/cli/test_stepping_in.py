@@ -17,14 +17,9 @@ from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, fill, refused, state_of
 from tests.cli.test_app import json_keys
 from tests.waiting import until
-
-
-def state_of(run: Run, id_: int) -> str:
-    state: str = json.loads(run("explain", id_, "--json").stdout)[0]["state"]
-    return state
 
 
 def test_ids_are_changed_at_once(run: Run, relay: SqliteStore) -> None:
@@ -72,9 +67,7 @@ def test_what_does_not_fit_is_an_error_and_the_others_are_changed(
         "Error: messages 7, 1 left alone: gone, or in a state other than waiting, parked or expired"
         in (result.stderr)
     )
-    damaged = run("reroute", 9, "--to-exchange", "x")
-    assert damaged.exit_code == 2
-    assert "message 9 left alone: damaged" in damaged.stderr
+    refused(run("reroute", 9, "--to-exchange", "x"), "message 9 left alone: damaged")
 
 
 @pytest.mark.parametrize("order", [(3, "nix"), ("nix", 3)])
@@ -113,18 +106,14 @@ def test_the_question_of_discard_names_its_messages(
 def test_the_question_shows_that_a_number_is_not_the_message_id_that_was_meant(
     run: Run, path: Path
 ) -> None:
-    with Outbox(path) as outbox:
-        for name in ("2", "1", "\x1b[2J"):
-            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    fill(path, *(Message(b"", routing_key="q", message_id=name) for name in ("2", "1", "\x1b[2J")))
     for command in ("discard", "cancel"):
         assert f"{command} message 1 (2) of {path} for good?" in run(command, 1).stderr
         assert f"message 3 (\\x1b[2J) of {path}" in run(command, 3).stderr
 
 
 def test_the_question_shows_that_no_message_has_a_number_any_more(run: Run, path: Path) -> None:
-    with Outbox(path) as outbox:
-        for name in ("m-1", "m-2"):
-            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    fill(path, *(Message(b"", routing_key="q", message_id=name) for name in ("m-1", "m-2")))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM reliablepub_messages WHERE id = 1")  # as after a confirm
     for command in ("discard", "cancel"):

@@ -32,7 +32,7 @@ from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, refused
 from tests.cli.test_app import section
 from tests.cli.trouble import make_trouble
 from tests.waiting import until
@@ -258,9 +258,11 @@ def test_looking_on_writes_nothing(path: Path) -> None:
 
 
 def test_what_is_no_outbox_is_an_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["watch", "--outbox", str(tmp_path / "nix")])
-    assert result.exit_code == 4
-    assert "there is no outbox" in result.stderr
+    refused(
+        CliRunner().invoke(main, ["watch", "--outbox", str(tmp_path / "nix")]),
+        "there is no outbox",
+        code=4,
+    )
 
 
 def test_a_signal_ends_it(cli: Cli, path: Path) -> None:
@@ -268,8 +270,7 @@ def test_a_signal_ends_it(cli: Cli, path: Path) -> None:
     process = cli.begin("watch", "--outbox", path, "--interval", "1h")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["stored"] == 10
-    process.send_signal(signal.SIGTERM)
-    assert cli.ended(process).code == 0
+    assert cli.stop(process).code == 0
 
 
 class Terminal:

@@ -70,7 +70,12 @@ from reliablepub.version import installed_version
 @tls_options
 @inspected_option
 @form_option
-def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
+def doctor(
+    urls: tuple[str, ...],
+    database: Database,
+    form: str | None,
+    **_: object,  # read by `tls_context` and `credentials_of`
+) -> int:
     """Check the outbox, its disk or server, and the broker; each problem comes with a remedy.
 
     Nothing is changed, neither in the outbox nor at the broker: passive declarations check the

@@ -256,7 +256,7 @@ def _report(found: Pruned, *, is_foreseen: bool) -> None:
 @inspected_option
 @relay_keys_options
 @json_option
-def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool) -> int:
+def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool, **_: object) -> int:
     """Encrypt every message under the first key, so that older keys can be dropped.
 
     The command works in small steps, beside a relay that has the same keys. To rotate keys without

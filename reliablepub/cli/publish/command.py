@@ -18,17 +18,15 @@ import click
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.options import (
-    connection_name_of,
     connection_name_option,
-    credentials_of,
     json_option,
     moment,
     note_exposed_outbox,
     note_exposed_urls,
     note_misspelled_variables,
     outbox_option,
+    publisher_options,
     relay_keys_options,
-    tls_context,
     tls_options,
     tracing_hooks,
     tracing_option,
@@ -51,11 +49,11 @@ from reliablepub.cli.publish.summary import Summary
 from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxInUse
+from reliablepub.front.options import PublisherOptions
 from reliablepub.front.publisher import Publisher
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Database
-from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.policy import RetryPolicy
 
@@ -171,12 +169,11 @@ def publish(  # noqa: PLR0917 - one argument for each option
     format_: str,
     urls: tuple[str, ...],
     database: Database | None,
-    outbox_keys: OutboxKeys | None,
-    window_min: int,
     window_max: int,
     timeout_s: float,
     tracing: bool,
     as_json: bool,
+    **_: object,  # read by `publisher_options`
 ) -> int:
     """Publish the records of a file, one message for each line that is not blank.
 
@@ -210,24 +207,15 @@ def publish(  # noqa: PLR0917 - one argument for each option
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
     ctx = click.get_current_context()
     open_messages_max = None if database is not None else max(4 * window_max, 2_000)
-    open_publisher = partial(
-        Publisher,
-        urls_as_given(ctx),
-        outbox=database,
-        outbox_keys=outbox_keys,
-        window_min=window_min,
-        window_max=window_max,
+    options = publisher_options(ctx) | PublisherOptions(
         retry=RetryPolicy.prompt(),  # the user waits for the result
         # `Run` itself waits for room in memory, because it heeds signals and --timeout.
         open_messages_max=open_messages_max,
         open_bytes_max=None if database is not None else 1 << 30,
         full_timeout_s=timeout_s,
-        close_timeout_s=0,
-        ssl_context=tls_context(ctx),
         hooks=tracing_hooks(is_wanted=tracing),
-        credentials=credentials_of(ctx),
-        connection_name=connection_name_of(ctx),
     )
+    open_publisher = partial(Publisher, urls_as_given(ctx), outbox=database, **options)
     note_misspelled_variables()
     note_exposed_urls(urls)
     if database is not None:
