@@ -80,6 +80,12 @@ class Cli:
         self._begun.append(process)
         return process
 
+    def relay(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Begin a relay, and wait until it is connected."""
+        relay = self.begin("relay", *arguments)
+        assert line_of(relay) == "connected to the broker\n"
+        return relay
+
     @staticmethod
     def ended(process: subprocess.Popen[str], input: str | None = None) -> Ended:  # noqa: A002
         out, err = process.communicate(input, timeout=100)
@@ -100,6 +106,12 @@ class Cli:
                 process.send_signal(signal.SIGKILL)
             with process:
                 pass
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line on stderr."""
+    assert process.stderr is not None
+    return process.stderr.readline()
 
 
 @pytest.fixture(autouse=True)

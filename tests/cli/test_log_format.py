@@ -17,7 +17,7 @@ from reliablepub.cli import loglines
 from reliablepub.cli.output import print_note
 from reliablepub.relay.status import described
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, fill
+from tests.cli.conftest import NOBODY, Cli, fill, line_of
 
 EVERY_LINE = {"time", "level", "logger", "text", "event"}
 
@@ -52,8 +52,7 @@ def test_a_relay_tells_all_of_its_life_as_json(cli: Cli, fake: FakeBroker) -> No
 def test_a_stopped_relay_has_said_each_thing_once(cli: Cli, fake: FakeBroker) -> None:
     cli.environment["RELIABLEPUB_URL"] = NOBODY
     relay = cli.begin("relay", "--outbox", "o.db", "--log-format", "json")
-    assert relay.stderr is not None
-    (first,) = lines(relay.stderr.readline())
+    (first,) = lines(line_of(relay))
     assert (first["event"], first["level"]) == ("disconnected", "WARNING")
     ended = cli.stop(relay)
     assert [line["event"] for line in lines(ended.err)] == []
@@ -155,9 +154,8 @@ def test_a_configuration_that_is_wrong_by_now_leaves_the_lines_json(cli: Cli) ->
     file = cli.folder / "relay.toml"
     file.write_text("outbox = 'o.db'\n[relay]\nlog-format = 'json'\n")
     relay = cli.begin("relay", "--config", "relay.toml")
-    assert relay.stderr is not None
-    assert json.loads(relay.stderr.readline())["text"].startswith("connected to the broker")
+    assert json.loads(line_of(relay))["text"].startswith("connected to the broker")
     file.write_text("log-format = ")
     relay.send_signal(signal.SIGHUP)
-    assert json.loads(relay.stderr.readline())["text"].startswith("not reopened, nothing was")
+    assert json.loads(line_of(relay))["text"].startswith("not reopened, nothing was")
     assert cli.stop(relay).json["open"] == 0

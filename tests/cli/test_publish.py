@@ -226,16 +226,24 @@ def test_without_an_outbox_it_says_that_nothing_is_kept(cli: Cli, flights: Fligh
     assert ended.json["outbox"] is None
 
 
-def test_a_wrong_password_is_named_and_not_shown(
-    cli: Cli, flights: Flights, fake: FakeBroker
+TROUBLES: dict[str, Callable[[FakeBroker], object]] = {
+    "the broker refused the credentials": lambda _: None,
+    "blocked by the broker: low on disk": lambda fake: fake.block("low on disk"),
+    "the broker has not confirmed": lambda fake: fake.inject(faults.HoldConfirms()),
+}
+
+
+@pytest.mark.parametrize("words", TROUBLES)
+def test_what_is_wrong_with_the_broker_is_named(
+    cli: Cli, flights: Flights, fake: FakeBroker, words: str
 ) -> None:
-    url = fake.url.replace("guest:guest", "guest:hush")
-    ended = cli(
-        "publish", flights(2), *TO_ALL, "--outbox", "o.db", "--url", url, "--timeout", "0.5"
-    )
-    assert ended.code == 3
-    assert "2 messages are stored" in ended.error
-    assert "the broker refused the credentials" in ended.error
+    TROUBLES[words](fake)
+    password = "hush" if "credentials" in words else "guest"
+    url = fake.url.replace("guest:guest", f"guest:{password}")
+    where = ("--outbox", "o.db", "--url", url, "--timeout", "0.5", "--json")
+    ended = refused(cli("publish", flights(800), *TO_ALL, *where), words, code=3)
+    assert ended.error.startswith("800 messages are stored, not yet published (")
+    assert (ended.json["link"] == "blocked") == ("blocked" in words)
 
 
 def test_failover_goes_to_the_next_address(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
@@ -275,27 +283,6 @@ def test_what_is_not_confirmed_in_time_has_expired(cli: Cli, flights: Flights) -
     ended = cli("publish", flights(3), *TO_ALL, *late, "--outbox", "o.db", "--json")
     assert (ended.code, ended.json["outcomes"]["expired"]) == (1, 3)
     assert Outbox(cli.folder / "o.db").status().expired == 3
-
-
-def test_a_blocked_broker_is_named(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
-    fake.block("low on disk")
-    ended = refused(
-        cli("publish", flights(800), *TO_ALL, "--outbox", "o.db", "--timeout", "0.5", "--json"),
-        "blocked by the broker: low on disk",
-        code=3,
-    )
-    assert (ended.json["link"], ended.json["stored"]) == ("blocked", 800)
-
-
-def test_confirms_that_never_come_are_waited_for_only_so_long(
-    cli: Cli, flights: Flights, fake: FakeBroker
-) -> None:
-    fake.inject(faults.HoldConfirms())
-    refused(
-        cli("publish", flights(10), *TO_ALL, "--outbox", "o.db", "--timeout", "0.5"),
-        "10 messages are stored, not yet published (the broker has not confirmed",
-        code=3,
-    )
 
 
 def test_an_unknown_exchange_parks_one_message_and_not_the_file(cli: Cli, flights: Flights) -> None:

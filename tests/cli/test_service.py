@@ -30,7 +30,7 @@ from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, fill
+from tests.cli.conftest import NOBODY, Cli, fill, line_of
 from tests.waiting import until
 
 
@@ -106,9 +106,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     del cli.environment["RELIABLEPUB_URL"]
     config = cli.folder / "relay.toml"
     config.write_text(f'url = "{plain(fake)}"\noutbox = "o.db"\n')
-    relay = cli.begin("relay", "--config", "relay.toml", "--json")
-    assert relay.stderr is not None
-    assert relay.stderr.readline() == "connected to the broker\n"
+    relay = cli.relay("--config", "relay.toml", "--json")
     enqueue(cli, b"1")
     fake.wait_for(1, timeout_s=60)
 
@@ -118,7 +116,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     ):
         config.write_text(text)
         relay.send_signal(signal.SIGHUP)
-        assert relay.stderr.readline().startswith(problem)
+        assert line_of(relay).startswith(problem)
     enqueue(cli, b"2")
     fake.wait_for(2, timeout_s=60)
 
@@ -126,15 +124,15 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
         second.declare_queue("all")
         config.write_text(f'url = "{plain(second)}"\noutbox = "o.db"\n')
         relay.send_signal(signal.SIGHUP)
-        assert relay.stderr.readline() == "reopened\n"
+        assert line_of(relay) == "reopened\n"
         enqueue(cli, b"3")
         second.wait_for(1, timeout_s=60)
         assert [message.body for message in second.messages("all")] == [b"3"]
-        assert relay.stderr.readline() == "connected to the broker\n"
+        assert line_of(relay) == "connected to the broker\n"
 
         config.write_text(f'url = "{plain(second)}"\noutbox = "other.db"\n')
         relay.send_signal(signal.SIGHUP)
-        assert "the outbox cannot be changed while the relay runs" in relay.stderr.readline()
+        assert "the outbox cannot be changed while the relay runs" in line_of(relay)
         until(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
         ended = cli.stop(relay)
     assert ended.code == 0
@@ -174,11 +172,10 @@ def test_a_hangup_drops_no_key_that_a_message_needs(cli: Cli, fake: FakeBroker) 
 
 def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     relay = cli.begin("relay", "--outbox", "o.db", "--health-port", "0")
-    assert relay.stderr is not None
-    found = re.match(r"health: (http://127\.0\.0\.1:\d+)/live", relay.stderr.readline())
+    found = re.match(r"health: (http://127\.0\.0\.1:\d+)/live", line_of(relay))
     assert found is not None
     url = found[1]
-    assert relay.stderr.readline() == "connected to the broker\n"
+    assert line_of(relay) == "connected to the broker\n"
     assert get(f"{url}/live") == (200, {"live": True, "reasons": []})
     is_ready = {"ready": True, "reasons": [], "link": "connected"}
     assert get(f"{url}/ready") == (200, {**is_ready, "open": 0, "in_flight": 0, "parked": 0})
@@ -188,7 +185,7 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     until(lambda: confirmed in text_of(f"{url}/metrics"), 60)
     assert "process_resident_memory_bytes" in text_of(f"{url}/metrics")
     fake.stop()
-    assert relay.stderr.readline().startswith("not connected to the broker")
+    assert line_of(relay).startswith("not connected to the broker")
     code, answer = get(f"{url}/ready")
     assert code == 503
     assert answer["reasons"] == ["not connected to the broker"]

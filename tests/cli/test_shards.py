@@ -13,8 +13,8 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli, refused
-from tests.cli.test_standby import line_of, until
+from tests.cli.conftest import Cli, line_of, refused
+from tests.cli.test_standby import until
 from tests.waiting import until as wait_until
 
 pytestmark = pytest.mark.postgres
