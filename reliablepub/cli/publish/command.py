@@ -272,15 +272,13 @@ def _publish(
     if outbox is not None and source.is_regular:
         _refuse_shards(outbox, source)
     records = _check(source, recipe, stop)
-    version = source.version
+    reader = _Reader(source, stop, records)
     name = None if records is None or outbox is None else source.identity(recipe)
     begun = time.monotonic()
     try:
         publisher = open_publisher()
     except OutboxInUse as error:
         raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
-    check_end = partial(_check_end, source, stop, (records, version))
-    reader = _Reader(read_lines(source.fd, stop), check_end)
     with ExitStack() as stack:
         stack.callback(_end, publisher)
         # The position cannot change meanwhile: this process relays the outbox, as its only shard.
@@ -381,17 +379,6 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
     return records
 
 
-def _check_end(
-    source: Source,
-    stop: Stop,  # set if the run has ended, and not the file
-    checked: tuple[int | None, tuple[int, int]],  # number of records, and `Source.version`
-    reader: _Reader,  # at its end
-) -> None:
-    """Tell a file that is other than it was checked: records may be missing, or half written."""
-    if source.is_regular and not stop.is_set and (reader.count, source.version) != checked:
-        raise BadRecord(reader.number + 1, "the file was changed while it was read")
-
-
 def _resuming(done: int, records: int | None) -> str:
     if done == records:
         return f"all {done} records were stored by a run that did not finish; none is left to store"
@@ -409,23 +396,30 @@ def _forget(outbox: Database, name: str, run: Run) -> None:
 
 
 class _Reader:
-    """An iterator over lines that counts the records read."""
+    """The lines of a source, counted; at their end, a file must be as it was checked."""
 
-    def __init__(self, lines: Iterator[Line | None], check_end: Callable[[_Reader], None]) -> None:
-        self._lines = lines
-        self._check_end = check_end
+    def __init__(self, source: Source, stop: Stop, records: int | None) -> None:
+        self._source = source
+        self._stop = stop
+        self._checked = records, source.version
+        self._lines = self._counted()
         self.count = self.number = 0  # number: of the last line; 0 before the first
 
     def skip(self, records: int) -> None:
         """Skip the first records."""
-        for line in islice(filter(None, self._lines), records):
-            self.count += 1
-            self.number = line.number
+        for _ in islice(filter(None, self._lines), records):
+            pass
 
     def __iter__(self) -> Iterator[Line | None]:
-        for line in self._lines:
+        yield from self._lines
+        if self._stop.is_set or not self._source.is_regular:
+            return  # a signal has ended the lines, or nothing was checked
+        if (self.count, self._source.version) != self._checked:  # records may be half written
+            raise BadRecord(self.number + 1, "the file was changed while it was read")
+
+    def _counted(self) -> Iterator[Line | None]:
+        for line in read_lines(self._source.fd, self._stop):
             if line is not None:
                 self.count += 1
                 self.number = line.number
             yield line
-        self._check_end(self)
