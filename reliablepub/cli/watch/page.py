@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from reliablepub.cli.facts import Fact, Level, Page, Section, warn_unless
-from reliablepub.cli.output import age, count_of, paused_words, size_of
+from reliablepub.cli.output import age, answer_words, count_of, paused_words, size_of
 from reliablepub.cli.watch.lookout import COUNTS, Look
 from reliablepub.printable import one_line
 
@@ -165,7 +165,7 @@ def _rate(rate: float | None) -> str:
 
 def _reason(row: Mapping[str, Any], now: float) -> Fact:
     last = age(max(0.0, now - row["last_at"]))
-    return Fact(f"{row['attempts']} x", f"{_said(row)}  (last {last} ago)")
+    return Fact(f"{row['attempts']} x", f"{answer_words(row)}  (last {last} ago)")
 
 
 def _failure(row: Mapping[str, Any], now: float) -> Fact:
@@ -173,12 +173,7 @@ def _failure(row: Mapping[str, Any], now: float) -> Fact:
     if row["exchange"] is not None:
         address = one_line(f"{row['exchange'] or '(default)'} / {row['routing_key']}")
     when = f"{age(max(0.0, now - row['at']))} ago"
-    return Fact(when, f"{row['id']}  {address}  {_said(row)}")
-
-
-def _said(row: Mapping[str, Any]) -> str:
-    code = f"{row['reply_code']} " if row["reply_code"] else ""
-    return one_line(f"{row['outcome']}: {code}{row['reply_text']}")
+    return Fact(when, f"{row['id']}  {address}  {answer_words(row)}")
 
 
 # ------------------------------------------------------------------ what `status` shows
