@@ -28,6 +28,7 @@ from reliablepub.front.environment import (
     PASSWORD_VARIABLE,
     URL_VARIABLE,
 )
+from reliablepub.front.options import PublisherOptions
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys, exposure
 from reliablepub.outbox.opening import outbox_at
@@ -37,13 +38,8 @@ from reliablepub.transport.address import parse_addresses, with_password, words_
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Option = Callable[[Any], Any]
 
-_READ: Final = "reliablepub.password-file"
-"""Key of `click.Context.meta` for the password file's content, while options are parsed."""
-_FILE: Final = "reliablepub.password-file-path"
-"""Key for its path."""
 _AS_GIVEN: Final = "reliablepub.urls"
 _OUTBOX_AS_GIVEN: Final = "reliablepub.outbox"
-_PLAINTEXT: Final = "reliablepub.accept-plaintext"
 
 
 def together(*options: _Option) -> Callable[[_F], _F]:
@@ -60,27 +56,20 @@ def together(*options: _Option) -> Callable[[_F], _F]:
 # ---------------------------------------------------------------------------- the broker: --url
 
 
-def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
-    # An earlier parse of the options may have set it: a relay parses them again after SIGHUP.
-    ctx.meta[_READ] = ctx.meta[_FILE] = None
-    if path is None or ctx.resilient_parsing:
-        return
-    try:
-        note_exposure(path)
-        password = read_password(path)
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from None
-    ctx.meta[_READ] = password
-    ctx.meta[_FILE] = path
-
-
 def _with_passwords(
     ctx: click.Context, _option: click.Parameter, urls: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Put the password of ``--password-file``, if any, into each URL."""
     ctx.meta[_AS_GIVEN] = urls
-    password = ctx.meta.get(_READ)
-    return urls if password is None else tuple(with_password(url, password) for url in urls)
+    path: Path | None = ctx.params["password_file"]
+    if path is None or ctx.resilient_parsing:
+        return urls
+    try:
+        note_exposure(path)
+        password = read_password(path)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
+    return tuple(with_password(url, password) for url in urls)
 
 
 def broker_options(*, required: bool, text: str) -> Callable[[_F], _F]:
@@ -100,10 +89,8 @@ def broker_options(*, required: bool, text: str) -> Callable[[_F], _F]:
             "--password-file",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            is_eager=True,
-            expose_value=False,
+            is_eager=True,  # before --url
             envvar=PASSWORD_VARIABLE,
-            callback=_password,
             help=f"A file with the password for every URL. Also from {PASSWORD_VARIABLE}.",
         ),
     )
@@ -125,7 +112,7 @@ def urls_as_given(ctx: click.Context) -> tuple[str, ...]:
 
 def credentials_of(ctx: click.Context) -> CredentialsProvider | None:
     """``--password-file`` as a provider, which reads it at each connection; None without it."""
-    path: Path | None = ctx.meta.get(_FILE)
+    path: Path | None = ctx.params["password_file"]
     return None if path is None else PasswordFile(path)
 
 
@@ -152,21 +139,12 @@ _TLS: Final = {
 }
 
 
-_NAME: Final = "--connection-name"
-
-
-def _remember(ctx: click.Context, option: click.Parameter, value: Path | str | None) -> None:
-    ctx.meta[f"reliablepub.{option.opts[0]}"] = value
-
-
 tls_options: Final = together(
     *(
         click.option(
             name,
             metavar="FILE",
             type=click.Path(path_type=Path),
-            expose_value=False,
-            callback=_remember,
             envvar=variable_of(name),
             help=f"{text} PEM.",
         )
@@ -176,24 +154,31 @@ tls_options: Final = together(
 
 
 connection_name_option: Final = click.option(
-    _NAME,
+    "--connection-name",
     metavar="TEXT",
-    expose_value=False,
-    callback=_remember,
     help="Name of the connection on RabbitMQ's management page; by default it names the outbox, "
     "the host and the process.",
 )
 
 
-def connection_name_of(ctx: click.Context) -> str | None:
-    """The value of ``--connection-name``."""
-    name: str | None = ctx.meta.get(f"reliablepub.{_NAME}")
-    return name
+def publisher_options(ctx: click.Context) -> PublisherOptions:
+    """The options of a publisher that a command which publishes has."""
+    return PublisherOptions(
+        outbox_keys=ctx.params["outbox_keys"],
+        window_min=ctx.params["window_min"],
+        window_max=ctx.params["window_max"],
+        ssl_context=tls_context(ctx),
+        credentials=credentials_of(ctx),
+        connection_name=ctx.params["connection_name"],
+        close_timeout_s=0,
+    )
 
 
 def tls_context(ctx: click.Context) -> CertificateFiles | None:
     """The TLS settings of a command; None: the system's authorities and no client certificate."""
-    authorities, certificate, key = (ctx.meta.get(f"reliablepub.{name}") for name in _TLS)
+    authorities, certificate, key = (
+        ctx.params[name.removeprefix("--").replace("-", "_")] for name in _TLS
+    )
     if key is not None and certificate is None:
         raise click.UsageError("--tls-key is the key of a certificate: give --tls-certificate too")
     if authorities is None and certificate is None:
@@ -266,11 +251,7 @@ def _keys(ctx: click.Context, _parameter: click.Parameter, path: Path | None) ->
     if path is None:
         return None
     note_exposure(path)
-    return OutboxKeys.read(path, accept_plaintext=bool(ctx.meta.get(_PLAINTEXT)))
-
-
-def _plaintext(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    ctx.meta[_PLAINTEXT] = value
+    return OutboxKeys.read(path, accept_plaintext=ctx.params.get("accept_plaintext", False))
 
 
 keys_option: Final = click.option(
@@ -288,9 +269,7 @@ relay_keys_options: Final = together(
     click.option(
         "--accept-plaintext",
         is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_plaintext,
+        is_eager=True,  # before --outbox-keys
         help="With keys: also accept messages in the outbox that are not encrypted; without this "
         "option such messages are parked, or left as they are by rekey.",
     ),

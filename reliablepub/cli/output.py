@@ -292,6 +292,12 @@ def size_of(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def answer_words(row: Mapping[str, Any]) -> str:
+    """How an attempt ended, and the broker's code and words."""
+    code = f"{row['reply_code']} " if row["reply_code"] else ""
+    return one_line(f"{row['outcome']}: {code}{row['reply_text']}")
+
+
 def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
     """A paused destination in words: name, reason, since when, messages waiting, next probe."""
     key = row["routing_key"]

@@ -71,7 +71,7 @@ _arguments: Final = together(
 
 @click.command(cls=Command, exits=_EXITS)
 @_arguments
-def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
+def check(file: Path, urls: tuple[str, ...], as_json: bool, **_: object) -> int:
     """Report every difference between the broker and FILE; nothing is changed.
 
     Differences are missing exchanges and queues, exchanges and queues with other properties, and
@@ -88,7 +88,7 @@ def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
 
 @click.command(cls=Command, exits=_EXITS)
 @_arguments
-def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
+def declare(file: Path, urls: tuple[str, ...], as_json: bool, **_: object) -> int:
     """Declare what FILE names and the broker lacks; report everything that could not be declared.
 
     \b

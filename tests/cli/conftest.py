@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from click.testing import CliRunner, Result
 
+from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.cli import main
 from reliablepub.cli.app import CommandLine
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
 from tests.cli.exit_codes import assert_documented
 from tests.cli.trouble import make_trouble
+from tests.stores import Where
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "amqp://guest:hush@127.0.0.1:1/"
@@ -77,6 +80,12 @@ class Cli:
         self._begun.append(process)
         return process
 
+    def relay(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Begin a relay, and wait until it is connected."""
+        relay = self.begin("relay", *arguments)
+        assert line_of(relay) == "connected to the broker\n"
+        return relay
+
     @staticmethod
     def ended(process: subprocess.Popen[str], input: str | None = None) -> Ended:  # noqa: A002
         out, err = process.communicate(input, timeout=100)
@@ -86,12 +95,23 @@ class Cli:
         assert_documented(process.args[len(_COMMAND) :], process.returncode)
         return Ended(process.returncode, out, err)
 
+    def stop(self, process: subprocess.Popen[str]) -> Ended:
+        """End it with SIGTERM."""
+        process.send_signal(signal.SIGTERM)
+        return self.ended(process)
+
     def close(self) -> None:
         for process in self._begun:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             with process:
                 pass
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line on stderr."""
+    assert process.stderr is not None
+    return process.stderr.readline()
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +180,39 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
 
     return invoke
+
+
+_AnyEnded = TypeVar("_AnyEnded", Result, Ended)
+
+
+def refused(ended: _AnyEnded, *words: str, code: int = 2) -> _AnyEnded:
+    """What a command left that ended with this exit code, and these words on stderr."""
+    if isinstance(ended, Ended):
+        found, said = ended.code, ended.err
+    else:
+        found, said = ended.exit_code, ended.stderr
+    assert found == code, said
+    for each in words:
+        assert each in said
+    return ended
+
+
+def fill(where: Where | Database, *messages: Message, keys: OutboxKeys | None = None) -> None:
+    """Store messages as an application does."""
+    with Outbox(where, keys=keys) as outbox:
+        for message in messages:
+            outbox.enqueue(message)
+
+
+def ids(result: Result) -> list[int]:
+    """The rows that a list shows."""
+    return [row["id"] for row in parsed(result)]
+
+
+def state_of(run: Run, id_: int) -> str:
+    """Where a message is."""
+    state: str = parsed(run("explain", id_, "--json"))[0]["state"]
+    return state
 
 
 def parsed(result: Result) -> Any:

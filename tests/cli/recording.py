@@ -23,7 +23,8 @@ from rich.text import Text
 
 from reliablepub import Outbox, Publisher, RetryPolicy
 from reliablepub.cli.watch.lookout import look
-from reliablepub.cli.watch.screen import Trail, draw
+from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.screen import draw
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
 
@@ -85,7 +86,9 @@ def _watched(path: Path, broker: FakeBroker, publisher: Publisher) -> Iterator[F
                 time.sleep(1)
                 seen = look(database, seen, closely=True)
                 trail.add(seen)
-                yield lines(draw(seen, trail, width=COLUMNS, height=LINES, hint="q ends it"))
+                yield lines(
+                    draw(page_of(seen, trail), width=COLUMNS, height=LINES, hint="q ends it")
+                )
 
 
 def _sell(publisher: Publisher, ended: threading.Event) -> None:

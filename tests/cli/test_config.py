@@ -13,6 +13,7 @@ from reliablepub.cli.config import SHARED, TABLES, config_option, variable_of
 from reliablepub.cli.options import url_option
 from reliablepub.cli.publish.command import publish
 from reliablepub.cli.relay.command import relay
+from tests.cli.conftest import refused
 
 
 @click.command("relay")
@@ -20,7 +21,12 @@ from reliablepub.cli.relay.command import relay
 @url_option
 @click.option("--window", type=int, default=1, envvar="TEST_WINDOW")
 @click.option("--drain", is_flag=True)
-def shown(urls: tuple[str, ...], window: int, drain: bool) -> None:  # noqa: FBT001 - click's
+def shown(
+    urls: tuple[str, ...],
+    window: int,
+    drain: bool,  # noqa: FBT001 - click's
+    **_: object,
+) -> None:
     click.echo(f"{urls} {window} {drain}")
 
 
@@ -169,9 +175,10 @@ def test_an_outbox_with_a_colon_or_an_at_sign_but_no_password_is_taken(
 
 
 def test_a_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["relay", "--config", str(tmp_path / "no.toml")])
-    assert result.exit_code == 2
-    assert "no.toml: No such file" in result.stderr
+    refused(
+        CliRunner().invoke(main, ["relay", "--config", str(tmp_path / "no.toml")]),
+        "no.toml: No such file",
+    )
 
 
 @pytest.mark.parametrize("command", [publish, relay])
@@ -184,9 +191,10 @@ def test_every_option_has_the_variable_of_its_name(command: click.Command) -> No
 
 def test_a_variable_of_a_name_is_read(tmp_path: Path) -> None:
     variables = {"RELIABLEPUB_URL": "amqp://nowhere/", "RELIABLEPUB_KEEP_CONFIRMED": "long"}
-    result = CliRunner().invoke(main, ["relay", "--outbox", str(tmp_path / "o")], env=variables)
-    assert result.exit_code == 2
-    assert "Invalid value for '--keep-confirmed': 'long'" in result.stderr
+    refused(
+        CliRunner().invoke(main, ["relay", "--outbox", str(tmp_path / "o")], env=variables),
+        "Invalid value for '--keep-confirmed': 'long'",
+    )
 
 
 def test_what_is_shared_is_what_each_command_has() -> None:

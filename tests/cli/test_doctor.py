@@ -22,7 +22,8 @@ from yarl import URL
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
-from reliablepub.cli.doctor.diagnosis import FREE_MIN, Level, of_broker, of_outbox
+from reliablepub.cli.doctor.diagnosis import FREE_MIN, of_broker, of_outbox
+from reliablepub.cli.facts import Level
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around
@@ -35,7 +36,7 @@ from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import WatchedLoop
 from reliablepub.transport.probe import Probe
 from tests.chaos.proxy import Proxy
-from tests.cli.conftest import NOBODY, Run
+from tests.cli.conftest import NOBODY, Run, fill
 from tests.cli.test_app import section
 from tests.names import HANGS_UP, half_dead_name
 from tests.waiting import until
@@ -57,11 +58,13 @@ GOOD = Surroundings(
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "o.db"
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"secret", "flights", "flight.1"))
-        outbox.enqueue(Message(b"secret", "nowhere", "k"))
-        outbox.enqueue(Message(b"secret", routing_key="all"))
-        outbox.enqueue(Message(b"secret", routing_key="no queue"))
+    fill(
+        path,
+        Message(b"secret", "flights", "flight.1"),
+        Message(b"secret", "nowhere", "k"),
+        Message(b"secret", routing_key="all"),
+        Message(b"secret", routing_key="no queue"),
+    )
     return path
 
 

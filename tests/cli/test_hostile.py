@@ -15,14 +15,15 @@ from rich.console import Console
 from reliablepub import Message, Outbox, Publisher, PublishError, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.cli.watch.lookout import look
-from reliablepub.cli.watch.screen import Trail, draw
+from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.screen import draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, fill
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\x9b1m\r\n\u202eevil\u2028"
 NOTE = EVIL.replace("\x00", "")
@@ -53,8 +54,7 @@ def path(tmp_path: Path) -> Path:
         store.commit(Changes(new=entries))
         ended = [Attempt(entry, "1-1", n, refused, 2000.0) for n, entry in enumerate(entries[:5])]
         store.commit(Changes(parked=ended[:4], attempts=ended, rescheduled=[entries[4]]))
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"ok\rgone\r\n\tx", content_type="text/plain"))
+    fill(path, Message(b"ok\rgone\r\n\tx", content_type="text/plain"))
     intervene(
         outbox_at(path), [5], Intervention(Action.RETRY, note=f"why {NOTE}", person=f"me{NOTE}")
     )
@@ -154,7 +154,9 @@ def test_what_is_exported_is_brought_in_as_it_was(run: Run, path: Path, tmp_path
 def test_watch_draws_nothing_that_acts(path: Path, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, height=60, color_system=None)
     console.print(
-        draw(look(outbox_at(path), closely=True), Trail(), width=width, height=60, hint="q")
+        draw(
+            page_of(look(outbox_at(path), closely=True), Trail()), width=width, height=60, hint="q"
+        )
     )
     output = console.file
     assert isinstance(output, io.StringIO)

@@ -17,7 +17,7 @@ from reliablepub.cli import loglines
 from reliablepub.cli.output import print_note
 from reliablepub.relay.status import described
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli
+from tests.cli.conftest import NOBODY, Cli, fill, line_of
 
 EVERY_LINE = {"time", "level", "logger", "text", "event"}
 
@@ -32,9 +32,11 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_relay_tells_all_of_its_life_as_json(cli: Cli, fake: FakeBroker) -> None:
-    with Outbox(cli.folder / "o.db") as outbox:
-        outbox.enqueue(Message(b"x", exchange="no-such", message_id="m-1"))
-        outbox.enqueue(Message(b"x", routing_key="all"))
+    fill(
+        cli.folder / "o.db",
+        Message(b"x", exchange="no-such", message_id="m-1"),
+        Message(b"x", routing_key="all"),
+    )
     ended = cli(
         "relay", "--outbox", "o.db", "--drain", "--log-format", "json", "--health-port", "0"
     )
@@ -50,11 +52,9 @@ def test_a_relay_tells_all_of_its_life_as_json(cli: Cli, fake: FakeBroker) -> No
 def test_a_stopped_relay_has_said_each_thing_once(cli: Cli, fake: FakeBroker) -> None:
     cli.environment["RELIABLEPUB_URL"] = NOBODY
     relay = cli.begin("relay", "--outbox", "o.db", "--log-format", "json")
-    assert relay.stderr is not None
-    (first,) = lines(relay.stderr.readline())
+    (first,) = lines(line_of(relay))
     assert (first["event"], first["level"]) == ("disconnected", "WARNING")
-    relay.send_signal(signal.SIGTERM)
-    ended = cli.ended(relay)
+    ended = cli.stop(relay)
     assert [line["event"] for line in lines(ended.err)] == []
 
 
@@ -154,10 +154,8 @@ def test_a_configuration_that_is_wrong_by_now_leaves_the_lines_json(cli: Cli) ->
     file = cli.folder / "relay.toml"
     file.write_text("outbox = 'o.db'\n[relay]\nlog-format = 'json'\n")
     relay = cli.begin("relay", "--config", "relay.toml")
-    assert relay.stderr is not None
-    assert json.loads(relay.stderr.readline())["text"].startswith("connected to the broker")
+    assert json.loads(line_of(relay))["text"].startswith("connected to the broker")
     file.write_text("log-format = ")
     relay.send_signal(signal.SIGHUP)
-    assert json.loads(relay.stderr.readline())["text"].startswith("not reopened, nothing was")
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).json["open"] == 0
+    assert json.loads(line_of(relay))["text"].startswith("not reopened, nothing was")
+    assert cli.stop(relay).json["open"] == 0

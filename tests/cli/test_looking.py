@@ -11,14 +11,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from reliablepub import Message, Outbox
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.status_file import write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.cli.conftest import Run, parsed
+from tests.cli.conftest import Run, fill, ids, parsed, refused
 from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
 from tests.outcomes import RETURNED
@@ -30,10 +29,6 @@ def alone(path: Path) -> Path:
     """The outbox without a relay."""
     make_trouble(path).close()
     return path
-
-
-def ids(result: Result) -> list[int]:
-    return [row["id"] for row in parsed(result)]
 
 
 # ------------------------------------------------------------------------------------ list
@@ -131,15 +126,11 @@ def test_a_body_is_written_byte_for_byte(run: Run, relay: SqliteStore, tmp_path:
 
 
 def test_a_damaged_message_is_shown_with_a_warning(run: Run, relay: SqliteStore) -> None:
-    result = run("show", 9)
-    assert result.exit_code == 0
-    assert "warning: the checksum is" in result.stderr
+    refused(run("show", 9), "warning: the checksum is", code=0)
 
 
 def test_of_two_messages_with_one_id_it_is_said_which_is_shown(run: Run, path: Path) -> None:
-    with Outbox(path) as outbox:
-        for body in (b"first", b"second"):
-            outbox.enqueue(Message(body, message_id="m"))
+    fill(path, *(Message(body, message_id="m") for body in (b"first", b"second")))
     result = run("show", "m")
     assert result.stdout.endswith("\nsecond\n")
     assert result.stderr == "m is the id of 2 messages (rows 1, 2); this is row 2\n"
@@ -147,9 +138,7 @@ def test_of_two_messages_with_one_id_it_is_said_which_is_shown(run: Run, path: P
 
 
 def test_what_is_gone_cannot_be_shown(run: Run, relay: SqliteStore) -> None:
-    result = run("show", 1)
-    assert result.exit_code == 2
-    assert "`reliablepub outbox explain 1` shows its history" in result.stderr
+    refused(run("show", 1), "`reliablepub outbox explain 1` shows its history")
     assert "no record of message 'nix'" in run("show", "nix").stderr
 
 
@@ -223,8 +212,7 @@ def test_what_may_have_arrived_is_to_be_looked_for_before_it_is_retried(
 
 
 def test_what_no_broker_has_refused_has_another_remedy(run: Run, path: Path) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"x", routing_key="q"))
+    fill(path, Message(b"x", routing_key="q"))
     sql(path, "UPDATE reliablepub_messages SET body = x'00'")
     with closing(SqliteStore(path)) as store:
         store.read_ready(0, 9, limit=9, bytes_max=10**9)
@@ -251,9 +239,7 @@ def test_what_was_never_sent_is_not_sent_again(run: Run, path: Path, relay: Sqli
 
 def test_a_deadline_is_told(run: Run, path: Path) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", expires_in_s=600, not_before=later))
-        outbox.enqueue(Message(b"", expires_in_s=1e-9))
+    fill(path, Message(b"", expires_in_s=600, not_before=later), Message(b"", expires_in_s=1e-9))
     assert re.search(r"; its deadline: in 9 min 5\d s\n", run("explain", 1).stdout)
     assert "It is open, and waits for its time.\n" in run("explain", 1).stdout
     passed = run("explain", 2).stdout
@@ -263,8 +249,7 @@ def test_a_deadline_is_told(run: Run, path: Path) -> None:
 
 def test_a_command_that_is_proposed_can_be_pasted(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my outbox's.db"
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b""))
+    fill(path, Message(b""))
     words = run("explain", 1, "--outbox", path).stdout.partition("start one: `")[2]
     assert shlex.split(words.partition("`\n")[0]) == [
         *("reliablepub", "relay", "--outbox", str(path)),
@@ -353,9 +338,11 @@ def test_a_folder_and_a_file_of_others_are_no_missing_outbox(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "stat", forbidden)
-    result = run("status")
-    assert result.exit_code == 4
-    assert "cannot be seen by this user: Permission denied; run this as its owner" in result.stderr
+    refused(
+        run("status"),
+        "cannot be seen by this user: Permission denied; run this as its owner",
+        code=4,
+    )
 
 
 def test_the_status_tells_the_window(run: Run, relay: SqliteStore) -> None:
@@ -393,9 +380,7 @@ def test_a_message_whose_destination_is_paused_says_so(run: Run, alone: Path) ->
 
 
 def test_an_unknown_message_gets_an_honest_answer(run: Run, relay: SqliteStore) -> None:
-    result = run("explain", "nix")
-    assert result.exit_code == 2
-    assert "never stored here, or it was confirmed at the first attempt" in result.stderr
+    refused(run("explain", "nix"), "never stored here, or it was confirmed at the first attempt")
     assert run("explain", 99).exit_code == 2
 
 
@@ -528,9 +513,7 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
 def test_an_older_version_is_refused(run: Run, alone: Path) -> None:
     sql(alone, "UPDATE reliablepub_schema SET version = 7")
     for command in ("check", "status"):
-        result = run(command)
-        assert result.exit_code == 4
-        assert "has version 7, made before the first release" in result.stderr
+        refused(run(command), "has version 7, made before the first release", code=4)
 
 
 def test_what_a_killed_relay_has_left_is_named(run: Run, alone: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from reliablepub import Message, Outbox
+from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import fill
 from tests.cli.trouble import make_trouble
 from tests.docs.documents import PLACEHOLDER, ROOT, blocks
 
@@ -35,8 +36,7 @@ def test_every_command_of_the_page_does_what_it_says(
     monkeypatch.setenv("RELIABLEPUB_OUTBOX", "outbox.db")
     monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     said: dict[str, str] = {}
-    with Outbox("outbox.db.rescued-1") as rescued:
-        rescued.enqueue(Message(b"what a relay had when its files were moved"))
+    fill("outbox.db.rescued-1", Message(b"what a relay had when its files were moved"))
     with FakeBroker() as broker, closing(make_trouble(tmp_path / "outbox.db")):
         lines = list(shown())
         assert len(lines) > 15

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
+from tests.cli.conftest import fill
 from tests.sqlite import sql
 
 TABLES = {
@@ -31,9 +32,7 @@ COMMANDS = (
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Message 1 is open, 2 is parked; both have a history, and no table is STRICT."""
     path = tmp_path_factory.mktemp("whole") / "o.db"
-    with Outbox(path) as outbox:
-        for _ in range(2):
-            outbox.enqueue(Message(b"{}", "e", "q", headers={"a": 1}))
+    fill(path, *[Message(b"{}", "e", "q", headers={"a": 1})] * 2)
     for arguments in ("park 1 2", "retry 1"):
         invoke(path, f"outbox {arguments}")
     sql(

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from reliablepub import Message, Outbox, Publisher, RetryPolicy, Unroutable
+from reliablepub import Message, Publisher, RetryPolicy, Unroutable
 from reliablepub.errors import OutboxDiskFull
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Run, parsed
+from tests.cli.conftest import Run, fill, parsed, refused
 from tests.sqlite import sql
 
 EVERY_COMMAND = [
@@ -32,8 +32,7 @@ def outbox(path: Path, fake: FakeBroker) -> Path:
         for _ in range(2):
             with pytest.raises(Unroutable):
                 publisher.publish(b"secret", routing_key="nowhere").result(60)
-    with Outbox(path) as opened:
-        opened.enqueue(Message(b"secret", routing_key="all"))
+    fill(path, Message(b"secret", routing_key="all"))
     return path
 
 
@@ -100,10 +99,12 @@ def test_an_audit_says_by_its_exit_code_whether_it_adds_up(run: Run, outbox: Pat
         "DELETE FROM reliablepub_parked WHERE id = 3",
         "UPDATE reliablepub_parked SET body = x'00'",
     )
-    result = run("audit")
-    assert result.exit_code == 4
-    assert "the ledger counts +1 parked against the rows" in result.stderr
-    assert "message 4: the checksum is" in result.stderr
+    refused(
+        run("audit"),
+        "the ledger counts +1 parked against the rows",
+        "message 4: the checksum is",
+        code=4,
+    )
     as_json = run("audit", "--json")
     assert as_json.exit_code == 4
     assert json.loads(as_json.stdout)["differences"] == {"parked": 1}
@@ -113,16 +114,12 @@ def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> 
     data = bytearray(outbox.read_bytes())
     data[100:PAGE_BYTES] = bytes(PAGE_BYTES - 100)  # where each table is
     outbox.write_bytes(data)
-    looked = run("audit")
-    assert looked.exit_code == 4
-    assert "reliablepub outbox salvage" in looked.stderr
+    refused(run("audit"), "reliablepub outbox salvage", code=4)
     result = run("salvage", outbox, tmp_path / "new.db")
     assert result.exit_code == 0
     assert "1 open message and 2 parked messages copied" in result.stdout
     assert run("audit", "--outbox", tmp_path / "new.db").exit_code == 0
-    again = run("salvage", outbox, tmp_path / "new.db")
-    assert again.exit_code == 4
-    assert "exists already" in again.stderr
+    refused(run("salvage", outbox, tmp_path / "new.db"), "exists already", code=4)
 
 
 def test_a_file_that_is_no_outbox_is_not_rescued(run: Run, tmp_path: Path) -> None:
@@ -156,18 +153,18 @@ def test_what_the_disk_cannot_read_is_listed(
     run: Run, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reliablepub.outbox.sqlite.salvage.Pages.unreadable", ("page 7",))
-    result = run("salvage", outbox, tmp_path / "new.db")
-    assert result.exit_code == 1
-    assert "page 7 cannot be read from the disk: messages in it may be missing" in result.stderr
+    refused(
+        run("salvage", outbox, tmp_path / "new.db"),
+        "page 7 cannot be read from the disk: messages in it may be missing",
+        code=1,
+    )
     as_json = run("salvage", outbox, tmp_path / "newer.db", "--json")
     assert (as_json.exit_code, json.loads(as_json.stdout)["unreadable"]) == (1, ["page 7"])
 
 
 def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path) -> None:
     sql(outbox, "UPDATE reliablepub_parked SET body = x'00' WHERE id = 3")
-    result = run("salvage", outbox, tmp_path / "new.db")
-    assert result.exit_code == 1
-    assert "message 3 (" in result.stderr
+    result = refused(run("salvage", outbox, tmp_path / "new.db"), "message 3 (", code=1)
     assert "1 open message and 1 parked message copied" in result.stdout
 
 

@@ -26,7 +26,6 @@ class Scripted:
     """Stores everything, and settles each group as told: a kind, None, or an error to raise."""
 
     is_ended = False
-    is_held_up = False
     failure = None
 
     def check_thread(self) -> None:
@@ -41,10 +40,12 @@ class Scripted:
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
         callback(receipt)
 
-    def __init__(self, *script: OutcomeKind | Exception | None, closed: bool = False) -> None:
+    def __init__(
+        self, *script: OutcomeKind | Exception | None, at_close: Exception | None = None
+    ) -> None:
         self.script = list(script)
         self.groups: list[list[Message]] = []
-        self.is_closed = closed
+        self.at_close = at_close
         self.status = Status(link=Link.BLOCKED, reason="low", counters=Counters(), connects=1)
 
     def publish_many(self, messages: Iterable[Message], *, source: str | None) -> BatchReceipt:
@@ -65,14 +66,12 @@ class Scripted:
 
     def flush(self, timeout_s: float) -> Status:
         del timeout_s
-        if self.is_closed:
-            raise PublisherClosed("the publisher has failed")
         return self.status
 
     def close(self, timeout_s: float) -> None:
         del timeout_s
-        if self.is_held_up:
-            raise RelayHeldUp("the hook does not return")
+        if self.at_close is not None:
+            raise self.at_close
 
 
 def message(line: Line) -> Message:
@@ -136,7 +135,9 @@ def test_only_what_may_be_sent_is_waited_for(days: int, stopped: Stopped) -> Non
 
 
 def test_a_publisher_that_fails_meanwhile_is_noticed() -> None:
-    run = ran(Scripted(None, closed=True), lines(1))
+    scripted = Scripted(None, at_close=PublisherClosed("the publisher has failed"))
+    scripted.status = Status(link=Link.FAILED)
+    run = ran(scripted, lines(1))
     assert (run.stopped, run.error) == (Stopped.OUTBOX, "the publisher has failed")
 
 
@@ -144,9 +145,7 @@ def test_a_hook_that_does_not_return_leaves_the_result() -> None:
     held_up = RelayHeldUp("the hook does not return")
     run = ran(Scripted(OutcomeKind.CONFIRMED, held_up), lines(100))
     assert (run.stopped, run.error, run.tally.stored) == (Stopped.OUTBOX, str(held_up), 1)
-    scripted = Scripted(OutcomeKind.CONFIRMED)
-    scripted.is_held_up = True
-    run = ran(scripted, lines(1))
+    run = ran(Scripted(OutcomeKind.CONFIRMED, at_close=held_up), lines(1))
     assert (run.stopped, run.error, run.tally.confirmed) == (Stopped.OUTBOX, str(held_up), 1)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from reliablepub import Message, Outbox
+from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
+from tests.cli.conftest import fill
 from tests.cli.exit_codes import assert_documented
 from tests.cli.trouble import make_trouble
 from tests.docs.documents import PLACEHOLDER, ROOT, blocks
@@ -46,9 +47,7 @@ def test_every_command_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monk
         broker.declare_exchange("orders", "fanout")
         broker.declare_queue("all")
         broker.bind("all", "orders")
-        with Outbox("outbox.db") as outbox:
-            for number in range(11, 19):
-                outbox.enqueue(Message(b"%d" % number, exchange="orders"))
+        fill("outbox.db", *(Message(b"%d" % number, exchange="orders") for number in range(11, 19)))
         run(["outbox", "park", "17", "18", "--outbox", "outbox.db"], broker.url)
         _copy("outbox.db", "damaged.db")
         for line in lines:

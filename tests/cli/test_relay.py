@@ -9,7 +9,7 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import NOBODY, Cli
+from tests.cli.conftest import NOBODY, Cli, line_of, refused
 from tests.waiting import until
 
 
@@ -60,20 +60,17 @@ def test_what_is_in_flight_is_given_a_moment(
 def test_changes_of_the_connection_are_lines(
     cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path]
 ) -> None:
-    relay = cli.begin("relay", "--outbox", "o.db")
-    assert relay.stderr is not None
-    assert relay.stderr.readline() == "connected to the broker\n"
+    relay = cli.relay("--outbox", "o.db")
     fake.block("low on memory")
     enqueue(1)  # RabbitMQ tells only those who publish
-    assert relay.stderr.readline() == "blocked by the broker: low on memory\n"
+    assert line_of(relay) == "blocked by the broker: low on memory\n"
     fake.unblock()
-    assert relay.stderr.readline() == "connected to the broker\n"
+    assert line_of(relay) == "connected to the broker\n"
     fake.stop()
-    line = relay.stderr.readline()
+    line = line_of(relay)
     assert line.startswith("not connected to the broker: ")
     assert line.endswith("; trying again\n")
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def test_draining_reports_what_is_parked(cli: Cli, enqueue: Callable[..., Path]) -> None:
@@ -106,18 +103,14 @@ def test_draining_does_not_wait_for_what_is_put_off(cli: Cli, enqueue: Callable[
 def test_draining_that_is_interrupted_is_not_done(cli: Cli, enqueue: Callable[..., Path]) -> None:
     enqueue(2)
     relay = cli.begin("relay", "--outbox", "o.db", "--drain", "--url", NOBODY)
-    assert relay.stderr is not None
-    assert "connection refused" in relay.stderr.readline()
-    relay.send_signal(signal.SIGTERM)
-    ended = cli.ended(relay)
+    assert "connection refused" in line_of(relay)
+    ended = cli.stop(relay)
     assert ended.code == 3
     assert ended.error == "interrupted; 2 messages are still open, and stay in the outbox"
 
 
 def test_there_is_nothing_to_drain_without_an_outbox(cli: Cli) -> None:
-    ended = cli("relay", "--outbox", "o.db", "--drain")
-    assert ended.code == 4
-    assert "there is no outbox o.db" in ended.error
+    refused(cli("relay", "--outbox", "o.db", "--drain"), "there is no outbox o.db", code=4)
     assert list(cli.folder.iterdir()) == []
 
 

@@ -1,12 +1,11 @@
 """`reliablepub relay --password-file`: the password changes at the broker, and the file follows."""
 
 import json
-import signal
 from pathlib import Path
 
-from reliablepub import Message, Outbox
+from reliablepub import Message
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, fill
 from tests.waiting import until
 
 USER = "orders"
@@ -33,9 +32,7 @@ def test_a_relay_comes_back_with_the_rotated_password(cli: Cli, fake: FakeBroker
     replace(secret, "hush-1")
 
     def enqueue(numbers: range) -> None:
-        with Outbox(outbox) as queue:
-            for number in numbers:
-                queue.enqueue(Message(b"%d" % number, routing_key="all"))
+        fill(outbox, *(Message(b"%d" % number, routing_key="all") for number in numbers))
 
     enqueue(range(50))
     relay = cli.begin(
@@ -47,8 +44,7 @@ def test_a_relay_comes_back_with_the_rotated_password(cli: Cli, fake: FakeBroker
     until(lambda: is_refused(cli, outbox))
     replace(secret, "hush-2")  # and no signal
     until(lambda: len(fake.messages("all")) >= 100)
-    relay.send_signal(signal.SIGTERM)
-    ended = cli.ended(relay)
+    ended = cli.stop(relay)
     assert ended.code == 0
     counted = [ended.json[name] for name in ("confirmed", "parked", "open")]
     assert counted == [100, 0, 0]

@@ -5,11 +5,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, ids, refused
 from tests.waiting import until
 
 
@@ -26,10 +25,6 @@ def path(tmp_path: Path) -> Path:
             )
         outbox.enqueue(b"")
     return path
-
-
-def ids(result: Result) -> list[int]:
-    return [row["id"] for row in json.loads(result.stdout)]
 
 
 def open_ids(path: Path) -> list[object]:
@@ -88,9 +83,7 @@ def test_two_ids_of_one_message_name_it_once(run: Run) -> None:
 
 
 def test_an_unknown_id_changes_nothing(run: Run, path: Path) -> None:
-    result = run("cancel", "order 1", "order 9", "--yes")
-    assert result.exit_code == 2
-    assert "nothing was changed" in result.stderr
+    refused(run("cancel", "order 1", "order 9", "--yes"), "nothing was changed")
     assert open_ids(path) == [1, 2, 3, 4]
 
 

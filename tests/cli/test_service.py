@@ -30,7 +30,7 @@ from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli
+from tests.cli.conftest import NOBODY, Cli, fill, line_of
 from tests.waiting import until
 
 
@@ -73,8 +73,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def enqueue(cli: Cli, body: bytes) -> None:
-    with Outbox(cli.folder / "o.db") as outbox:
-        outbox.enqueue(Message(body, routing_key="all"))
+    fill(cli.folder / "o.db", Message(body, routing_key="all"))
 
 
 def plain(fake: FakeBroker) -> str:
@@ -107,9 +106,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     del cli.environment["RELIABLEPUB_URL"]
     config = cli.folder / "relay.toml"
     config.write_text(f'url = "{plain(fake)}"\noutbox = "o.db"\n')
-    relay = cli.begin("relay", "--config", "relay.toml", "--json")
-    assert relay.stderr is not None
-    assert relay.stderr.readline() == "connected to the broker\n"
+    relay = cli.relay("--config", "relay.toml", "--json")
     enqueue(cli, b"1")
     fake.wait_for(1, timeout_s=60)
 
@@ -119,7 +116,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     ):
         config.write_text(text)
         relay.send_signal(signal.SIGHUP)
-        assert relay.stderr.readline().startswith(problem)
+        assert line_of(relay).startswith(problem)
     enqueue(cli, b"2")
     fake.wait_for(2, timeout_s=60)
 
@@ -127,18 +124,17 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
         second.declare_queue("all")
         config.write_text(f'url = "{plain(second)}"\noutbox = "o.db"\n')
         relay.send_signal(signal.SIGHUP)
-        assert relay.stderr.readline() == "reopened\n"
+        assert line_of(relay) == "reopened\n"
         enqueue(cli, b"3")
         second.wait_for(1, timeout_s=60)
         assert [message.body for message in second.messages("all")] == [b"3"]
-        assert relay.stderr.readline() == "connected to the broker\n"
+        assert line_of(relay) == "connected to the broker\n"
 
         config.write_text(f'url = "{plain(second)}"\noutbox = "other.db"\n')
         relay.send_signal(signal.SIGHUP)
-        assert "the outbox cannot be changed while the relay runs" in relay.stderr.readline()
+        assert "the outbox cannot be changed while the relay runs" in line_of(relay)
         until(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
-        relay.send_signal(signal.SIGTERM)
-        ended = cli.ended(relay)
+        ended = cli.stop(relay)
     assert ended.code == 0
     assert (ended.json["confirmed"], ended.json["open"]) == (3, 0)
 
@@ -164,8 +160,7 @@ def test_a_hangup_drops_no_key_that_a_message_needs(cli: Cli, fake: FakeBroker) 
     keys.write_text(new + old)
     relay.send_signal(signal.SIGHUP)
     assert any(line == "reopened\n" for line in iter(relay.stderr.readline, ""))
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
     with Outbox(cli.folder / "o.db", keys=OutboxKeys.read(keys)) as outbox:
         assert outbox.rekey().changed == 1
     keys.write_text(new)
@@ -177,11 +172,10 @@ def test_a_hangup_drops_no_key_that_a_message_needs(cli: Cli, fake: FakeBroker) 
 
 def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     relay = cli.begin("relay", "--outbox", "o.db", "--health-port", "0")
-    assert relay.stderr is not None
-    found = re.match(r"health: (http://127\.0\.0\.1:\d+)/live", relay.stderr.readline())
+    found = re.match(r"health: (http://127\.0\.0\.1:\d+)/live", line_of(relay))
     assert found is not None
     url = found[1]
-    assert relay.stderr.readline() == "connected to the broker\n"
+    assert line_of(relay) == "connected to the broker\n"
     assert get(f"{url}/live") == (200, {"live": True, "reasons": []})
     is_ready = {"ready": True, "reasons": [], "link": "connected"}
     assert get(f"{url}/ready") == (200, {**is_ready, "open": 0, "in_flight": 0, "parked": 0})
@@ -191,14 +185,13 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     until(lambda: confirmed in text_of(f"{url}/metrics"), 60)
     assert "process_resident_memory_bytes" in text_of(f"{url}/metrics")
     fake.stop()
-    assert relay.stderr.readline().startswith("not connected to the broker")
+    assert line_of(relay).startswith("not connected to the broker")
     code, answer = get(f"{url}/ready")
     assert code == 503
     assert answer["reasons"] == ["not connected to the broker"]
     assert get(f"{url}/live")[0] == 200  # a restart would not help
     assert get(f"{url}/else")[0] == 404
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def get(url: str) -> tuple[int, Any]:
@@ -224,193 +217,158 @@ def test_without_the_extra_metrics_say_what_is_missing() -> None:
         assert get(f"{server.url}/live")[0] == 200
 
 
-class Stepping:
-    """A `Stop` for a service in this thread: with each wait the test takes a step of its own."""
+class Rig:
+    """A service in this thread: with each wait, the life that a test gives it takes a step."""
 
-    def __init__(self, steps: Iterator[None]) -> None:
-        self.is_set = self.is_reopen_due = False
-        self._steps = steps
+    def __init__(
+        self,
+        settings: Settings,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        self.settings = settings
+        self.is_set = self.is_reopen_due = False  # as in `Stop`
+        self.windows: list[int] = []  # of the settings of each opening
+        self.fails: Callable[[int, int], None] = lambda _call, _window: None
+        """Called before an opening, with its number and its window."""
+        self.told: list[str] = []  # names that the service manager was told
+        self._capsys = capsys
+        opened = Settings.open
+
+        def open_(settings: Settings, hooks: Sequence[object]) -> Publisher:
+            self.windows.append(settings.options.get("window_max", 0))
+            self.fails(len(self.windows), self.windows[-1])
+            return opened(settings, hooks)
+
+        monkeypatch.setattr(Settings, "open", open_)
+
+    def live(
+        self,
+        life: Iterator[None],
+        *,
+        again: Settings | None = None,  # found after SIGHUP
+        is_standby: bool = False,
+        hooks: Sequence[object] = (),
+        watchdog_s: float | None = None,
+    ) -> str:
+        """Run a service until its life ends; what it has said."""
+        self._life = life
+        tell = SimpleNamespace(tell=lambda **told: self.told.extend(told), watchdog_s=watchdog_s)
+        self.service = Service(
+            self.settings,
+            lambda: again or self.settings,
+            stop=cast("Stop", self),
+            notifier=cast("Notifier", tell),
+            hooks=hooks,
+            is_standby=is_standby,
+        )
+        with self.service:
+            self.service.run(is_draining=False)
+        return self._capsys.readouterr().err
 
     def wait(self, _timeout_s: float) -> bool:
         time.sleep(0.001)
-        self.is_set = next(self._steps, "over") == "over"
+        self.is_set = next(self._life, "over") == "over"
         return self.is_set
 
-
-def stepped(
-    settings: Settings, again: Settings, stop: Stepping, *, is_standby: bool = False
-) -> Service:
-    """A service that finds other settings after SIGHUP, and takes steps until it is stopped."""
-    return Service(
-        settings,
-        lambda: again,
-        stop=cast("Stop", stop),
-        notifier=Notifier({}),
-        hooks=[],
-        is_standby=is_standby,
-    )
-
-
-def test_what_cannot_be_opened_is_reopened_as_it_was(
-    fake: FakeBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
-
-    def life() -> Iterator[None]:
-        stop.is_reopen_due = True
-        while stop.is_reopen_due:
-            yield
-        with Outbox(settings.outbox) as outbox:
-            outbox.enqueue(Message(b"", routing_key="all"))
-        while not fake.messages("all"):
+    def hang_up(self, until: Callable[[], bool]) -> Iterator[None]:
+        """SIGHUP, and then steps until a condition holds."""
+        self.is_reopen_due = True
+        while not until():
             yield
 
-    stop = Stepping(life())
-    service = stepped(settings, replace(settings, window_max=0), stop)
-    with service:
-        service.run(is_draining=False)
-    assert "reopened with the earlier settings: window_max is 0" in capsys.readouterr().err
 
-
-def windows_opened(monkeypatch: pytest.MonkeyPatch, fail: Callable[[int, int], None]) -> list[int]:
-    """Have each call of `Settings.open` call a function first, which may raise.
-
-    Args:
-        monkeypatch: of the test.
-        fail: gets the number of the call, from 1, and the window of its settings.
-
-    Returns:
-        The windows of the settings of all calls so far.
-    """
-    opened = Settings.open
-    windows: list[int] = []
-
-    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
-        windows.append(self.window_max)
-        fail(len(windows), self.window_max)
-        return opened(self, hooks)
-
-    monkeypatch.setattr(Settings, "open", open_)
-    return windows
-
-
-def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
+@pytest.fixture
+def rig(
     fake: FakeBroker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+) -> Rig:
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
+    return Rig(settings, monkeypatch, capsys)
 
+
+@pytest.fixture
+def other(rig: Rig) -> Settings:
+    """Settings with another window."""
+    return replace(rig.settings, options={"window_max": 777})
+
+
+def test_what_cannot_be_opened_is_reopened_as_it_was(rig: Rig, fake: FakeBroker) -> None:
+    def life() -> Iterator[None]:
+        yield from rig.hang_up(lambda: not rig.is_reopen_due)
+        fill(rig.settings.outbox, Message(b"", routing_key="all"))
+        while not fake.messages("all"):
+            yield
+
+    said = rig.live(life(), again=replace(rig.settings, options={"window_max": 0}))
+    assert "reopened with the earlier settings: window_max is 0" in said
+
+
+def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
+    rig: Rig, other: Settings
+) -> None:
     def fail(call: int, _window: int) -> None:
         if call == 2:  # another standby was faster
             raise OutboxInUse("another relay has it")
 
-    windows = windows_opened(monkeypatch, fail)
-    told: list[str] = []
-
-    def life() -> Iterator[None]:
-        stop.is_reopen_due = True
-        while len(windows) < 3:
-            yield
-
-    stop = Stepping(life())
-    service = Service(
-        settings,
-        lambda: replace(settings, window_max=777),
-        stop=cast("Stop", stop),
-        notifier=cast(
-            "Notifier", SimpleNamespace(tell=lambda **told_: told.extend(told_), watchdog_s=None)
-        ),
-        hooks=[],
-        is_standby=True,
-    )
-    with service:
-        service.run(is_draining=False)
-    assert windows == [1_000, 777, 777]
-    assert "READY" in told[told.index("RELOADING") :], "systemd waits for the end of the reload"
-    said = capsys.readouterr().err
+    rig.fails = fail
+    life = rig.hang_up(lambda: len(rig.windows) >= 3)
+    said = rig.live(life, again=other, is_standby=True)
+    assert rig.windows == [1_000, 777, 777]
+    reloaded = rig.told[rig.told.index("RELOADING") :]
+    assert "READY" in reloaded, "systemd waits for the end of the reload"
     assert "standing by: another relay has it" in said
     assert "earlier settings" not in said
 
 
-def test_a_standby_waits_while_the_outbox_cannot_be_reached(
-    fake: FakeBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
+def test_a_standby_waits_while_the_outbox_cannot_be_reached(rig: Rig) -> None:
     gone = OutboxUnreachable("the server is away")
     ends = iter([OutboxInUse("another relay has it"), gone, gone, OutboxLocked("locked")])
-    opened = Settings.open
 
-    def open_(self: Settings, hooks: Sequence[object]) -> Publisher:
+    def fail(_call: int, _window: int) -> None:
         for error in ends:
             raise error
-        return opened(self, hooks)
-
-    monkeypatch.setattr(Settings, "open", open_)
 
     def life() -> Iterator[None]:
-        while service.status.connects == 0:
+        while rig.service.status.connects == 0:
             yield
 
-    service = stepped(settings, settings, Stepping(life()), is_standby=True)
-    with service:
-        service.run(is_draining=False)
-    told = capsys.readouterr().err.splitlines()[:4]
+    rig.fails = fail
+    told = rig.live(life(), is_standby=True).splitlines()[:4]
     assert [line.partition("standing by: ")[2] for line in told[:3]] == [
-        "another relay owns the outbox",
-        "the server is away",
-        "locked",
+        *("another relay owns the outbox", "the server is away", "locked"),
     ]
     assert told[3] == "this relay has taken over the outbox"
 
 
 def test_a_relay_that_cannot_open_the_outbox_again_for_now_waits_for_it(
-    fake: FakeBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    rig: Rig, other: Settings
 ) -> None:
     """Such as one that gets SIGHUP during a fail-over of PostgreSQL."""
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
     troubles: set[str] = set()
 
     def fail(call: int, _window: int) -> None:
         if 1 < call < 4:
             raise OutboxUnreachable("the server is away")
 
-    windows = windows_opened(monkeypatch, fail)
+    def is_back() -> bool:
+        troubles.add(rig.service.status.trouble)
+        return len(rig.windows) >= 4
 
-    def life() -> Iterator[None]:
-        stop.is_reopen_due = True
-        while len(windows) < 4:
-            troubles.add(service.status.trouble)
-            yield
-
-    stop = Stepping(life())
-    service = stepped(settings, replace(settings, window_max=777), stop)
-    with service:
-        service.run(is_draining=False)
-    assert windows == [1_000, 777, 777, 777], "the new settings are not at fault"
-    assert troubles <= {"", "standing by: the outbox cannot be opened for now"}, "it is public"
-    assert len(troubles) == 2
-    said = capsys.readouterr().err
+    rig.fails = fail
+    said = rig.live(rig.hang_up(is_back), again=other)
+    assert rig.windows == [1_000, 777, 777, 777], "the new settings are not at fault"
+    assert troubles >= {"standing by: the outbox cannot be opened for now"}, "it is public"
+    assert len(troubles - {""}) == 1
     assert said.count("standing by: the server is away") == 1
     assert "this relay has taken over the outbox\n" in said
     assert "earlier settings" not in said
 
 
-def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
-    fake: FakeBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(rig: Rig, other: Settings) -> None:
     """A wrong password looks like a server that is away: both are tried until one is right."""
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
 
     def fail(call: int, window: int) -> None:
         if window == 777:
@@ -418,37 +376,20 @@ def test_a_relay_goes_on_with_the_settings_that_open_the_outbox(
         if 1 < call < 5:
             raise OutboxUnreachable("the server is away")
 
-    windows = windows_opened(monkeypatch, fail)
-
-    def life() -> Iterator[None]:
-        stop.is_reopen_due = True
-        while service.status.trouble or len(windows) < 5:
-            yield
-
-    stop = Stepping(life())
-    service = stepped(
-        settings,
-        replace(settings, window_max=777, outbox_as_given="postgresql://x:wrong@db/"),
-        stop,
-    )
-    with service:
-        service.run(is_draining=False)
-    assert windows == [1_000, 777, 1_000, 777, 1_000]
-    said = capsys.readouterr().err
+    rig.fails = fail
+    life = rig.hang_up(lambda: not rig.service.status.trouble and len(rig.windows) >= 5)
+    said = rig.live(life, again=replace(other, outbox_as_given="postgresql://x:wrong@db/"))
+    assert rig.windows == [1_000, 777, 1_000, 777, 1_000]
     assert said.count("standing by: ") == 1
     assert "reopened with the earlier settings: password authentication failed\n" in said
 
 
 def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
-    fake: FakeBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys, database = OutboxKeys({"old": bytes.fromhex("0f" * 32)}), outbox_at(tmp_path / "o.db")
-    with Outbox(database, keys=keys) as outbox:
-        outbox.enqueue(Message(b"1", routing_key="nowhere"), key="waits")
-    settings = Settings((fake.url,), database, keys, 0, 32, 1_000)
+    keys, database = OutboxKeys({"old": bytes.fromhex("0f" * 32)}), rig.settings.outbox
+    fill(database, Message(b"1", routing_key="nowhere"), keys=keys)
+    rig.settings = replace(rig.settings, options={"outbox_keys": keys})
     reading = database.reading
     is_away = False
 
@@ -461,46 +402,33 @@ def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
 
     def life() -> Iterator[None]:
         nonlocal is_away
-        is_away = stop.is_reopen_due = True
-        while stop.is_reopen_due:
-            yield
+        is_away = True
+        yield from rig.hang_up(lambda: not rig.is_reopen_due)
         is_away = False
-        while service.standing_by:
+        while rig.service.standing_by:
             yield
 
-    stop = Stepping(life())
-    service = stepped(settings, replace(settings, outbox_keys=None), stop)
-    with service:
-        service.run(is_draining=False)
-    said = capsys.readouterr().err
+    said = rig.live(life(), again=replace(rig.settings, options={"outbox_keys": None}))
     assert "standing by: the server is away\n" in said
-    assert (
-        "reopened with the earlier settings: messages are encrypted with key 'old', which is gone\n"
-    ) in said
+    gone = "messages are encrypted with key 'old', which is gone\n"
+    assert f"reopened with the earlier settings: {gone}" in said
 
 
 def test_a_relay_whose_outbox_another_has_taken_meanwhile_ends_unless_it_is_a_standby(
-    fake: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rig: Rig,
 ) -> None:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
     ends = iter([OutboxLocked("locked"), OutboxInUse("another relay has it")])
 
-    def open_(_self: Settings, _hooks: Sequence[object]) -> Publisher:
-        raise next(ends)
+    def fail(call: int, _window: int) -> None:
+        if call > 1:
+            raise next(ends)
 
-    def life() -> Iterator[None]:
-        monkeypatch.setattr(Settings, "open", open_)
-        stop.is_reopen_due = True
-        while True:
-            yield
-
-    stop = Stepping(life())
-    service = stepped(settings, settings, stop)
-    with pytest.raises(OutboxInUse, match="another relay has it"), service:
-        service.run(is_draining=False)
+    rig.fails = fail
+    with pytest.raises(OutboxInUse, match="another relay has it"):
+        rig.live(rig.hang_up(lambda: False))
 
 
-def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) -> None:
+def test_a_relay_that_hangs_feeds_no_watchdog(rig: Rig) -> None:
     """It is fed by the main thread, which goes on; but only for turns of the relay's."""
     hanging, released = threading.Event(), threading.Event()
 
@@ -509,41 +437,29 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
             hanging.set()
             released.wait(60)
 
-    fed = 0
-
-    def tell(**variables: object) -> None:
-        nonlocal fed
-        fed += "WATCHDOG" in variables
+    def fed() -> int:
+        return rig.told.count("WATCHDOG")
 
     def life() -> Iterator[None]:
         """What happens while the service waits, step by step."""
-        while fed < 3:
+        while fed() < 3:
             yield
-        with Outbox(tmp_path / "o.db") as outbox:
-            outbox.enqueue(Message(b"", routing_key="all"))
+        fill(rig.settings.outbox, Message(b"", routing_key="all"))
         while not hanging.is_set():
             yield
         yield  # the last turn before it may have been noticed only now
-        before = fed
+        before = fed()
         for _ in range(20):
             yield
-        assert fed == before
-        age_s = service.status.turn_age_s
+        assert fed() == before
+        age_s = rig.service.status.turn_age_s
         yield
-        assert service.status.turn_age_s > age_s
+        assert rig.service.status.turn_age_s > age_s
         released.set()
-        while fed == before:
+        while fed() == before:
             yield
 
-    service = Service(
-        Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000),
-        lambda: pytest.fail("nobody asked"),
-        stop=cast("Stop", Stepping(life())),
-        notifier=cast("Notifier", SimpleNamespace(tell=tell, watchdog_s=0.0)),
-        hooks=[Hang()],
-    )
-    with service:
-        service.run(is_draining=False)
+    rig.live(life(), hooks=[Hang()], watchdog_s=0.0)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli
-from tests.cli.test_standby import line_of, until
+from tests.cli.conftest import Cli, line_of, refused
+from tests.cli.test_standby import until
 from tests.waiting import until as wait_until
 
 pytestmark = pytest.mark.postgres
@@ -133,9 +133,7 @@ def test_all_shards_relayed_is_in_use(cli: Cli, where: str) -> None:
     owners = [cli.begin("relay", "--outbox", where) for _ in range(2)]
     for owner in owners:
         assert line_of(owner) == "connected to the broker\n"
-    third = cli("relay", "--outbox", where)
-    assert third.code == 4
-    assert "each of its 2 shards" in third.err
+    refused(cli("relay", "--outbox", where), "each of its 2 shards", code=4)
     for owner in owners:
         end(cli, owner)
 
@@ -152,9 +150,10 @@ def test_publish_refuses_a_file(cli: Cli, where: str) -> None:
     """Two runs would each take a shard, and count their records as one position in the file."""
     (cli.folder / "f.txt").write_text("one\ntwo\n")
     command = ("--outbox", where, "--routing-key", "all")
-    ended = cli("publish", "f.txt", *command)
-    assert ended.code == 2
-    assert "has 2 shards, where the position in a file cannot be kept" in ended.error
+    refused(
+        cli("publish", "f.txt", *command),
+        "has 2 shards, where the position in a file cannot be kept",
+    )
     assert Outbox(where).status().stored == 0
     assert cli("publish", "-", *command, input="one\ntwo\n").code == 0
 
@@ -192,5 +191,4 @@ def _arrived(fake: FakeBroker) -> int:
 
 
 def end(cli: Cli, relay: subprocess.Popen[str]) -> None:
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0

@@ -15,7 +15,7 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, line_of, refused
 from tests.stores import Where
 from tests.waiting import until as wait_until
 
@@ -28,11 +28,6 @@ FULL = """
     CREATE TRIGGER full_disk BEFORE INSERT ON reliablepub.runs
     FOR EACH ROW EXECUTE FUNCTION public.full_disk();
 """
-
-
-def line_of(relay: subprocess.Popen[str]) -> str:
-    assert relay.stderr is not None
-    return relay.stderr.readline()
 
 
 def until(relay: subprocess.Popen[str], words: str) -> None:
@@ -48,8 +43,7 @@ def test_a_standby_takes_over_from_a_relay_that_was_killed(
 ) -> None:
     with Outbox(where) as outbox:
         outbox.enqueue(Message(b"", routing_key="all"))
-        owner = cli.begin("relay", "--outbox", where, "--standby")
-        assert line_of(owner) == "connected to the broker\n"
+        owner = cli.relay("--outbox", where, "--standby")
         fake.wait_for(1, timeout_s=60)
         standby = cli.begin("relay", "--outbox", where, "--standby", "--json")
         assert line_of(standby) == "standing by: another relay owns the outbox\n"
@@ -61,14 +55,12 @@ def test_a_standby_takes_over_from_a_relay_that_was_killed(
         assert line_of(standby) == "this relay has taken over the outbox\n"
         took_s = time.monotonic() - killed_at
         fake.wait_for(3, timeout_s=60)
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).json["open"] == 0
+    assert cli.stop(standby).json["open"] == 0
     assert took_s < TAKEN_OVER_S
 
 
 def test_a_standby_is_no_relay_without_a_broker(cli: Cli, fake: FakeBroker) -> None:
-    owner = cli.begin("relay", "--outbox", "o.db")
-    assert line_of(owner) == "connected to the broker\n"
+    owner = cli.relay("--outbox", "o.db")
     standby = cli.begin("relay", "--outbox", "o.db", "--standby", "--health-port", "0")
     url = re.sub(r"health: (.*)/live.*\n", r"\1", line_of(standby))
     assert line_of(standby) == "standing by: another relay owns the outbox\n"
@@ -90,8 +82,7 @@ def test_a_standby_is_no_relay_without_a_broker(cli: Cli, fake: FakeBroker) -> N
     owner.send_signal(signal.SIGTERM)
     until(standby, "this relay has taken over the outbox")
     wait_until(lambda: "reliablepub_connected" in samples())
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).code == 0
+    assert cli.stop(standby).code == 0
 
 
 def test_a_wrong_configuration_does_not_end_a_standby(
@@ -99,8 +90,7 @@ def test_a_wrong_configuration_does_not_end_a_standby(
 ) -> None:
     config = tmp_path / "relay.toml"
     config.write_text("[relay]\nwindow = 100\n")
-    owner = cli.begin("relay", "--outbox", "o.db")
-    assert line_of(owner) == "connected to the broker\n"
+    owner = cli.relay("--outbox", "o.db")
     standby = cli.begin("relay", "--outbox", "o.db", "--standby", "--config", config)
     until(standby, "standing by: another relay owns the outbox")
     config.write_text("[relay]\nwindow = none\n")
@@ -108,16 +98,14 @@ def test_a_wrong_configuration_does_not_end_a_standby(
     assert line_of(standby).startswith("not reopened, nothing was changed: ")
     owner.send_signal(signal.SIGTERM)
     until(standby, "this relay has taken over the outbox")
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).code == 0
+    assert cli.stop(standby).code == 0
 
 
 def test_a_relay_that_was_paused_for_too_long_stands_by(
     cli: Cli, fake: FakeBroker, postgres_url: str
 ) -> None:
     Outbox(postgres_url).create()
-    first = cli.begin("relay", "--outbox", postgres_url, "--standby")
-    assert line_of(first) == "connected to the broker\n"
+    first = cli.relay("--outbox", postgres_url, "--standby")
     second = cli.begin("relay", "--outbox", postgres_url, "--standby")
     third = cli.begin("relay", "--outbox", postgres_url, "--standby", "--json")
     for standby in (second, third):
@@ -126,8 +114,7 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     outbox.enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
     wait_until(lambda: outbox.status().confirmed == 1)
-    third.send_signal(signal.SIGTERM)
-    ended = cli.ended(third)
+    ended = cli.stop(third)
     if "this relay has taken over" not in ended.err:  # because the machine stood still
         told = json.loads(ended.out)
         assert (told["confirmed"], told["parked"], told["open"]) == (0, 0, None)
@@ -138,36 +125,30 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     outbox.enqueue(Message(b"", routing_key="all"))
     fake.wait_for(2, timeout_s=60)
     wait_until(lambda: outbox.status().confirmed == 2)
-    second.send_signal(signal.SIGTERM)
-    assert "1 confirmed, 0 parked, 0 open" in cli.ended(second).out
+    assert "1 confirmed, 0 parked, 0 open" in cli.stop(second).out
     until(first, "this relay has taken over the outbox")
-    first.send_signal(signal.SIGTERM)
-    assert "1 confirmed, 0 parked, 0 open" in cli.ended(first).out
+    assert "1 confirmed, 0 parked, 0 open" in cli.stop(first).out
 
 
 def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_url: str) -> None:
     Outbox(postgres_url).create()
-    owner = cli.begin("relay", "--outbox", postgres_url)
-    assert line_of(owner) == "connected to the broker\n"
+    owner = cli.relay("--outbox", postgres_url)
     standby = cli.begin("relay", "--outbox", postgres_url, "--standby")
     assert line_of(standby) == "standing by: another relay owns the outbox\n"
     with closing(psycopg.connect(postgres_url, autocommit=True)) as operator:
         operator.execute(FULL)
-        owner.send_signal(signal.SIGTERM)
-        assert cli.ended(owner).code == 0
+        assert cli.stop(owner).code == 0
         assert "the disk of the database is full" in line_of(standby)
         operator.execute("DROP TRIGGER full_disk ON reliablepub.runs")
     until(standby, "this relay has taken over the outbox")
-    standby.send_signal(signal.SIGTERM)
-    assert cli.ended(standby).code == 0
+    assert cli.stop(standby).code == 0
 
 
 def test_a_relay_that_is_reopened_while_the_disk_is_full_waits(
     cli: Cli, fake: FakeBroker, postgres_url: str
 ) -> None:
     Outbox(postgres_url).create()
-    relay = cli.begin("relay", "--outbox", postgres_url)
-    assert line_of(relay) == "connected to the broker\n"
+    relay = cli.relay("--outbox", postgres_url)
     with closing(psycopg.connect(postgres_url, autocommit=True)) as operator:
         operator.execute(FULL)
         relay.send_signal(signal.SIGHUP)
@@ -178,8 +159,7 @@ def test_a_relay_that_is_reopened_while_the_disk_is_full_waits(
     assert line_of(relay) == "this relay has taken over the outbox\n"
     Outbox(postgres_url).enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def test_a_wrong_user_of_postgresql_changes_nothing(
@@ -198,30 +178,22 @@ def test_a_wrong_user_of_postgresql_changes_nothing(
     assert 'role "nobody" does not exist' in told
     Outbox(postgres_url).enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+    assert cli.stop(relay).code == 0
 
 
 def test_a_drain_that_is_interrupted_while_it_stands_by_is_not_done(
     cli: Cli, fake: FakeBroker
 ) -> None:
-    owner = cli.begin("relay", "--outbox", "o.db")
-    assert line_of(owner) == "connected to the broker\n"
+    owner = cli.relay("--outbox", "o.db")
     standby = cli.begin("relay", "--outbox", "o.db", "--drain", "--standby")
     assert line_of(standby) == "standing by: another relay owns the outbox\n"
-    standby.send_signal(signal.SIGTERM)
-    ended = cli.ended(standby)
+    ended = cli.stop(standby)
     assert ended.code == 3
     assert ended.error == "interrupted while standing by: another relay owns the outbox"
-    owner.send_signal(signal.SIGTERM)
-    assert cli.ended(owner).code == 0
+    assert cli.stop(owner).code == 0
 
 
 def test_without_it_a_second_relay_ends(cli: Cli, where: Where) -> None:
-    owner = cli.begin("relay", "--outbox", where)
-    assert line_of(owner) == "connected to the broker\n"
-    second = cli("relay", "--outbox", where)
-    assert second.code == 4
-    assert f"is relayed by process {owner.pid}" in second.error
-    owner.send_signal(signal.SIGTERM)
-    assert cli.ended(owner).code == 0
+    owner = cli.relay("--outbox", where)
+    refused(cli("relay", "--outbox", where), f"is relayed by process {owner.pid}", code=4)
+    assert cli.stop(owner).code == 0

@@ -1,9 +1,7 @@
 """Changing messages from the command line, also beside a relay under load."""
 
 import json
-import sqlite3
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,9 @@ from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, fill, refused, state_of
 from tests.cli.test_app import json_keys
 from tests.waiting import until
-
-
-def state_of(run: Run, id_: int) -> str:
-    state: str = json.loads(run("explain", id_, "--json").stdout)[0]["state"]
-    return state
 
 
 def test_ids_are_changed_at_once(run: Run, relay: SqliteStore) -> None:
@@ -72,9 +65,7 @@ def test_what_does_not_fit_is_an_error_and_the_others_are_changed(
         "Error: messages 7, 1 left alone: gone, or in a state other than waiting, parked or expired"
         in (result.stderr)
     )
-    damaged = run("reroute", 9, "--to-exchange", "x")
-    assert damaged.exit_code == 2
-    assert "message 9 left alone: damaged" in damaged.stderr
+    refused(run("reroute", 9, "--to-exchange", "x"), "message 9 left alone: damaged")
 
 
 @pytest.mark.parametrize("order", [(3, "nix"), ("nix", 3)])
@@ -93,52 +84,38 @@ def test_an_unknown_id_changes_nothing_and_the_help_says_so(
         )
 
 
-def test_the_question_of_reroute_names_the_new_address(
-    run: Run, path: Path, relay: SqliteStore
+@pytest.mark.parametrize(
+    ("command", "question"),
+    [
+        (
+            ("reroute", "--reason", "404", "--to-exchange", "orders", "--to-routing-key", "new"),
+            "reroute 1 message of {path} to exchange 'orders', routing key 'new'?",
+        ),
+        (("discard", 3, 4), "discard messages 3 (m-3), 4 (m-4) of {path} for good?"),
+        (("prune", "--parked", "0s"), "delete 2 messages (2 parked) of {path} for good?"),
+        (("retry", "--reason", "404"), "retry 1 message of {path}?"),
+        (("cancel", 1, 7), "cancel messages 1 (not in the outbox), 7 (m-7) of {path} for good?"),
+        (("discard", 1, 7), "discard messages 1 (not in the outbox), 7 (m-7) of {path} for good?"),
+    ],
+)
+def test_the_question_names_what_will_be_changed(
+    run: Run, relay: SqliteStore, command: tuple[object, ...], question: str
 ) -> None:
-    to = ("--to-exchange", "orders", "--to-routing-key", "new")
-    asked = run("reroute", "--reason", "404", *to)
-    assert asked.exit_code == 2
-    assert f"reroute 1 message of {path} to exchange 'orders', routing key 'new'?" in (asked.stderr)
-
-
-def test_the_question_of_discard_names_its_messages(
-    run: Run, path: Path, relay: SqliteStore
-) -> None:
-    asked = run("discard", 3, 4).stderr
-    assert f"discard messages 3 (m-3), 4 (m-4) of {path} for good?" in asked
-    assert f"of {path} for good?" in run("prune", "--parked", "0s").stderr
+    asked = f"{question.format(path=relay.path)} There is no terminal to ask on; give --yes"
+    refused(run(*command), asked)
+    assert state_of(run, 3) == "parked"
 
 
 def test_the_question_shows_that_a_number_is_not_the_message_id_that_was_meant(
     run: Run, path: Path
 ) -> None:
-    with Outbox(path) as outbox:
-        for name in ("2", "1", "\x1b[2J"):
-            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    fill(path, *(Message(b"", routing_key="q", message_id=name) for name in ("2", "1", "\x1b[2J")))
     for command in ("discard", "cancel"):
-        assert f"{command} message 1 (2) of {path} for good?" in run(command, 1).stderr
-        assert f"message 3 (\\x1b[2J) of {path}" in run(command, 3).stderr
+        refused(run(command, 1), f"{command} message 1 (2) of {path} for good?")
+        refused(run(command, 3), f"message 3 (\\x1b[2J) of {path}")
 
 
-def test_the_question_shows_that_no_message_has_a_number_any_more(run: Run, path: Path) -> None:
-    with Outbox(path) as outbox:
-        for name in ("m-1", "m-2"):
-            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DELETE FROM reliablepub_messages WHERE id = 1")  # as after a confirm
-    for command in ("discard", "cancel"):
-        asked = run(command, 1, 2).stderr
-        assert f"{command} messages 1 (not in the outbox), 2 (m-2) of {path} for good?" in asked
-
-
-def test_a_filter_asks_first(
-    run: Run, path: Path, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unanswered = run("retry", "--reason", "404")
-    assert unanswered.exit_code == 2
-    words = f"retry 1 message of {path}? There is no terminal to ask on; give --yes"
-    assert words in unanswered.stderr
+def test_an_answer_is_heeded(run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     assert run("retry", "--reason", "404", input="n\n").exit_code == 2
     assert state_of(run, 3) == "parked"
@@ -146,50 +123,57 @@ def test_a_filter_asks_first(
     assert state_of(run, 3) == "ready"
 
 
-def test_a_dry_run_shows_and_changes_nothing(run: Run, relay: SqliteStore) -> None:
-    out = run("discard", "--all", "--dry-run").stdout
-    assert "m-3" in out
-    assert "3 messages would be discarded" in out
-    assert json.loads(run("discard", "--all", "--dry-run", "--json").stdout)["chosen"] == 3
-    assert state_of(run, 3) == "parked"
+IN_FLIGHT = "message 6 would be left alone: in flight"
 
 
-def test_a_dry_run_of_ids_tells_which_would_be_left_alone(run: Run, relay: SqliteStore) -> None:
-    foreseen = run("retry", 3, 7, 1, "--dry-run")
-    assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
-        2,
-        "1 message would be put back",
-    )
-    assert "m-3" in foreseen.stdout
-    assert (
-        "messages 7, 1 would be left alone: gone, or in a state other than waiting"
-        in foreseen.stderr
-    )
-    foreseen = run("park", 6, "--dry-run")
-    assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
-        3,
-        "0 messages would be parked",
-    )
-    assert "message 6 would be left alone: in flight" in foreseen.stderr
-    assert json.loads(run("retry", 7, "--dry-run", "--json").stdout)["unfit"] == [7]
-    assert state_of(run, 3) == "parked"
-
-
-def test_a_dry_run_of_a_filter_tells_which_would_be_left_alone(
-    run: Run, relay: SqliteStore
+@pytest.mark.parametrize(
+    ("command", "code", "last", "words", "found"),
+    [
+        (("discard", "--all"), 0, "3 messages would be discarded", "", (3, [], [], [])),
+        (
+            ("retry", 3, 7, 1),
+            2,
+            "1 message would be put back",
+            "messages 7, 1 would be left alone: gone, or in a state other than waiting",
+            (3, [], [7, 1], []),
+        ),
+        (("park", 6), 3, "0 messages would be parked", IN_FLIGHT, (1, [6], [], [])),
+        (
+            ("park", "--state", "ready"),
+            3,
+            "3 messages would be parked",
+            IN_FLIGHT,
+            (4, [6], [], []),
+        ),
+        (
+            ("reroute", "--all", "--to-exchange", "x"),
+            2,
+            "6 messages would be rerouted",
+            "message 9 would be left alone: damaged",
+            (8, [6], [], [9]),
+        ),
+    ],
+)
+def test_a_dry_run_tells_which_would_be_left_alone_and_changes_nothing(
+    run: Run,
+    relay: SqliteStore,
+    *,
+    command: tuple[object, ...],
+    code: int,
+    last: str,
+    words: str,
+    found: tuple[object, ...],
 ) -> None:
-    foreseen = run("park", "--state", "ready", "--dry-run")
-    assert foreseen.stdout.splitlines()[-1] == "3 messages would be parked"
-    assert "message 6 would be left alone: in flight" in foreseen.stderr
-    assert foreseen.exit_code == 3
-    to = ("reroute", "--all", "--to-exchange", "x")
-    foreseen = run(*to, "--dry-run")
-    assert foreseen.stdout.splitlines()[-1] == "6 messages would be rerouted"
-    assert "message 9 would be left alone: damaged" in foreseen.stderr
-    found = json.loads(run(*to, "--dry-run", "--json").stdout)
-    assert (found["chosen"], found["in_flight"], found["damaged"]) == (8, [6], [9])
-    done = json.loads(run(*to, "--yes", "--json").stdout)
-    assert (done["changed"], done["in_flight"], done["damaged"]) == (6, [6], [9])
+    foreseen = refused(run(*command, "--dry-run"), words, code=code)
+    assert foreseen.stdout.splitlines()[-1] == last
+    assert ("m-3" in foreseen.stdout) == (command[0] != "park")
+    keys = ("chosen", "in_flight", "unfit", "damaged")
+    values = json.loads(run(*command, "--dry-run", "--json").stdout)
+    assert tuple(values[key] for key in keys) == found
+    assert state_of(run, 3) == "parked"
+    done = json.loads(run(*command, "--yes", "--json").stdout)
+    assert tuple(done[key] for key in keys) == found
+    assert last.startswith(str(done["changed"]))
 
 
 @pytest.mark.parametrize("dry", [("--dry-run",), ("--yes",)])
@@ -356,10 +340,6 @@ def test_prune_asks_only_before_messages_go(
     assert run("prune").stdout.startswith("0 messages deleted\n")
     foreseen = run("prune", "--parked", "0s", "--dry-run")
     assert foreseen.stdout.startswith("2 messages (2 parked) would be deleted\n")
-    refused = run("prune", "--parked", "0s")
-    assert (refused.exit_code, state_of(run, 3)) == (2, "parked")
-    asked = refused.stderr.replace(f" of {relay.path}", "")
-    assert "delete 2 messages (2 parked) for good? There is no terminal to ask on" in asked
     monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     assert run("prune", "--parked", "0s", input="n\n").exit_code == 2
     assert run("prune", "--parked", "0s", input="y\n").exit_code == 0

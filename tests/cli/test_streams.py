@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from reliablepub import Message, Outbox
+from reliablepub import Message
 from reliablepub.cli.progress import Bar
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import ROOT, fill
 
 _PLAIN = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 _LATIN = "schlüssel"
@@ -23,9 +23,7 @@ _COMMAND = f"{sys.executable} -W error -m reliablepub"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "o.db"
-    with Outbox(path) as outbox:
-        for n in range(3):
-            outbox.enqueue(Message(b"{}", routing_key=_LATIN, message_id=f"m{n}"))
+    fill(path, *(Message(b"{}", routing_key=_LATIN, message_id=f"m{n}") for n in range(3)))
     return path
 
 
@@ -109,7 +107,7 @@ def test_a_terminal_that_is_closed_as_the_bars_begin_ends_no_command(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(Progress, "start", gone)
     with Bar(2) as bar:
-        bar.show(stored=1, settled=1)
+        bar.show("stored", 1)
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -153,9 +151,7 @@ def test_a_full_disk_for_the_log_is_no_bad_input(path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["list", "list --csv", "export"])
 def test_a_reader_that_ends_early_interrupts(path: Path, command: str) -> None:
-    with Outbox(path) as outbox:
-        for n in range(300):
-            outbox.enqueue(Message(b"{}", routing_key=_LATIN, message_id=f"more{n}"))
+    fill(path, *(Message(b"{}", routing_key=_LATIN, message_id=f"more{n}") for n in range(300)))
     limit = "" if command == "export" else "--limit 1000"
     ended = shell(f"RUN outbox {command} {limit} | true; echo ${{PIPESTATUS[0]}}", path)
     assert ended.stdout == b"3\n"
@@ -180,8 +176,7 @@ def test_an_output_that_cannot_be_written_is_an_error(path: Path, command: str) 
 def test_a_part_of_an_output_is_not_the_whole(
     path: Path, line: str, code: int, error: bytes, unbuffered: str
 ) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(bytes(300_000)))
+    fill(path, Message(bytes(300_000)))
     ended = shell(line, path, PYTHONUNBUFFERED=unbuffered)
     assert (ended.returncode, ended.stderr) == (code, error)
 

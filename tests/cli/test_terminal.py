@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import Message, Outbox
+from reliablepub import Message
 from reliablepub.cli.grid import lay_out
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import ROOT, fill
 
 WIDTHS = (80, 120)
 NO_ROUTE = "refused: 404 NOT_FOUND - no exchange 'flights.of.the.morning' in vhost '/'"
@@ -24,9 +24,11 @@ NO_ROUTE = "refused: 404 NOT_FOUND - no exchange 'flights.of.the.morning' in vho
 def path(tmp_path: Path) -> Path:
     """An outbox with an open message, and one that was parked for a long reason."""
     path = tmp_path / "outbox.db"
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"1", "flights", "flight.AA.JFK"))
-        outbox.enqueue(Message(b"2", "flights.of.the.morning", "flight.united.newark"))
+    fill(
+        path,
+        Message(b"1", "flights", "flight.AA.JFK"),
+        Message(b"2", "flights.of.the.morning", "flight.united.newark"),
+    )
     note = NO_ROUTE.removeprefix("refused: ")
     subprocess.run(
         [sys.executable, "-m", "reliablepub", "outbox", "park", "2", "--note", note],
@@ -91,9 +93,7 @@ def test_list_shows_each_reason_whole(path: Path, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_keys_shows_each_key_whole(path: Path, width: int) -> None:
     key = "customer-17-of-the-shop"
-    with Outbox(path) as outbox:
-        for _ in range(2):
-            outbox.enqueue(Message(b"3", "flights", "flight.AA.JFK", ordering_key=key))
+    fill(path, *[Message(b"3", "flights", "flight.AA.JFK", ordering_key=key)] * 2)
     on_terminal(path, width, "outbox", "park", "3", "--note", NO_ROUTE)
     shown = on_terminal(path, width, "outbox", "keys")
     assert max(map(len, shown.splitlines())) <= width

@@ -8,11 +8,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from reliablepub import Message, Outbox
+from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.cli.options import tls_context, tls_options
 from reliablepub.testing import FakeBroker
 from tests.certificates import broker_with, signed
+from tests.cli.conftest import fill
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,7 @@ def test_every_command_that_connects_has_them(
 
     code, said = run("publish", lines, "--routing-key", "q", *shown)
     assert (code, len(broker.messages("q"))) == (0, 2), said
-    with Outbox(outbox) as opened:
-        opened.enqueue(Message(b"3", routing_key="q"))
+    fill(outbox, Message(b"3", routing_key="q"))
     code, said = run("relay", "--drain", "--outbox", outbox, *to, folder / "both.pem")
     assert (code, len(broker.messages("q"))) == (0, 3), said
     assert run("doctor", "--outbox", outbox, *shown)[0] == 0

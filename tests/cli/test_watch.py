@@ -24,14 +24,15 @@ from rich.console import Console
 from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.cli.watch.lookout import Look, look
-from reliablepub.cli.watch.screen import Trail, draw
+from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.screen import ASCII_BARS, draw, trend_of
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, refused
 from tests.cli.test_app import section
 from tests.cli.trouble import make_trouble
 from tests.waiting import until
@@ -52,14 +53,13 @@ LINK = {
 }
 
 
-def drawn(
-    seen: Look, *, width: int = 110, height: int = 30, trail: Trail | None = None
-) -> list[str]:
+def drawn(seen: Look, *, width: int = 110, height: int = 30) -> list[str]:
     console = Console(
         width=width, height=height, file=io.StringIO(), record=True, color_system=None
     )
-    console.print(draw(seen, trail or Trail(), width=width, height=height, hint="q quits"))
-    return console.export_text().splitlines()
+    page = page_of(seen, Trail())
+    console.print(draw(page, width=width, height=height, hint="q quits"))
+    return [line.rstrip() for line in console.export_text().splitlines()]
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -164,7 +164,7 @@ def test_a_full_disk_comes_first(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         store.show({**LINK, "link": "disconnected", "reason": "no route to host"})
         seen = look(outbox_at(path), closely=True)
-    seen = replace(seen, more={**seen.more, "is_disk_full": True})
+    seen = replace(seen, values={**seen.values, "is_disk_full": True})
     assert drawn(seen)[2].startswith("the disk is full: free space")
 
 
@@ -187,7 +187,7 @@ def test_all_shards_are_shown(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     two |= {"latency": {**LATENCY, "p50_s": 0.5, "max_s": 0.9}}
     relays = [Relaying(0, 17, one), Relaying(1, None, {}), Relaying(2, 18, two)]
     monkeypatch.setattr("reliablepub.cli.watch.lookout.read_relays", lambda _: relays)
-    more = look(outbox_at(path), closely=True).more
+    more = look(outbox_at(path), closely=True).values
     assert more["paused"] == paused
     assert (more["paused_destinations"], more["window"], more["aside"]) == (10, 2000, 2)
     assert more["hooks_off"] == "old"
@@ -218,10 +218,14 @@ def test_rates_leave_a_trail(path: Path, relay: SqliteStore) -> None:
     seen = look(outbox_at(path), closely=True)
     trail = Trail()
     for rate in (0.0, 50.0, 100.0):
-        trail.add(Look(seen.at, seen.now, seen.counts, {**seen.more, "stored_per_s": rate}))
-    assert trail.bars("stored_per_s", 10) == "▁▅█"
-    assert trail.bars("stored_per_s", 2) == "▅█"
-    assert trail.bars("stored_per_s", 0) == trail.bars("confirmed_per_s", 10) == ""
+        trail.add(replace(seen, values={**seen.values, "stored_per_s": rate}))
+    assert trend_of(trail.stored, 10) == "▁▅█"
+    assert trend_of(trail.stored, 2) == "▅█"
+    assert trend_of(trail.stored, 10, ASCII_BARS) == "_=#"
+    assert trend_of(trail.stored, 0) == trend_of(trail.confirmed, 10) == ""
+    assert [fact.trend for fact in page_of(seen, trail).sections[1].facts[:2]] == [
+        *(trail.stored, trail.confirmed)
+    ]
 
 
 # ------------------------------------------------------------------------------------ the command
@@ -254,9 +258,11 @@ def test_looking_on_writes_nothing(path: Path) -> None:
 
 
 def test_what_is_no_outbox_is_an_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["watch", "--outbox", str(tmp_path / "nix")])
-    assert result.exit_code == 4
-    assert "there is no outbox" in result.stderr
+    refused(
+        CliRunner().invoke(main, ["watch", "--outbox", str(tmp_path / "nix")]),
+        "there is no outbox",
+        code=4,
+    )
 
 
 def test_a_signal_ends_it(cli: Cli, path: Path) -> None:
@@ -264,8 +270,7 @@ def test_a_signal_ends_it(cli: Cli, path: Path) -> None:
     process = cli.begin("watch", "--outbox", path, "--interval", "1h")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["stored"] == 10
-    process.send_signal(signal.SIGTERM)
-    assert cli.ended(process).code == 0
+    assert cli.stop(process).code == 0
 
 
 class Terminal:
@@ -362,13 +367,6 @@ def test_a_terminal_without_utf8_keeps_its_lines(path: Path) -> None:
         assert "\\u" not in terminal.output
     finally:
         terminal.close()
-
-
-def test_without_unicode_the_bars_are_ascii() -> None:
-    trail = Trail(is_unicode=False)
-    for rate in (0.0, 50.0, 100.0):
-        trail.add(Look(0.0, 0.0, {}, {"stored_per_s": rate, "confirmed_per_s": rate}))
-    assert trail.bars("stored_per_s", 10) == "_=#"
 
 
 @pytest.mark.parametrize("key", ["q", "\x1b", None])

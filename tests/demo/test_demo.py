@@ -13,9 +13,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from reliablepub.demo import story
-from reliablepub.demo.consumer import Topology
-from reliablepub.demo.processes import Command
+from reliablepub.demo import command as story
+from reliablepub.demo.arrivals import delete, problems_of
 from reliablepub.testing import FakeBroker
 from tests.waiting import until
 
@@ -82,18 +81,14 @@ def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str]
         with pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
             connection.channel().exchange_declare(exchange, passive=True)
         with pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
-            connection.channel().queue_declare(f"{exchange}.UA", passive=True)
+            connection.channel().queue_declare(exchange, passive=True)
 
 
 def test_a_demo_that_is_interrupted_while_it_declares_queues_leaves_none(
     fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bind = BlockingChannel.queue_bind
-
-    def interrupted(channel: BlockingChannel, queue: str, *arguments: Any) -> object:
-        if len(fake_broker.queues()) == 3:
-            raise KeyboardInterrupt
-        return bind(channel, queue, *arguments)
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(BlockingChannel, "queue_bind", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -104,16 +99,16 @@ def test_a_demo_that_is_interrupted_while_it_declares_queues_leaves_none(
 def test_a_publisher_that_had_finished_is_not_started_again(
     fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill = story._Act.kill_at_a_third
+    kill = story._Demo.kill_at_a_third
 
-    def kill_too_late(act: story._Act, publisher: Command) -> int:
-        publisher.check(0)
-        return kill(act, publisher)
+    def kill_too_late(demo: story._Demo, publisher: story.Process) -> int:
+        publisher.check()
+        return kill(demo, publisher)
 
-    monkeypatch.setattr(story._Act, "kill_at_a_third", kill_too_late)
+    monkeypatch.setattr(story._Demo, "kill_at_a_third", kill_too_late)
     ledger = story.tell(tmp_path, records=100, url=fake_broker.url, say=lambda _: None)
-    assert list(ledger.problems()) == []
-    assert (ledger.stored, ledger.killed) == (100, 0)
+    assert problems_of(ledger) == []
+    assert (ledger["stored"], ledger["killed"]) == (100, 0)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +147,10 @@ def test_a_broker_that_is_gone_at_the_end_does_not_cost_the_ledger(
     fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    delete = Topology.delete
-    monkeypatch.setattr(
-        Topology, "delete", lambda self, _: delete(self, "amqp://guest:hush@127.0.0.1:1/")
-    )
+    gone = "amqp://guest:hush@127.0.0.1:1/"
+    monkeypatch.setattr(story, "delete", lambda _, name: delete(gone, name))
     ledger = story.tell(tmp_path, records=100, url=fake_broker.url, say=said.append)
-    assert list(ledger.problems()) == []
+    assert problems_of(ledger) == []
     assert "stay[/]: the broker of --url cannot be used" in said[-1]
 
 

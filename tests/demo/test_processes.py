@@ -6,7 +6,7 @@ import click
 import pytest
 
 from reliablepub import Message, Outbox
-from reliablepub.demo.processes import Command
+from reliablepub.demo.command import Process
 from reliablepub.testing import FakeBroker
 
 
@@ -16,8 +16,8 @@ def test_a_relay_drains_what_is_open(tmp_path: Path, fake_broker: FakeBroker) ->
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"1", routing_key="flights"))
     arguments = ("relay", "--drain", "--outbox", str(path))
-    with Command(*arguments, url=fake_broker.url, log=tmp_path / "log") as relay:
-        relay.check(0)
+    with Process(*arguments, url=fake_broker.url, log=tmp_path / "log") as relay:
+        relay.check()
     assert Outbox(path).status().open == 0
     assert len(fake_broker.messages("flights")) == 1
 
@@ -32,12 +32,12 @@ def test_the_users_variables_are_not_for_the_demo(
 def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     arguments = ("outbox", "status", "--outbox", str(tmp_path / "none.db"))
     with (
-        Command(*arguments, log=tmp_path / "log") as command,
+        Process(*arguments, log=tmp_path / "log") as command,
         pytest.raises(
             click.ClickException, match=r"`reliablepub outbox` ended with code 4:\nError"
         ),
     ):
-        command.check(0)
+        command.check()
 
 
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -45,14 +45,14 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     script.write_text("[[fault]]\nkind = 'no such fault'\n")
     arguments = ("broker", "--port", "0", "--faults", str(script))
     with (
-        Command(*arguments, log=tmp_path / "log", is_read=True) as command,
+        Process(*arguments, log=tmp_path / "log") as command,
         pytest.raises(click.ClickException, match=r"(?s)`reliablepub broker` did not.*no such"),
     ):
-        command.first_line()
+        command.url()
 
 
 def test_leaving_ends_the_process(tmp_path: Path) -> None:
-    with Command("broker", "--port", "0", log=tmp_path / "log", is_read=True) as command:
-        assert command.first_line().startswith("amqp://")
+    with Process("broker", "--port", "0", log=tmp_path / "log") as command:
+        assert command.url().startswith("amqp://")
         assert command.is_running
     assert not command.is_running

@@ -17,8 +17,6 @@ import click
 
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.doctor.diagnosis import (
-    Finding,
-    Level,
     of_broker,
     of_certificate,
     of_client,
@@ -28,6 +26,7 @@ from reliablepub.cli.doctor.diagnosis import (
     of_versions,
 )
 from reliablepub.cli.doctor.server import of_server
+from reliablepub.cli.facts import Finding, Level
 from reliablepub.cli.options import (
     broker_options,
     credentials_of,
@@ -71,7 +70,12 @@ from reliablepub.version import installed_version
 @tls_options
 @inspected_option
 @form_option
-def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
+def doctor(
+    urls: tuple[str, ...],
+    database: Database,
+    form: str | None,
+    **_: object,  # read by `tls_context` and `credentials_of`
+) -> int:
     """Check the outbox, its disk or server, and the broker; each problem comes with a remedy.
 
     Nothing is changed, neither in the outbox nor at the broker: passive declarations check the

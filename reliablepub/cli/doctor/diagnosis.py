@@ -7,13 +7,12 @@ know: how facts are gathered, or how findings are printed. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.certificates import Validity
+from reliablepub.cli.facts import Finding, Level, finding, warn_unless
 from reliablepub.cli.output import age, count_of, paused_words, quoted, size_of
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
@@ -46,39 +45,8 @@ _SHOWN: Final = 5
 """Examples in a finding that concerns many things of one kind."""
 
 
-class Level(StrEnum):
-    """Severity of a finding."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
 _RENEWED_BY: Final = 0.1
 """What renews certificates has done so before this part of their lifetime is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    about: str  # ``outbox``, ``client`` or ``broker``
-    check: str
-    level: Level
-    found: str
-    remedy: str  # empty if there is nothing to do
-
-
-def finding(
-    check: str, level: Level, found: str, remedy: str = "", *, about: str = "outbox"
-) -> Finding:
-    """A finding, about the outbox unless said otherwise; level ``ok`` needs no remedy."""
-    return Finding(about, check, level, found, "" if level is Level.OK else remedy)
-
-
-def warn_unless(is_fine: bool) -> Level:
-    """Level ``ok`` if a fact is as it should be, else ``warning``."""
-    return Level.OK if is_fine else Level.WARNING
 
 
 def of_outbox(

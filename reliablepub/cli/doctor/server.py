@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from reliablepub.cli.doctor.diagnosis import (
-    Finding,
-    Level,
-    finding,
-    of_clock,
-    of_messages,
-    warn_unless,
-)
+from reliablepub.cli.doctor.diagnosis import of_clock, of_messages
+from reliablepub.cli.facts import Finding, Level, finding, warn_unless
 from reliablepub.cli.output import age, count_of, passed_over_words
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.database import LostCommits, Relaying

@@ -7,6 +7,7 @@ or how a relay learns of a change.
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from reliablepub.cli.output import (
     print_result,
     print_rows,
 )
-from reliablepub.cli.progress import counting, patiently
+from reliablepub.cli.progress import changing, patiently
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import (
     FIT,
@@ -213,7 +214,8 @@ def _step_in(
             which = identified(database, ids) if names else count_of(len(ids), "message")
             ask(_question(what, which, database.name))
         selection = None if names else chosen
-        with counting(len(ids)) as progress:
+        with changing(len(ids)) as show:
+            progress = partial(show, "done")
             effect = intervene(
                 database, ids, what, selection=selection, keys=keys, progress=progress
             )
@@ -376,8 +378,8 @@ def _change(
     if dry_run:
         effect = foresee(database, ids, what)
     else:
-        with counting(len(ids)) as progress:
-            effect = intervene(database, ids, what, progress=progress)
+        with changing(len(ids)) as show:
+            effect = intervene(database, ids, what, progress=partial(show, "done"))
     left_alone = "would be left alone" if dry_run else "left alone"
     result = _counts(action, ids, effect, dry_run=dry_run, in_flight="too_late")
     _print(result, _UNSENT_DONE[action], as_json=as_json)

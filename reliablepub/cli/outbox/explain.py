@@ -18,6 +18,7 @@ from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
     age,
     ago,
+    answer_words,
     count_of,
     paused_words,
     print_json,
@@ -155,11 +156,10 @@ def _why(story: Story) -> list[str]:
         last = story.attempts[-1]
     if last is None:
         return []
-    code = f"{last['reply_code']} " if last["reply_code"] else ""
-    lines = [one_line(f"Why: {last['outcome']}: {code}{last['reply_text']}")]
+    lines = [f"Why: {answer_words(last)}"]
     # The relay itself refuses what it cannot send, such as a damaged row; it has no code.
     error = _ERRORS.get(last["outcome"])
-    if last["outcome"] == "refused" and not code:
+    if last["outcome"] == "refused" and not last["reply_code"]:
         lines.append(f"What to do: {_UNFIT}.")
     elif error is not None:
         advice = error.advice(may_have_arrived=story.message["may_have_arrived"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -20,9 +19,6 @@ from reliablepub.cli.choosing import Duration
 from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import form_option, inspected_option, json_option
 from reliablepub.cli.output import (
-    age,
-    count_of,
-    paused_words,
     print_json,
     print_result,
     print_rows,
@@ -30,7 +26,8 @@ from reliablepub.cli.output import (
     print_text,
 )
 from reliablepub.cli.progress import patiently
-from reliablepub.cli.watch.lookout import disk_words, link_words, look, relay_words
+from reliablepub.cli.watch.lookout import look
+from reliablepub.cli.watch.page import facts_of
 from reliablepub.outbox.admin.inspection import read_figures
 from reliablepub.outbox.database import Database
 from reliablepub.printable import printable
@@ -74,41 +71,8 @@ def status(database: Database, over_s: float, as_json: bool) -> int:
     if as_json:
         print_json(found.values)
     else:
-        print_table({**found.counts, **_in_words(found.more, found.now)})
+        print_table({fact.name: fact.words for fact in facts_of(found)})
     return Exit.CONFIRMED
-
-
-def _in_words(more: Mapping[str, Any], now: float) -> dict[str, object]:
-    oldest_age_s = more["oldest_open_age_s"]
-    rates = f"{more['stored_per_s']} stored/s, {more['confirmed_per_s']} confirmed/s"
-    slow = {"client library": f"slower: {more['hooks_off']}"} if more["hooks_off"] else {}
-    return {
-        "oldest open": "none" if oldest_age_s is None else f"{age(oldest_age_s)} old",
-        "rates": "not measured" if more["stored_per_s"] is None else rates,
-        "relay": relay_words(more),
-        "broker": link_words(more, now),
-        "window": _window(more),
-        **slow,
-        **_paused(more, now),
-        "on disk": disk_words(more),
-    }
-
-
-def _window(more: Mapping[str, Any]) -> str:
-    if more["window"] is None:
-        return "unknown"
-    at_most = "" if more["rate_max"] is None else f", at most {more['rate_max']:g} a second"
-    return f"{more['window']} messages{at_most}"
-
-
-def _paused(more: Mapping[str, Any], now: float) -> dict[str, object]:
-    """Paused destinations, as the relay's status file lists them."""
-    rows = more["paused"] or []
-    words: dict[str, object] = {
-        f"paused {n}": paused_words(row, now, now) for n, row in enumerate(rows, 1)
-    }
-    left = (more["paused_destinations"] or 0) - len(rows)
-    return words | ({"paused too": count_of(left, "destination")} if left > 0 else {})
 
 
 @click.command(cls=Command)

@@ -19,6 +19,7 @@ from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import form_option, inspected_option, limit_option
 from reliablepub.cli.output import (
     ago,
+    answer_words,
     count_of,
     print_error,
     print_json,
@@ -39,7 +40,7 @@ def _said(row: Mapping[str, Any]) -> str:
     if row["outcome"] is None:
         return ""
     doubt = "; may have arrived" if row["may_have_arrived"] else ""
-    return f"{row['outcome']}: {row['reply_code'] or ''} {row['reply_text']}{doubt}"
+    return f"{answer_words(row)}{doubt}"
 
 
 _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {

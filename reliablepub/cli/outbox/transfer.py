@@ -29,7 +29,7 @@ from reliablepub.cli.output import (
     print_result,
     quoted,
 )
-from reliablepub.cli.progress import counting, drawing, patiently
+from reliablepub.cli.progress import Bar, changing, patiently
 from reliablepub.message import BODY_BYTES_MAX
 from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
@@ -85,10 +85,10 @@ def export_messages(
             print_data(line)
     else:
         count = 0
-        with new_file(target) as file, drawing(len(ids)) as progress:
+        with new_file(target) as file, Bar(len(ids)) as bar:
             for count, line in enumerate(lines, 1):
                 file.write(f"{line}\n".encode())
-                progress(count)
+                bar.show("done", count)
         print_note(f"{count_of(count, 'message')} written to {target}")
     if names and gone:
         print_error(f"{named(gone)} left out: no longer in {database.name}")
@@ -132,9 +132,9 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:
         digest, lines = _measured(raw)
         raw.seek(0)
         try:
-            with counting(lines) as progress:
+            with changing(lines) as progress:
                 for brought in import_lines(database, _lines(raw), f"import {digest}"):
-                    progress(brought.stored + brought.known)
+                    progress("done", brought.stored + brought.known)
         except BadLine as error:
             raise Failure(f"{error}; the lines before it are stored", Exit.BAD_INPUT) from error
     if as_json:

@@ -28,7 +28,7 @@ from reliablepub.cli.output import (
     print_text,
     size_of,
 )
-from reliablepub.cli.progress import following, patiently
+from reliablepub.cli.progress import changing, patiently
 from reliablepub.outbox.admin.pruning import Pruned, Times, foresee
 from reliablepub.outbox.admin.pruning import prune as prune_outbox
 from reliablepub.outbox.database import Database
@@ -215,7 +215,7 @@ def prune(
     if not dry_run:
         if found.messages and not yes:
             ask(f"delete {_of_messages(found)} of {database.name} for good?")
-        with following() as progress:
+        with changing() as progress:
             found = prune_outbox(database, times, note=note, progress=progress)
     if as_json:
         print_json({"dry_run": dry_run, **asdict(found)})
@@ -256,7 +256,7 @@ def _report(found: Pruned, *, is_foreseen: bool) -> None:
 @inspected_option
 @relay_keys_options
 @json_option
-def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool) -> int:
+def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool, **_: object) -> int:
     """Encrypt every message under the first key, so that older keys can be dropped.
 
     The command works in small steps, beside a relay that has the same keys. To rotate keys without

@@ -18,17 +18,15 @@ import click
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.options import (
-    connection_name_of,
     connection_name_option,
-    credentials_of,
     json_option,
     moment,
     note_exposed_outbox,
     note_exposed_urls,
     note_misspelled_variables,
     outbox_option,
+    publisher_options,
     relay_keys_options,
-    tls_context,
     tls_options,
     tracing_hooks,
     tracing_option,
@@ -50,12 +48,12 @@ from reliablepub.cli.publish.run import RELAY_GONE, Patience, Run, Stopped
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
-from reliablepub.errors import OutboxError, OutboxInUse
+from reliablepub.errors import OutboxInUse
+from reliablepub.front.options import PublisherOptions
 from reliablepub.front.publisher import Publisher
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.database import Database
-from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.policy import RetryPolicy
 
@@ -171,12 +169,11 @@ def publish(  # noqa: PLR0917 - one argument for each option
     format_: str,
     urls: tuple[str, ...],
     database: Database | None,
-    outbox_keys: OutboxKeys | None,
-    window_min: int,
     window_max: int,
     timeout_s: float,
     tracing: bool,
     as_json: bool,
+    **_: object,  # read by `publisher_options`
 ) -> int:
     """Publish the records of a file, one message for each line that is not blank.
 
@@ -210,24 +207,15 @@ def publish(  # noqa: PLR0917 - one argument for each option
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
     ctx = click.get_current_context()
     open_messages_max = None if database is not None else max(4 * window_max, 2_000)
-    open_publisher = partial(
-        Publisher,
-        urls_as_given(ctx),
-        outbox=database,
-        outbox_keys=outbox_keys,
-        window_min=window_min,
-        window_max=window_max,
+    options = publisher_options(ctx) | PublisherOptions(
         retry=RetryPolicy.prompt(),  # the user waits for the result
         # `Run` itself waits for room in memory, because it heeds signals and --timeout.
         open_messages_max=open_messages_max,
         open_bytes_max=None if database is not None else 1 << 30,
         full_timeout_s=timeout_s,
-        close_timeout_s=0,
-        ssl_context=tls_context(ctx),
         hooks=tracing_hooks(is_wanted=tracing),
-        credentials=credentials_of(ctx),
-        connection_name=connection_name_of(ctx),
     )
+    open_publisher = partial(Publisher, urls_as_given(ctx), outbox=database, **options)
     note_misspelled_variables()
     note_exposed_urls(urls)
     if database is not None:
@@ -284,15 +272,13 @@ def _publish(
     if outbox is not None and source.is_regular:
         _refuse_shards(outbox, source)
     records = _check(source, recipe, stop)
-    version = source.version
+    reader = _Reader(source, stop, records)
     name = None if records is None or outbox is None else source.identity(recipe)
     begun = time.monotonic()
     try:
         publisher = open_publisher()
     except OutboxInUse as error:
         raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
-    check_end = partial(_check_end, source, stop, (records, version))
-    reader = _Reader(read_lines(source.fd, stop), check_end)
     with ExitStack() as stack:
         stack.callback(_end, publisher)
         # The position cannot change meanwhile: this process relays the outbox, as its only shard.
@@ -393,17 +379,6 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
     return records
 
 
-def _check_end(
-    source: Source,
-    stop: Stop,  # set if the run has ended, and not the file
-    checked: tuple[int | None, tuple[int, int]],  # number of records, and `Source.version`
-    reader: _Reader,  # at its end
-) -> None:
-    """Tell a file that is other than it was checked: records may be missing, or half written."""
-    if source.is_regular and not stop.is_set and (reader.count, source.version) != checked:
-        raise BadRecord(reader.number + 1, "the file was changed while it was read")
-
-
 def _resuming(done: int, records: int | None) -> str:
     if done == records:
         return f"all {done} records were stored by a run that did not finish; none is left to store"
@@ -416,31 +391,35 @@ def _count_waiting(outbox: Database | None) -> int:
 
 def _forget(outbox: Database, name: str, run: Run) -> None:
     """Delete the record count of a finished run, so that the next run publishes the file again."""
-    try:
-        with Outbox(outbox) as opened:
-            opened.forget(name)
-    except OutboxError as error:
-        run.end_for_outbox(error)
+    with run.recording(), Outbox(outbox) as opened:
+        opened.forget(name)
 
 
 class _Reader:
-    """An iterator over lines that counts the records read."""
+    """The lines of a source, counted; at their end, a file must be as it was checked."""
 
-    def __init__(self, lines: Iterator[Line | None], check_end: Callable[[_Reader], None]) -> None:
-        self._lines = lines
-        self._check_end = check_end
+    def __init__(self, source: Source, stop: Stop, records: int | None) -> None:
+        self._source = source
+        self._stop = stop
+        self._checked = records, source.version
+        self._lines = self._counted()
         self.count = self.number = 0  # number: of the last line; 0 before the first
 
     def skip(self, records: int) -> None:
         """Skip the first records."""
-        for line in islice(filter(None, self._lines), records):
-            self.count += 1
-            self.number = line.number
+        for _ in islice(filter(None, self._lines), records):
+            pass
 
     def __iter__(self) -> Iterator[Line | None]:
-        for line in self._lines:
+        yield from self._lines
+        if self._stop.is_set or not self._source.is_regular:
+            return  # a signal has ended the lines, or nothing was checked
+        if (self.count, self._source.version) != self._checked:  # records may be half written
+            raise BadRecord(self.number + 1, "the file was changed while it was read")
+
+    def _counted(self) -> Iterator[Line | None]:
+        for line in read_lines(self._source.fd, self._stop):
             if line is not None:
                 self.count += 1
                 self.number = line.number
             yield line
-        self._check_end(self)

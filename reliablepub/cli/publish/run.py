@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -56,14 +57,14 @@ ENDS: Final[dict[type[PublishError], str]] = {
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all receipts of a run."""
+    """Counts over the receipts of a run, one for each group."""
 
     stored: int = 0  # accepted, without an outbox
     confirmed: int = 0
     given_up: Counter[str] = field(default_factory=Counter)  # by one of `ENDS`
     failures: list[tuple[str, PublishError]] = field(default_factory=list)  # the first ten given up
-    _open: list[tuple[BatchReceipt, int]] = field(default_factory=list)
-    _confirmed_before: int = 0
+    _open: list[BatchReceipt] = field(default_factory=list)
+    _confirmed_before: int = 0  # by receipts that are settled
 
     @property
     def parked(self) -> int:
@@ -78,29 +79,21 @@ class Tally:
     def add(self, receipt: BatchReceipt) -> None:
         """Add the messages of a receipt."""
         self.stored += receipt.stored
-        self._open.append((receipt, 0))
+        self._open.append(receipt)
 
     def gather(self) -> None:
-        """Count the messages settled since the last call, and drop receipts that are complete.
-
-        Counted failures are removed from their receipt, so a million failures need no memory.
-        """
-        still_open: list[tuple[BatchReceipt, int]] = []
-        confirmed = 0
-        for receipt, taken in self._open:
-            seen = taken
-            while receipt.failures:
+        """Count the messages settled since the last call, and drop receipts that are settled."""
+        still_open: list[BatchReceipt] = []
+        for receipt in self._open:
+            is_settled = receipt.is_settled  # first: a settled receipt gets no more failures
+            while receipt.failures:  # counted ones are dropped: a million need no memory
                 self._count(receipt.failures.pop(0))
-                seen += 1
-            # `confirmed` is read once: the relay's thread goes on counting.
-            receipt_confirmed = receipt.confirmed
-            if receipt_confirmed + seen == receipt.stored:
-                self._confirmed_before += receipt_confirmed
+            if is_settled:
+                self._confirmed_before += receipt.confirmed
             else:
-                confirmed += receipt_confirmed
-                still_open.append((receipt, seen))
+                still_open.append(receipt)
         self._open = still_open
-        self.confirmed = self._confirmed_before + confirmed
+        self.confirmed = self._confirmed_before + sum(one.confirmed for one in still_open)
 
     def _count(self, failure: PublishError) -> None:
         end = ENDS[type(failure)]
@@ -139,7 +132,6 @@ class Patience:
 
 LOOK_S: Final = 0.1
 FIRST_OUTCOME_S: Final = 1.0
-ALIVE_S: Final = 1.0
 MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Limit of open messages without an outbox; a single larger message is still accepted."""
 
@@ -157,6 +149,30 @@ class Stopped(StrEnum):
     NOT_DUE = "not due"
     INTERRUPTED = "interrupted"
     OUTBOX = "outbox"
+
+
+class _Ended(Exception):
+    """The run stores nothing more, and waits for nothing more."""
+
+    def __init__(self, stopped: Stopped) -> None:
+        super().__init__()
+        self.stopped = stopped
+
+
+_ERRORS: Final = (_Ended, BadRecord, InvalidMessage, OutboxError, *RELAY_GONE, OSError)
+
+
+def _reason(error: BaseException) -> tuple[Stopped, str]:
+    """Why a run ended that ended with this error, and the error in one line."""
+    match error:
+        case _Ended():
+            return error.stopped, ""
+        case BadRecord() | InvalidMessage():  # the second one: of the publisher's outbox
+            return Stopped.BAD_INPUT, str(error)
+        case OSError():
+            return Stopped.BAD_INPUT, f"the input cannot be read: {error.strerror}"
+        case _:
+            return Stopped.OUTBOX, str(error)
 
 
 @dataclass(slots=True)
@@ -178,8 +194,6 @@ class Run:
     last_link: Status = field(default_factory=Status)  # before the publisher was closed
     is_all_read: bool = False  # and stored
     _notes: LinkNotes = field(init=False)
-    _look_at: float = 0.0
-    _alive_at: float = 0.0
 
     def __post_init__(self) -> None:
         """Print changes of the connection above the progress bars."""
@@ -192,112 +206,92 @@ class Run:
 
     def run(self, lines: Iterable[Line | None], message: Callable[[Line], Message]) -> None:
         """Publish, and wait for the outcomes."""
-        try:
+        with self.recording():
             self._store(lines, message)
-        except (BadRecord, InvalidMessage) as error:  # the second one: of the publisher's outbox
-            self._end(Stopped.BAD_INPUT, str(error))
-        except (OutboxError, *RELAY_GONE) as error:
-            self._end(Stopped.OUTBOX, str(error))
-        except OSError as error:
-            self._end(Stopped.BAD_INPUT, f"the input cannot be read: {error.strerror}")
-        try:
-            self._await_outcomes()
-        except RELAY_GONE as error:
-            self._end(Stopped.OUTBOX, str(error))
+            self.is_all_read = True
+        if self.stopped in (None, Stopped.BAD_INPUT, Stopped.OUTBOX):
+            with self.recording():
+                self._await_outcomes()
         self.last_link = self.publisher.status
         # close() still waits up to 1 s for confirms of messages in flight. The others stay in the
         # outbox, if there is one.
-        try:
+        with self.recording():
             self.publisher.close(timeout_s=0)
-        except RELAY_GONE as error:
-            self._end(Stopped.OUTBOX, str(error))
         self._look()
 
-    def end_for_outbox(self, error: OutboxError) -> None:
-        """Record an error of the outbox that occurred after the run."""
-        self._end(Stopped.OUTBOX, str(error))
-
-    def _end(self, stopped: Stopped, error: str = "") -> None:
-        if self.stopped is None:
-            self.stopped, self.error = stopped, error
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Contain an error that ends the block; the first one is the reason of the run's end."""
+        try:
+            yield
+        except _ERRORS as error:
+            if self.stopped is None:
+                self.stopped, self.error = _reason(error)
 
     # ------------------------------------------------------------------ storing
 
     def _store(self, lines: Iterable[Line | None], message: Callable[[Line], Message]) -> None:
+        look_at = 0.0
         for group in _groups(lines, message):
-            if not self._await_room(group):
-                return
+            self._await_room(group)
             self.tally.add(self.publisher.publish_many(group, source=self.source))
             if self.tally.stored == len(group):
                 self._await_first_outcome()
-            self._look_sometimes()
-            if self._is_refused():
-                self._end(Stopped.REFUSED)
-                return
-            if self.stop.is_set:
-                break
-        if self.stop.is_set:
-            self._end(Stopped.INTERRUPTED)
-        else:
-            self.is_all_read = True
+            if time.monotonic() >= look_at:  # a look costs time for each open group
+                self._look()
+                look_at = time.monotonic() + LOOK_S
+            self._check_refused()
+            self._pause(0)
+        self._pause(0)  # a signal ends the lines too
 
     def _await_first_outcome(self) -> None:
         if self._is_early():
             return  # nothing is sent before `not_before`
         give_up_at = time.monotonic() + FIRST_OUTCOME_S
-        while time.monotonic() < give_up_at and self.tally.open and not self.stop.wait(0.005):
+        while time.monotonic() < give_up_at and self.tally.open:
+            self._pause(0.005)
             self._look()
             status = self.publisher.status
             if status.link is Link.BLOCKED or (status.link is not Link.CONNECTED and status.reason):
                 return  # no outcome can come; storing goes on without it
 
-    def _is_refused(self) -> bool:
-        """Whether the broker refused a message and confirmed none; it would refuse the rest too."""
-        return not self.tally.confirmed and self.tally.given_up[ENDS[Refused]] > 0
+    def _check_refused(self) -> None:
+        """End if the broker refused a message and confirmed none: it would refuse the rest too."""
+        if not self.tally.confirmed and self.tally.given_up[ENDS[Refused]]:
+            raise _Ended(Stopped.REFUSED)
 
-    def _await_room(self, group: list[Message]) -> bool:
-        """Without an outbox: wait until a group fits into memory; False if the run has to end."""
+    def _await_room(self, group: list[Message]) -> None:
+        """Without an outbox: wait until a group fits into memory."""
         if self.open_messages_max is None:
-            return True
+            return
         size = sum(message.size for message in group)
         self.patience.renew(time.monotonic())
         while self.tally.open and (
             self.tally.open + len(group) > self.open_messages_max
             or self.publisher.status.counters.open_bytes + size > MEMORY_BYTES_MAX
         ):
-            self._look_sometimes()
-            self.tally.gather()
-            if self._is_refused():
-                self._end(Stopped.REFUSED)
-                return False
-            if self._is_wait_over():
-                return False
-            if self.stop.wait(0.005):
-                self._end(Stopped.INTERRUPTED)
-                return False
-        return True
+            self._look()
+            self._check_refused()
+            if self._has_failed():
+                return  # storing the group raises the failure
+            self._check_patience()
+            self._pause(0.005)
 
     # ------------------------------------------------------------------ waiting
 
     def _await_outcomes(self) -> None:
-        if self.stopped in (Stopped.REFUSED, Stopped.INTERRUPTED):
-            return
         if self.publisher.status.connects:  # the wait for a first connection began with the run
             self.patience.renew(time.monotonic())
         while True:
             self._look()
-            if not self.has_open:
+            if not self.has_open or self._has_failed():  # closing the publisher raises the failure
                 return
             if self._is_early():
-                self._end(Stopped.NOT_DUE)
-                return
+                raise _Ended(Stopped.NOT_DUE)
             if not self.tally.open and self._has_sent_all():
                 return
-            if self._is_wait_over():
-                return
-            if self.stop.wait(0.02):
-                self._end(Stopped.INTERRUPTED)
-                return
+            self._check_patience()
+            self._pause(0.02)
 
     def _has_sent_all(self) -> bool:
         """Whether the outbox holds nothing but messages whose time has not come.
@@ -311,32 +305,26 @@ class Run:
         except OutboxError:  # for now: the relay rides it out, and the timeout bounds the wait
             return False
 
-    def _is_wait_over(self) -> bool:
-        now = time.monotonic()
-        if now >= self._alive_at:
-            self._alive_at = now + ALIVE_S
-            self.publisher.flush(timeout_s=0)  # raises if the publisher has failed
-        if self.patience.is_over(self.publisher.status, now):
-            self._end(Stopped.TIMEOUT)
-            return True
-        return False
+    def _has_failed(self) -> bool:
+        return self.publisher.status.link is Link.FAILED
 
     def _is_early(self) -> bool:
         return self.not_before is not None and datetime.now(UTC) < self.not_before
 
-    # ------------------------------------------------------------------ looking
+    def _check_patience(self) -> None:
+        if self.patience.is_over(self.publisher.status, time.monotonic()):
+            raise _Ended(Stopped.TIMEOUT)
 
-    def _look_sometimes(self) -> None:
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_S
-            self._look()
+    def _pause(self, seconds: float) -> None:
+        """Wait this long; end the run at a signal."""
+        if self.stop.is_set or (seconds and self.stop.wait(seconds)):
+            raise _Ended(Stopped.INTERRUPTED)
 
     def _look(self) -> None:
         self.tally.gather()
         self._notes.look(self.publisher.status)
-        tally = self.tally
-        self.bar.show(stored=tally.stored, settled=tally.confirmed + tally.parked)
+        self.bar.show("stored", self.tally.stored)
+        self.bar.show("confirmed", self.tally.confirmed + self.tally.parked)
 
 
 def _groups(

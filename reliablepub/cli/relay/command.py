@@ -21,18 +21,16 @@ from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
-    connection_name_of,
     connection_name_option,
-    credentials_of,
     json_option,
     note_exposed_outbox,
     note_exposed_urls,
     note_misspelled_variables,
     outbox_as_given,
     outbox_option,
+    publisher_options,
     rate_options,
     relay_keys_options,
-    tls_context,
     tls_options,
     tracing_hooks,
     tracing_option,
@@ -222,21 +220,13 @@ def relay(  # noqa: PLR0917 - one argument for each option
 
 def _settings(ctx: click.Context) -> Settings:
     values = ctx.params
-    return Settings(
-        urls=urls_as_given(ctx),
-        outbox=values["database"],
-        outbox_keys=values["outbox_keys"],
-        keep_confirmed_s=values["keep_confirmed_s"],
-        window_min=values["window_min"],
-        window_max=values["window_max"],
-        rate_max=values["rate_max"],
-        rate_burst=values["rate_burst"],
-        ssl_context=tls_context(ctx),
-        retry=_DRAINING if values["drain"] else None,
-        credentials=credentials_of(ctx),
-        connection_name=connection_name_of(ctx),
-        outbox_as_given=outbox_as_given(ctx) or "",
-    )
+    options = publisher_options(ctx)
+    options["keep_confirmed_s"] = values["keep_confirmed_s"]
+    options["rate_max"] = values["rate_max"]
+    options["rate_burst"] = values["rate_burst"]
+    options["retry"] = _DRAINING if values["drain"] else None
+    given = outbox_as_given(ctx) or ""
+    return Settings(urls_as_given(ctx), values["database"], options, given)
 
 
 def _reread(ctx: click.Context) -> Settings:

@@ -20,12 +20,10 @@ from typing import Final, Self
 
 import click
 
-from reliablepub.certificates import CertificateFiles
 from reliablepub.cli import loglines
 from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.output import print_note
 from reliablepub.cli.signals import Stop
-from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import (
     ConfigurationError,
     OutboxError,
@@ -33,12 +31,11 @@ from reliablepub.errors import (
     PublisherFailed,
     ReliablePubError,
 )
+from reliablepub.front.options import PublisherOptions
 from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.admin.rekeying import missing_key
 from reliablepub.outbox.database import Database
-from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import TRANSIENT
-from reliablepub.policy import RetryPolicy
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, Status
 from reliablepub.transport.address import parse_addresses
@@ -61,37 +58,14 @@ class Settings:
 
     urls: tuple[str, ...] = field(repr=False)  # with passwords, unless there are `credentials`
     outbox: Database
-    outbox_keys: OutboxKeys | None
-    keep_confirmed_s: float
-    window_min: int  # the limit of messages in flight at first
-    window_max: int
-    rate_max: float | None = None  # messages a second
-    rate_burst: int | None = None  # most messages at once after a rest
-    ssl_context: CertificateFiles | None = None  # None: the system's certificate authorities
-    retry: RetryPolicy | None = None
-    credentials: CredentialsProvider | None = None  # asked for the password at each connection
-    connection_name: str | None = None
+    options: PublisherOptions
     # With the user, password and parameters that `outbox.name` lacks
     outbox_as_given: str = field(default="", repr=False)
 
     def open(self, hooks: Sequence[object]) -> Publisher:
         """Open a publisher, which relays the outbox."""
-        return Publisher(
-            self.urls,
-            outbox=self.outbox,
-            outbox_keys=self.outbox_keys,
-            keep_confirmed_s=self.keep_confirmed_s,
-            window_min=self.window_min,
-            window_max=self.window_max,
-            rate_max=self.rate_max,
-            rate_burst=self.rate_burst,
-            ssl_context=self.ssl_context,
-            credentials=self.credentials,
-            connection_name=self.connection_name,
-            close_timeout_s=0,
-            retry=self.retry,
-            hooks=hooks,
-        )
+        options = self.options | PublisherOptions(hooks=hooks)
+        return Publisher(self.urls, outbox=self.outbox, **options)
 
 
 class Notifier:
@@ -305,7 +279,7 @@ class Service:
         """The settings as they are now; None if they are wrong, which a line on stderr says."""
         try:
             settings = self._reread()
-            parse_addresses(settings.urls, ssl_context=settings.ssl_context)
+            parse_addresses(settings.urls, ssl_context=settings.options.get("ssl_context"))
             if settings.outbox.name != self._settings.outbox.name:
                 raise click.UsageError(
                     "the outbox cannot be changed while the relay runs: restart the relay"
@@ -320,7 +294,8 @@ class Service:
 
     def _check_keys(self, settings: Settings) -> None:
         """Refuse settings without a key that messages need: the relay would end."""
-        name = missing_key(settings.outbox, self._settings.outbox_keys, settings.outbox_keys)
+        before, now = (one.options.get("outbox_keys") for one in (self._settings, settings))
+        name = missing_key(settings.outbox, before, now)
         if name is not None:
             raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
 

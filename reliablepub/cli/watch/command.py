@@ -25,6 +25,7 @@ from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.watch.lookout import Look, look
+from reliablepub.cli.watch.page import Trail, page_of
 from reliablepub.outbox.database import Database
 
 _INTERVAL_S_MIN: Final = 0.1
@@ -112,13 +113,13 @@ def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: S
     from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
     from rich.live import Live  # noqa: PLC0415
 
-    from reliablepub.cli.watch.screen import Trail, draw  # noqa: PLC0415
+    from reliablepub.cli.watch.screen import ASCII_BARS, BARS, draw  # noqa: PLC0415
 
     console = Console()
     is_unicode = console.encoding.lower().startswith("utf")
     if not is_unicode and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an escape would make a line longer than it is
-    trail = Trail(is_unicode=is_unicode)
+    trail, bars = Trail(), BARS if is_unicode else ASCII_BARS
     looks = _looks(database, numbers)
     first: Look | None = next(looks)  # an outbox that cannot be used fails before the screen
     while first is not None:
@@ -129,7 +130,9 @@ def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: S
             for seen in chain((first,), looks):
                 trail.add(seen)
                 width, height = console.size
-                live.update(draw(seen, trail, width=width, height=height, hint=_HINT), refresh=True)
+                page = page_of(seen, trail)
+                screen = draw(page, width=width, height=height, hint=_HINT, bars=bars)
+                live.update(screen, refresh=True)
                 key = keyboard.pressed(stop, interval_s)
                 if stop.is_pause_due:
                     break

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from reliablepub.cli.output import age, size_of
 from reliablepub.outbox.admin.inspection import read_failures, read_relays, read_status
 from reliablepub.outbox.database import Database, Relaying
-from reliablepub.printable import one_line
 from reliablepub.relay.status import PAUSED_SHOWN, silent_s
 
 FAILURES: int = 20
 REASONS: int = 5
 
-_COUNTS = (
+COUNTS = (
     *("stored", "open", "in_flight", "waiting", "held_keys"),
     *("confirmed", "parked", "expired", "discarded"),
 )
@@ -40,13 +38,7 @@ class Look:
 
     at: float  # monotonic seconds, to compute rates from
     now: float  # seconds since 1970
-    counts: Mapping[str, int]  # number of messages by state
-    more: Mapping[str, Any]  # rates, the relay, its connection, the disk
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """`counts` and `more` in one mapping."""
-        return {**self.counts, **self.more}
+    values: Mapping[str, Any]  # counts by state, rates, the relay, its connection, the disk
 
 
 def look(database: Database, before: Look | None = None, *, closely: bool = False) -> Look:
@@ -55,15 +47,15 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
     found, at, now = read_status(database), time.monotonic(), time.time()
     relay = Relaying.first(relays).status
     shown = [one.status for one in relays if one.pid is not None] or [relay]
-    counts = {name: getattr(found, name) for name in _COUNTS}
+    counts: dict[str, Any] = {name: getattr(found, name) for name in COUNTS}
     oldest = found.oldest_open_at
     folder = None if database.file is None else database.file.parent
     seconds = at - before.at if before is not None else 0.0
 
     def rate(name: str) -> float | None:
-        return round((counts[name] - before.counts[name]) / seconds, 1) if before else None
+        return round((counts[name] - before.values[name]) / seconds, 1) if before else None
 
-    more = {
+    values = counts | {
         "outbox": database.name,
         "oldest_open_age_s": None if oldest is None else round(max(0.0, now - oldest), 1),
         "stored_per_s": rate("stored"),
@@ -89,10 +81,10 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
     }
     if closely:
         failures, reasons = read_failures(database, failures=FAILURES, reasons=REASONS)
-        more |= {"at": now} | {name: _sum(shown, name) for name in _SUMS_CLOSELY}
-        more |= {"latency": _latency(shown)}
-        more |= {"reasons": reasons, "failures": failures}
-    return Look(at, now, counts, more)
+        values |= {"at": now} | {name: _sum(shown, name) for name in _SUMS_CLOSELY}
+        values |= {"latency": _latency(shown)}
+        values |= {"reasons": reasons, "failures": failures}
+    return Look(at, now, values)
 
 
 def _silent_s(
@@ -132,47 +124,3 @@ def _latency(shown: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         return None
     highest = {name: max(one[name] for one in found) for name in found[0]}
     return highest | {"confirms": sum(one["confirms"] for one in found)}
-
-
-def relay_words(seen: Mapping[str, Any]) -> str:
-    """The process that relays the outbox, or each of its shards."""
-    return _each(seen, _relay_words)
-
-
-def _relay_words(row: Mapping[str, Any]) -> str:
-    if row["pid"] is None:
-        return "none"
-    return f"process {row['pid']}{' on ' if row['host'] else ''}{one_line(row['host'])}"
-
-
-def link_words(seen: Mapping[str, Any], now: float) -> str:
-    """The state of the relay's connection to the broker, its age and reason; or of each shard's."""
-    return _each(seen, lambda row: _link_words(row, now))
-
-
-def _each(seen: Mapping[str, Any], words_of: Callable[[Mapping[str, Any]], str]) -> str:
-    rows = seen["relays"]
-    if len(rows) == 1:
-        return words_of(rows[0])
-    return "; ".join(f"shard {row['shard']}: {words_of(row)}" for row in rows)
-
-
-def _link_words(row: Mapping[str, Any], now: float) -> str:
-    if row["link"] is None:
-        return f"unknown: {'no relay runs' if row['pid'] is None else 'its relay shows no status'}"
-    if row["silent_s"] is not None:
-        return f"unknown: its relay hangs, and has shown no sign of life for {age(row['silent_s'])}"
-    link = {"connected": "connected", "blocked": "blocked by the broker", "failed": "failed"}
-    words = link.get(row["link"], "not connected")
-    lasts = age(max(0.0, now - row["since"])) if row["since"] else ""
-    span = f" {lasts} ago" if row["link"] == "failed" else f" for {lasts}"
-    reason = f": {one_line(row['reason'])}" if row["reason"] else ""
-    return f"{words}{span if lasts else ''}{reason}"
-
-
-def disk_words(seen: Mapping[str, Any]) -> str:
-    """The size of the outbox, the free space if it is known, and whether the disk is full."""
-    words = size_of(seen["bytes_on_disk"])
-    if seen["bytes_free"] is not None:
-        words += f", {size_of(seen['bytes_free'])} free"
-    return f"{words}; disk full: no new message is stored" if seen["is_disk_full"] else words
