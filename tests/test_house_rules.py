@@ -9,6 +9,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,11 +29,12 @@ TOP_LEVEL = {
 }
 MAY_PRINT = ("reliablepub/cli/", "reliablepub/demo/", "reliablepub/testing/command.py")
 
-MODULES = [
-    pytest.param(path, id=str(path.relative_to(ROOT)))
+PATHS = [
+    path
     for package in ("reliablepub", "spark_sink")
     for path in sorted((ROOT / package).rglob("*.py"))
 ]
+MODULES = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in PATHS]
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -102,6 +104,51 @@ def test_an_integration_is_small() -> None:
     folder = ROOT / "reliablepub" / "integrations"
     lines = {path: len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
     assert {path: n for path, n in lines.items() if n > INTEGRATION_LINES_MAX} == {}
+
+
+def is_product(path: Path) -> bool:
+    """Not the fake broker, which is a program by itself, nor the sink for Spark."""
+    return "testing" not in path.parts and "spark_sink" not in path.parts
+
+
+def code_lines(text: str) -> int:
+    """Its lines without docstrings, comments and blank lines."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = enumerate(text.splitlines(), 1)
+    return sum(1 for n, s in lines if n not in docstrings and s.strip()[:1] not in {"", "#"})
+
+
+def weights() -> dict[str, int]:
+    paths = [path for path in PATHS if is_product(path)]
+    product = [path.read_text() for path in paths]
+    rooms = Counter(
+        str(path.parent.relative_to(ROOT)) for path in paths if path.name != "__init__.py"
+    )
+    tests = (ROOT / "tests").rglob("*.py")
+    return {
+        "lines of Python": sum(len(text.splitlines()) for text in product),
+        "of these, code": sum(map(code_lines, product)),
+        "classes": sum(len(re.findall(r"^ *class \w", text, re.MULTILINE)) for text in product),
+        "rooms of `outbox/sqlite/`": rooms["reliablepub/outbox/sqlite"],
+        "rooms of `transport/`": rooms["reliablepub/transport"],
+        "rooms of `relay/`": rooms["reliablepub/relay"],
+        "lines of tests": sum(len(path.read_text().splitlines()) for path in tests),
+    }
+
+
+def test_the_house_weighs_no_more_than_its_page_says() -> None:
+    """What makes it heavier is told there; and what makes it lighter, so that it stays so."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    told = {
+        what: int(number.replace(" ", ""))
+        for what, number in re.findall(r"^\| ([^|]+) \| ([\d ]+) \|$", page, re.MULTILINE)
+    }
+    found = weights()
+    assert {what: number for what, number in found.items() if number > told[what]} == {}
+    assert {what: number for what, number in found.items() if number < 0.98 * told[what]} == {}
 
 
 @pytest.mark.parametrize("path", MODULES)
