@@ -669,7 +669,7 @@ class Session(Generic[K]):
         if is_of_queue:  # the broker as a whole is not too slow for the window
             self.window.forget_round()
         else:
-            self.window.reset()
+            self.window.halve()
         late_before = self._clock.reading(now) - self._confirm_timeout_s if is_late else -inf
         is_retiring = is_of_queue and lane is self._main and not self._is_sharing
         if is_retiring and lane.newest_at() > late_before:

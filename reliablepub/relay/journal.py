@@ -4,36 +4,34 @@ Knows: the events of hooks; names of loggers, levels and fields; the trace id in
 ``traceparent``. Must never know: bodies, other headers, credentials; how the log is stored or read.
 
 The journal is a hook like those of an application; it listens to no event of a message that is
-confirmed at its first attempt. If a broker refuses 10 000 messages a second, the log gets two lines
-in ten seconds: the first refusal at once, then the number of further ones. Every record has the
-field ``event`` and the fields that `EVENTS` lists; the text has the same content in prose.
+confirmed at its first attempt. `EVENTS` has the logger, level, text and fields of each event. If a
+broker refuses 10 000 messages a second, the log gets two lines in ten seconds (`Digest`): the first
+refusal at once, then the number of further ones.
 
 Lines are written on a thread of their own (`LogWriter`). A logging handler of the application may
 raise, publish, or wait for a lock that another thread holds while it publishes. On the relay's
-thread this would be a deadlock, or end the relay. The thread starts with the first line.
+thread this would be a deadlock, or end the relay.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
+from logging import ERROR, INFO, WARNING
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, NamedTuple
 
-from reliablepub.hooks import (
-    AttemptEnded,
-    DestinationChanged,
-    LinkChanged,
-    MessageEvent,
-    MessageGivenUp,
-)
+from reliablepub.hooks import DestinationChanged, LinkChanged, MessageEvent
 from reliablepub.printable import one_line, printable
 from reliablepub.relay.status import Status
+
+# ------------------------------------------------------------------ the thread that writes
 
 LINES_MAX: Final = 1_000
 """Most lines that wait to be written. Further ones are dropped and counted."""
@@ -44,20 +42,19 @@ LAST_LINES_S: Final = 2.0
 """How long the end of the relay waits for the last lines to be written."""
 
 
-@dataclass(slots=True)
-class _Line:
-    logger: logging.Logger
-    level: int
-    text: str
-    fields: Mapping[str, object]
-    error: BaseException | None
-
-
 class LogWriter:
-    """Writes lines of the relay to the log, on a thread of its own. Never blocks the relay."""
+    """Writes lines of the relay to the log, on a thread of its own. Never blocks the relay.
+
+    The thread starts with the first line.
+    """
+
+    # Not `logging.handlers.QueueHandler`, which replaces the exception of a record by text, and
+    # needs the record, which a factory of the application makes, on the relay's thread. And not
+    # `QueueListener`, whose thread ends with the first handler that raises `SystemExit`, and whose
+    # `stop` waits without limit for one that hangs.
 
     def __init__(self) -> None:
-        self._lines: SimpleQueue[_Line | logging.LogRecord | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._dropped = 0
 
@@ -66,13 +63,12 @@ class LogWriter:
         logger: logging.Logger,
         level: int,
         text: str,
-        fields: Mapping[str, object],  # extra attributes of the record
+        extra: Mapping[str, object],  # attributes of the record
         error: BaseException | None = None,  # its traceback follows the line
     ) -> None:
         """Queue a line, if its logger is enabled for the level."""
-        if not is_on(logger, level):
-            return
-        self._put(logger, _Line(logger, level, text, fields, error))
+        if is_on(logger, level):
+            self.put(logger, partial(write, logger, level, text, extra, error))
 
     def attend(self) -> None:
         """Take over records that the outbox and the transport log on this thread, until `close`."""
@@ -82,32 +78,28 @@ class LogWriter:
             if _is_not_taken not in logger.filters:
                 logger.addFilter(_is_not_taken)
 
-    def take(self, record: logging.LogRecord) -> None:
-        """Queue a finished record for the handlers of its logger."""
-        self._put(logging.getLogger(record.name), record)
-
     def close(self) -> None:
         """Wait up to `LAST_LINES_S` for the last lines; a handler that hangs is abandoned."""
         _attending.pop(threading.get_ident(), None)
         if self._thread is not None:
             self._put_dropped(LINK)
-            self._lines.put(None)
+            self._calls.put(None)
             self._thread.join(LAST_LINES_S)
 
-    def _put(self, logger: logging.Logger, line: _Line | logging.LogRecord) -> None:
-        """Queue a line, and before it one that tells how many were dropped."""
-        if self._lines.qsize() >= LINES_MAX:
+    def put(self, logger: logging.Logger, call: Callable[[], object]) -> None:
+        """Queue a call of a logger, and before it a line that tells how many were dropped."""
+        if self._calls.qsize() >= LINES_MAX:
             self._dropped += 1
             return
         self._put_dropped(logger)
-        self._lines.put(line)
+        self._calls.put(call)
         if self._thread is None:
             self._begin()
 
     def _put_dropped(self, logger: logging.Logger) -> None:
         if self._dropped:
             said = f"{self._dropped} lines were dropped here: a logging handler is too slow"
-            self._lines.put(_Line(logger, logging.WARNING, said, {"event": "dropped"}, None))
+            self._calls.put(partial(write, logger, WARNING, said, {"event": "dropped"}))
             self._dropped = 0
 
     def _begin(self) -> None:
@@ -116,18 +108,15 @@ class LogWriter:
             thread.start()
         except RuntimeError:  # the interpreter is shutting down, and starts no more threads
             _attending.pop(threading.get_ident(), None)
-            self._lines.put(None)
+            self._calls.put(None)
             self._main()
         else:
             self._thread = thread
 
     def _main(self) -> None:
-        while (line := self._lines.get()) is not None:
-            if isinstance(line, logging.LogRecord):
-                with suppress(BaseException):
-                    logging.getLogger(line.name).callHandlers(line)
-            else:
-                write(line.logger, line.level, line.text, line.fields, line.error)
+        while (call := self._calls.get()) is not None:
+            with suppress(BaseException):
+                call()
 
 
 _attending: Final[dict[int, LogWriter]] = {}
@@ -138,7 +127,8 @@ def _is_not_taken(record: logging.LogRecord) -> bool:
     """A logging filter: hands records of a thread that a `LogWriter` attends to it."""
     log_writer = _attending.get(record.thread or 0)
     if log_writer is not None:
-        log_writer.take(record)
+        logger = logging.getLogger(record.name)
+        log_writer.put(logger, partial(logger.callHandlers, record))
     return log_writer is None
 
 
@@ -153,139 +143,110 @@ def write(
     logger: logging.Logger,
     level: int,
     text: str,
-    fields: Mapping[str, object],
+    extra: Mapping[str, object],
     error: BaseException | None = None,
 ) -> None:
     """Write a line on the calling thread; exceptions of handlers are suppressed."""
     with suppress(BaseException):
-        logger.log(level, "%s", text, extra=fields, exc_info=error)
+        logger.log(level, "%s", text, extra=extra, exc_info=error)
 
 
-Kind = TypeVar("Kind", bound=Hashable)
+# ------------------------------------------------------------------ the rate of lines
 
 INTERVAL_S: Final = 10.0
 KINDS_MAX: Final = 100
 
 
-@dataclass(slots=True)
-class Sum(Generic[Kind]):
-    """A number of equal lines that were counted instead of written."""
+class Kind(NamedTuple):
+    """Lines of one kind are counted together."""
 
-    kind: Kind
-    count: int
-    seconds: float  # in which they were counted
-
-
-@dataclass(slots=True)
-class _Interval:
-    begun_at: float
-    count: int = 0
+    event: str
+    about: str | None  # exchange of a message; otherwise the reason; None: any
+    code: int  # the broker's reply code; 0: none, or any
 
 
-class Digest(Generic[Kind]):
+class Digest:
     """Decides which of many equal log lines are written, and which are only counted. Pure.
 
-    The first line of a kind is written at once. Those that follow within an interval are counted,
+    The first line of a kind is written at once. Those that follow within `INTERVAL_S` are counted,
     and summed up at its end; while they continue, there is one sum per interval. After an interval
-    without lines of the kind, the next one counts as the first again. Beyond ``kinds_max`` kinds, a
-    further one counts as its wider kind.
+    without lines of the kind, the next one counts as the first again. Beyond `KINDS_MAX` kinds,
+    lines are counted by event alone, so that no sum mixes events.
     """
 
-    def __init__(
-        self,
-        wider: Callable[[Kind], Kind],  # of wider kinds there are few
-        interval_s: float = INTERVAL_S,
-        kinds_max: int = KINDS_MAX,  # without the wider ones
-    ) -> None:
-        self._wider = wider
-        self._interval_s = interval_s
-        self._kinds_max = kinds_max
-        self.intervals: dict[Kind, _Interval] = {}
+    def __init__(self) -> None:
+        self._counted: dict[Kind, tuple[float, int]] = {}  # since when, and how many
 
     def is_said(self, kind: Kind, now: float) -> bool:
         """Whether to write this line; if not, it is counted."""
-        found = self.intervals.get(kind)
-        if found is None and len(self.intervals) >= self._kinds_max:
-            kind = self._wider(kind)
-            found = self.intervals.get(kind)
-        if found is None:
-            self.intervals[kind] = _Interval(now)
-            return True
-        found.count += 1
-        return False
+        found = self._counted.get(kind)
+        if found is None and len(self._counted) >= KINDS_MAX:
+            kind = Kind(kind.event, None, 0)
+            found = self._counted.get(kind)
+        since, count = found or (now, -1)
+        self._counted[kind] = since, count + 1
+        return found is None
 
-    def due(self, now: float) -> list[Sum[Kind]]:
-        """The sums of intervals that have ended."""
-        return self._summed(now, now - self._interval_s)
-
-    def rest(self, now: float) -> list[Sum[Kind]]:
-        """The sums of all intervals, ended or not. For the end of the log."""
-        return self._summed(now, now)
-
-    def _summed(self, now: float, begun_before: float) -> list[Sum[Kind]]:
+    def due(self, now: float, interval_s: float = INTERVAL_S) -> list[tuple[Kind, int, float]]:
+        """The sums of intervals that have ended: kind, number of lines, and seconds."""
         sums = []
-        for kind, interval in list(self.intervals.items()):
-            if interval.begun_at > begun_before:
+        for kind, (since, count) in list(self._counted.items()):
+            if since + interval_s > now:
                 continue
-            if interval.count:
-                sums.append(Sum(kind, interval.count, now - interval.begun_at))
-                self.intervals[kind] = _Interval(now)
+            if count:
+                sums.append((kind, count, now - since))
+                self._counted[kind] = now, 0
             else:
-                del self.intervals[kind]
+                del self._counted[kind]
         return sums
 
+
+# ------------------------------------------------------------------ what the lines say
 
 LINK: Final = logging.getLogger("reliablepub.link")
 MESSAGES: Final = logging.getLogger("reliablepub.messages")
 RELAY: Final = logging.getLogger("reliablepub.relay")
 
+_LINK: Final = ("reason", "connects", "open")
+_PAUSE: Final = ("exchange", "routing_key", "refusals", "reply_code", "reply_text")
 _ADDRESS: Final = ("message_id", "exchange", "routing_key")
 _SAID: Final = ("reply_code", "reply_text", "attempts", "may_have_arrived")
 _ATTEMPT: Final = (*_ADDRESS, *_SAID, "epoch", "tag", "trace_id")
-_GIVEN_UP: Final = (*_ADDRESS, "outcome", *_SAID, "trace_id")
-_PAUSE: Final = ("exchange", "routing_key", "refusals", "reply_code", "reply_text")
-_LINK: Final = ("reason", "connects", "open")
+_FINAL: Final = (*_ADDRESS, "outcome", *_SAID, "trace_id")
 _TROUBLE: Final = ("reason", "open")
 
-EVENTS: Final[Mapping[str, tuple[logging.Logger, int, tuple[str, ...]]]] = {
-    "connected": (LINK, logging.INFO, _LINK),
-    "disconnected": (LINK, logging.WARNING, _LINK),
-    "blocked": (LINK, logging.WARNING, _LINK),
-    "unblocked": (LINK, logging.INFO, _LINK),
-    "paused": (MESSAGES, logging.WARNING, _PAUSE),
-    "resumed": (MESSAGES, logging.INFO, _PAUSE),
-    "returned": (MESSAGES, logging.WARNING, _ATTEMPT),
-    "nacked": (MESSAGES, logging.WARNING, _ATTEMPT),
-    "refused": (MESSAGES, logging.WARNING, _ATTEMPT),
-    "uncertain": (MESSAGES, logging.INFO, _ATTEMPT),
-    "parked": (MESSAGES, logging.ERROR, _GIVEN_UP),
-    "expired": (MESSAGES, logging.ERROR, _GIVEN_UP),
-    "discarded": (MESSAGES, logging.ERROR, _GIVEN_UP),
-    "trouble": (RELAY, logging.WARNING, _TROUBLE),
-    "recovered": (RELAY, logging.INFO, _TROUBLE),
+
+class Line(NamedTuple):
+    """The log line of an event; `_values` has what text and fields name."""
+
+    logger: logging.Logger
+    level: int
+    text: str
+    fields: tuple[str, ...]
+
+
+EVENTS: Final[Mapping[str, Line]] = {
+    "connected": Line(LINK, INFO, "connected to the broker{why}; {are_open}", _LINK),
+    "disconnected": Line(LINK, WARNING, "not connected to the broker{why}; {are_open}", _LINK),
+    "blocked": Line(LINK, WARNING, "the broker blocks publishing{why}; {are_open}", _LINK),
+    "unblocked": Line(LINK, INFO, "the broker accepts messages again{why}; {are_open}", _LINK),
+    "paused": Line(MESSAGES, WARNING, "{where}: paused{after}: {outcome}{reply}", _PAUSE),
+    "resumed": Line(MESSAGES, INFO, "{where}: resumed{after}: {outcome}{reply}", _PAUSE),
+    "returned": Line(MESSAGES, WARNING, "{message}: returned{reply}", _ATTEMPT),
+    "nacked": Line(MESSAGES, WARNING, "{message}: nacked{reply}", _ATTEMPT),
+    "refused": Line(MESSAGES, WARNING, "{message}: refused{reply}", _ATTEMPT),
+    "uncertain": Line(MESSAGES, INFO, "{message}: uncertain{reply}", _ATTEMPT),
+    "parked": Line(MESSAGES, ERROR, "{message}: given up (parked): {outcome}{reply}", _FINAL),
+    "expired": Line(MESSAGES, ERROR, "{message}: given up (expired): {outcome}{reply}", _FINAL),
+    "discarded": Line(MESSAGES, ERROR, "{message}: given up (discarded): {outcome}{reply}", _FINAL),
+    "trouble": Line(RELAY, WARNING, "the outbox has trouble{why}; {are_open}", _TROUBLE),
+    "recovered": Line(RELAY, INFO, "the outbox has recovered{why}; {are_open}", _TROUBLE),
 }
-"""Logger, level and fields of each event; docs/observing.md shows them."""
+"""docs/observing.md shows them."""
 SUM_FIELDS: Final = ("repeats", "exchange", "reply_code", "count", "seconds")
 """Fields of a sum. Its ``event`` is ``repeated``; its level is that of the lines it counts."""
 
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)")
-
-_WORDS: Final = {
-    "connected": "connected to the broker",
-    "disconnected": "not connected to the broker",
-    "blocked": "the broker blocks publishing",
-    "unblocked": "the broker accepts messages again",
-    "trouble": "the outbox has trouble",
-    "recovered": "the outbox has recovered",
-}
-_Kind = tuple[str, str | None, int]
-"""Event, exchange (of other events than those of messages: the reason), and the broker's reply
-code. None: any."""
-
-
-def _any_of_its_event(kind: _Kind) -> _Kind:
-    """The wider kind: any exchange and any code, but one event, so that no sum mixes events."""
-    return kind[0], None, 0
 
 
 class Journal:
@@ -294,149 +255,90 @@ class Journal:
     def __init__(self, clock: Callable[[], float], log: Callable[..., None] = write) -> None:
         self._clock = clock  # monotonic
         self._log = log
-        self._digest: Digest[_Kind] = Digest(_any_of_its_event)
+        self._digest = Digest()
         self._trouble = ""
 
     def calls(self) -> dict[str, Callable[[Sequence[Any]], None]]:
-        """The callbacks of the journal, by event."""
-        return {name: getattr(self, f"on_{name}") for name in EVENTS if hasattr(self, f"on_{name}")}
+        """The callbacks of the journal, by event of hooks."""
+        names = (name for name, line in EVENTS.items() if line.logger is not RELAY)
+        return {name: partial(self._tell, name) for name in names}
 
     def turned(self, status: Status) -> None:
         """Write what has changed and the sums that are due. Called after each turn of the relay."""
         if status.trouble != self._trouble:
             was, self._trouble = self._trouble, status.trouble
             name = "trouble" if status.trouble else "recovered"
-            reason = one_line(status.trouble or was)
-            if self._is_said(name, reason, 0):
-                words = f"{_WORDS[name]}: {reason}; {_are_open(status.open)}"
-                self._write(name, words, (reason, status.open))
-        if self._digest.intervals:
-            for found in self._digest.due(self._clock()):
-                self._write_sum(found)
+            # Like a change of the connection, it has a reason and a number of open messages.
+            self._tell(name, [LinkChanged(status.trouble or was, status.connects, status.open)])
+        for found in self._digest.due(self._clock()):
+            self._write_sum(*found)
 
     def close(self) -> None:
         """Write the remaining sums."""
-        for found in self._digest.rest(self._clock()):
-            self._write_sum(found)
+        for found in self._digest.due(self._clock(), interval_s=0.0):
+            self._write_sum(*found)
 
-    def on_connected(self, events: Sequence[LinkChanged]) -> None:
-        """The connection was made."""
-        self._link("connected", events)
-
-    def on_disconnected(self, events: Sequence[LinkChanged]) -> None:
-        """The connection was lost, or could not be made."""
-        self._link("disconnected", events)
-
-    def on_blocked(self, events: Sequence[LinkChanged]) -> None:
-        """The broker blocks publishing (``connection.blocked``)."""
-        self._link("blocked", events)
-
-    def on_unblocked(self, events: Sequence[LinkChanged]) -> None:
-        """The broker accepts publishes again."""
-        self._link("unblocked", events)
-
-    def on_paused(self, events: Sequence[DestinationChanged]) -> None:
-        """A destination was paused, because it keeps refusing messages."""
-        self._destination("paused", events)
-
-    def on_resumed(self, events: Sequence[DestinationChanged]) -> None:
-        """A paused destination accepts messages again."""
-        self._destination("resumed", events)
-
-    def on_returned(self, events: Sequence[AttemptEnded]) -> None:
-        """The broker returned a message: no queue is bound."""
-        self._attempts("returned", events)
-
-    def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
-        """The broker nacked a message: a queue has refused it."""
-        self._attempts("nacked", events)
-
-    def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """The broker closed a channel because of a message."""
-        self._attempts("refused", events)
-
-    def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
-        """An attempt ended without an answer: the message may have arrived."""
-        self._attempts("uncertain", events)
-
-    def on_parked(self, events: Sequence[MessageGivenUp]) -> None:
-        """A message was given up and kept."""
-        self._given_up("parked", events)
-
-    def on_expired(self, events: Sequence[MessageGivenUp]) -> None:
-        """A message was given up because its deadline has passed."""
-        self._given_up("expired", events)
-
-    def on_discarded(self, events: Sequence[MessageGivenUp]) -> None:
-        """A message was given up and deleted."""
-        self._given_up("discarded", events)
-
-    def _link(self, name: str, events: Sequence[LinkChanged]) -> None:
+    def _tell(self, name: str, events: Sequence[Any]) -> None:
+        """Write the line of each event, or count it."""
+        logger, level, text, names = EVENTS[name]
+        if not is_on(logger, level):
+            return
         for event in events:
-            if self._is_said(name, event.reason, 0):
-                why = f": {one_line(event.reason)}" if event.reason else ""
-                values = (one_line(event.reason), event.connects, event.open)
-                self._write(name, f"{_WORDS[name]}{why}; {_are_open(event.open)}", values)
+            if isinstance(event, LinkChanged):
+                kind = Kind(name, event.reason, 0)
+            elif isinstance(event, DestinationChanged):
+                kind = Kind(name, event.exchange, 0)  # a pause is of any code
+            else:
+                kind = Kind(name, event.exchange, event.outcome.reply_code)
+            if self._digest.is_said(kind, self._clock()):
+                values = _values(event)
+                extra = {field: values[field] for field in names}
+                self._log(logger, level, text.format(**values), {"event": name, **extra})
 
-    def _destination(self, name: str, events: Sequence[DestinationChanged]) -> None:
-        for event in events:
-            if self._is_said(name, event.exchange, 0):
-                outcome = event.outcome
-                said = (outcome.reply_code, one_line(outcome.reply_text))
-                values = (event.exchange, event.routing_key, event.refusals, *said)
-                after = f" after {event.refusals} in a row" if event.refusals > 1 else ""
-                code = f"{outcome.reply_code} " if outcome.reply_code else ""
-                where = _where(event.exchange, event.routing_key)
-                if event.user_id is not None:
-                    where = f"user_id {one_line(repr(event.user_id))}"
-                words = f"{where}: {name}{after}: {outcome.kind}: {code}{said[1]}"
-                self._write(name, words, values)
-
-    def _attempts(self, name: str, events: Sequence[AttemptEnded]) -> None:
-        for event in events:
-            if self._is_said(name, event.exchange, event.outcome.reply_code):
-                said = _said(event)
-                address = (event.message_id, event.exchange, event.routing_key)
-                self._write(
-                    name,
-                    f"{_about(event)}: {name}{_quoted(said)}",
-                    (*address, *said, event.epoch, event.tag, trace_id_of(event)),
-                )
-
-    def _given_up(self, name: str, events: Sequence[MessageGivenUp]) -> None:
-        for event in events:
-            if self._is_said(name, event.exchange, event.outcome.reply_code):
-                said, outcome = _said(event), event.outcome.kind.value
-                address = (event.message_id, event.exchange, event.routing_key)
-                words = f"{_about(event)}: given up ({name}): {outcome}{_quoted(said)}"
-                self._write(name, words, (*address, outcome, *said, trace_id_of(event)))
-
-    def _is_said(self, name: str, what: str, code: int) -> bool:
-        logger, level, _ = EVENTS[name]
-        return is_on(logger, level) and self._digest.is_said((name, what, code), self._clock())
-
-    def _write(self, name: str, words: str, values: Sequence[object]) -> None:
-        logger, level, fields = EVENTS[name]
-        safe = (printable(value) if isinstance(value, str) else value for value in values)
-        self._log(logger, level, words, {"event": name, **dict(zip(fields, safe, strict=True))})
-
-    def _write_sum(self, found: Sum[_Kind]) -> None:
+    def _write_sum(self, kind: Kind, count: int, seconds: float) -> None:
         """Write one line for the lines of a kind that were only counted."""
-        name, what, code = found.kind
-        logger, level, _ = EVENTS[name]
-        about = f"{name}{f', {code}' if code else ''}"
-        has_reason = logger is not MESSAGES
-        if what is None:
-            about += ", for other reasons" if has_reason else ", other exchanges and codes"
-        elif has_reason:
-            about += f", {one_line(what)}" if what else ""
+        name, about, code = kind
+        logger, level, *_ = EVENTS[name]
+        is_message = logger is MESSAGES
+        if about is None:
+            which = ", other exchanges and codes" if is_message else ", for other reasons"
+        elif is_message:
+            which = f", exchange {about!r}"
         else:
-            about += f", exchange {what!r}"
-        exchange = "" if has_reason else what and printable(what)
-        values = (name, exchange, code, found.count, round(found.seconds, 1))
-        fields = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
-        words = f"{about}: {found.count} more in {found.seconds:.1f} s"
-        self._log(logger, level, words, fields)
+            which = f", {one_line(about)}" if about else ""
+        exchange = about and printable(about) if is_message else ""
+        values = (name, exchange, code, count, round(seconds, 1))
+        extra = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
+        text = f"{name}{f', {code}' if code else ''}{which}: {count} more in {seconds:.1f} s"
+        self._log(logger, level, text, extra)
+
+
+def _values(event: Any) -> dict[str, Any]:  # noqa: ANN401 - an event of hooks
+    """The fields of an event and the parts of its text that `EVENTS` names, all printable."""
+    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    if isinstance(event, LinkChanged):
+        values["reason"] = one_line(event.reason)
+        values["why"] = f": {values['reason']}" if event.reason else ""
+        values["are_open"] = f"{event.open} message{' is' if event.open == 1 else 's are'} open"
+        return values
+    code, words = event.outcome.reply_code, one_line(event.outcome.reply_text)
+    reply = f"{code or ''} {words}".strip()
+    values["reply"] = f": {reply}" if reply else ""
+    values |= {"outcome": event.outcome.kind.value, "reply_code": code, "reply_text": words}
+    routing = "" if event.routing_key is None else f" with routing key {event.routing_key!r}"
+    values["where"] = f"exchange {event.exchange!r}{routing}"
+    if isinstance(event, DestinationChanged):
+        values["after"] = f" after {event.refusals} in a row" if event.refusals > 1 else ""
+        if event.user_id is not None:
+            values["where"] = f"user_id {event.user_id!r}"
+    else:
+        doubt = "; may have arrived" if event.may_have_arrived else ""
+        values["reply"] += f" (attempt {event.attempts}{doubt})"
+        values["message"] = f"message {event.message_id} to {values['where']}"
+        values["trace_id"] = trace_id_of(event)
+    return {
+        key: printable(value) if isinstance(value, str) else value for key, value in values.items()
+    }
 
 
 def trace_id_of(event: MessageEvent) -> str | None:
@@ -445,28 +347,3 @@ def trace_id_of(event: MessageEvent) -> str | None:
     found = (event.headers or {}).get("traceparent")
     fits = _TRACE.match(found) if isinstance(found, str) else None
     return None if fits is None else fits[1]
-
-
-def _are_open(count: int) -> str:
-    return f"{count} message{' is' if count == 1 else 's are'} open"
-
-
-def _said(event: AttemptEnded | MessageGivenUp) -> tuple[int, str, int, bool]:
-    words = one_line(event.outcome.reply_text)
-    return event.outcome.reply_code, words, event.attempts, event.may_have_arrived
-
-
-def _quoted(said: tuple[int, str, int, bool]) -> str:
-    code, text, attempts, may_have_arrived = said
-    words = f"{code or ''} {text}".strip()
-    doubt = "; may have arrived" if may_have_arrived else ""
-    return f"{': ' if words else ''}{words} (attempt {attempts}{doubt})"
-
-
-def _about(event: AttemptEnded | MessageGivenUp) -> str:
-    return f"message {printable(event.message_id)} to {_where(event.exchange, event.routing_key)}"
-
-
-def _where(exchange: str, routing_key: str | None) -> str:
-    routing = "" if routing_key is None else f" with routing key {routing_key!r}"
-    return f"exchange {exchange!r}{routing}"

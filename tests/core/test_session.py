@@ -1170,6 +1170,7 @@ def test_a_window_that_has_shrunk_to_one_message_is_not_taken_by_a_late_one() ->
     client.session.window.size = 8
     client.hears(ChannelOpened(2))
     client.writes()
+    client.session.window.size = 2
     client.waits(60)
     client.hears(ChannelOpened(3))
     assert client.session.window.size == 1

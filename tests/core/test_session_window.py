@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import count
 
-import pytest
-
 from reliablepub._core.events import (
     Acked,
     Batch,
@@ -164,16 +162,20 @@ def test_a_new_channel_goes_on_with_the_window_there_was() -> None:
     assert sender.window == 64
 
 
-@pytest.mark.parametrize("how", ["lost", "overdue"])
-def test_a_new_connection_or_an_overdue_confirm_begins_anew(how: str) -> None:
+def test_a_new_connection_begins_anew() -> None:
     sender = grown()
     sender.writes()
-    if how == "lost":
-        sender.hears(ConnectionLost("reset"))
-        sender.connect()
-    else:
-        sender.now += TIMEOUT_S
-        sender.session.handle_timeout(sender.now)
-        sender.open()
+    sender.hears(ConnectionLost("reset"))
+    sender.connect()
     assert sender.window == 2
     assert [len(batch.keys) for batch in sender.writes()] == [2]
+
+
+def test_an_overdue_confirm_halves_it() -> None:
+    sender = grown()
+    sender.writes()
+    sender.now += TIMEOUT_S
+    sender.session.handle_timeout(sender.now)
+    sender.open()
+    assert sender.window == 32
+    assert [len(batch.keys) for batch in sender.writes()] == [32]

@@ -72,7 +72,7 @@ def test_an_event_is_one_line_with_its_fields(
 ) -> None:
     written.calls()[name]([SAMPLES[name]])
     (record,) = log.records
-    logger, level, fields = EVENTS[name]
+    logger, level, _, fields = EVENTS[name]
     assert (record.name, record.levelno) == (logger.name, level)
     assert "\n" not in record.getMessage()
     assert vars(record)["event"] == name
@@ -104,10 +104,10 @@ def test_trouble_with_the_outbox_is_a_line_and_so_is_its_end(
 def test_the_words_say_what_happened_to_which_message(
     written: Journal, log: pytest.LogCaptureFixture
 ) -> None:
-    written.on_returned([attempt("returned")])
-    written.on_parked([GIVEN_UP])
-    written.on_discarded([replace(GIVEN_UP, may_have_arrived=True)])
-    written.on_disconnected([LinkChanged("no route\nto host", 1, 5)])
+    written.calls()["returned"]([attempt("returned")])
+    written.calls()["parked"]([GIVEN_UP])
+    written.calls()["discarded"]([replace(GIVEN_UP, may_have_arrived=True)])
+    written.calls()["disconnected"]([LinkChanged("no route\nto host", 1, 5)])
     assert [record.getMessage() for record in log.records] == [
         f"{ABOUT}: returned: 312 NO_ ROUTE (attempt 1)",
         f"{ABOUT}: given up (parked): returned: 312 NO_ ROUTE (attempt 3)",
@@ -120,7 +120,7 @@ def test_ten_thousand_refusals_a_second_are_two_lines_in_ten(
     written: Journal, now: Now, log: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(1_000):
-        written.on_nacked([attempt("nacked")] * 100)
+        written.calls()["nacked"]([attempt("nacked")] * 100)
         written.turned(Status())
         now.now += 0.0101
     first, repeated = log.records
@@ -139,7 +139,7 @@ def test_a_sum_shows_an_exchange_as_one_line(
     written: Journal, now: Now, log: pytest.LogCaptureFixture
 ) -> None:
     event = replace(attempt("nacked"), exchange="orders\n\x1b[2J")
-    written.on_nacked([event] * 1_000)
+    written.calls()["nacked"]([event] * 1_000)
     now.now += 11
     written.turned(Status())
     _, repeated = log.records
@@ -149,10 +149,10 @@ def test_a_sum_shows_an_exchange_as_one_line(
 def test_errors_of_many_exchanges_stay_errors(
     written: Journal, now: Now, log: pytest.LogCaptureFixture
 ) -> None:
-    written.on_returned([attempt("returned", f"e{n}") for n in range(150)])
+    written.calls()["returned"]([attempt("returned", f"e{n}") for n in range(150)])
     log.clear()
     for n in range(600):
-        written.on_parked([replace(GIVEN_UP, exchange=f"e{n}")])
+        written.calls()["parked"]([replace(GIVEN_UP, exchange=f"e{n}")])
     [first] = log.records
     assert (first.levelno, vars(first)["event"]) == (logging.ERROR, "parked")
     now.now += 10
@@ -173,7 +173,7 @@ def test_a_line_names_the_trace_that_the_message_was_published_in(
         {"traceparent": b"\x00"},
     ]
     for n, one in enumerate(headers):
-        written.on_parked([replace(GIVEN_UP, exchange=f"e{n}", headers=one)])
+        written.calls()["parked"]([replace(GIVEN_UP, exchange=f"e{n}", headers=one)])
     assert [vars(record)["trace_id"] for record in log.records] == [trace_id, None, None]
 
 
@@ -182,7 +182,7 @@ def test_what_is_not_logged_is_not_counted(
 ) -> None:
     journal.MESSAGES.setLevel(logging.CRITICAL)
     try:
-        written.on_nacked([attempt("nacked")] * 3)
+        written.calls()["nacked"]([attempt("nacked")] * 3)
     finally:
         journal.MESSAGES.setLevel(logging.NOTSET)
     now.now += 100
@@ -203,7 +203,7 @@ def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
     assert shown.pop("failed") == (thread.LOGGER.name, "CRITICAL", ())
     assert shown == {
         name: (logger.name, logging.getLevelName(level), fields)
-        for name, (logger, level, fields) in EVENTS.items()
+        for name, (logger, level, _, fields) in EVENTS.items()
     }
 
 
@@ -243,7 +243,7 @@ def test_lines_that_a_slow_handler_has_no_time_for_are_counted(
         assert is_held.wait(30)
         writer.write(logger, logging.INFO, "queued", {})
         writer.write(logger, logging.INFO, "dropped", {})
-        writer.take(logger.makeRecord(logger.name, logging.INFO, "", 0, "dropped, too", (), None))
+        writer.put(logger, lambda: logger.info("dropped, too"))
         gate.set()
         until(lambda: log.messages[-1:] == ["queued"])
         for text in later:
