@@ -240,7 +240,7 @@ EVENTS: Final[Mapping[str, Line]] = {
     "expired": Line(MESSAGES, ERROR, "{message}: given up (expired): {outcome}{reply}", _FINAL),
     "discarded": Line(MESSAGES, ERROR, "{message}: given up (discarded): {outcome}{reply}", _FINAL),
     "trouble": Line(RELAY, WARNING, "the outbox has trouble{why}; {are_open}", _TROUBLE),
-    "recovered": Line(RELAY, INFO, "the outbox has recovered{why}; {are_open}", _TROUBLE),
+    "recovered": Line(RELAY, INFO, "the outbox works again, after{why}; {are_open}", _TROUBLE),
 }
 """docs/observing.md shows them."""
 SUM_FIELDS: Final = ("repeats", "exchange", "reply_code", "count", "seconds")

@@ -430,6 +430,9 @@ class RelayThread:
     def _fail(self, error: BaseException) -> None:
         """Record why the relay failed, and log it as critical: nothing is published any more."""
         self.failure = error
+        if isinstance(error, OutboxInUse):  # another one publishes: that should wake nobody
+            self._log_writer.write(LOGGER, logging.WARNING, str(error), {"event": "replaced"}, None)
+            return
         said = f"{described(error)}; nothing more is published; the outbox keeps open messages"
         self._log_writer.write(LOGGER, logging.CRITICAL, said, {"event": "failed"}, error)
 

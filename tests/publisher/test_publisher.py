@@ -51,6 +51,7 @@ from reliablepub.relay.thread import Flush, RelayThread
 from reliablepub.testing import FakeBroker, faults
 from tests.lazy import Lazy
 from tests.policies import AT_ONCE
+from tests.sqlite import sql
 from tests.waiting import until
 
 NEVER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -747,6 +748,21 @@ def test_an_interrupted_constructor_leaves_no_relay_behind(
         return True
 
     until(is_free)
+
+
+def test_a_relay_that_another_has_replaced_says_so_in_one_warning(
+    broker: FakeBroker, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The messages are published, so nobody is to be woken."""
+    publisher = Publisher(broker.url, outbox=path)
+    sql(path, "INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (4711, 'h', 0)")
+    with pytest.raises(PublisherFailed) as caught:
+        publisher.flush(30)
+    assert isinstance(caught.value.__cause__, OutboxInUse)
+    [said] = [record for record in caplog.records if "4711" in record.getMessage()]
+    assert (said.levelname, vars(said)["event"], said.exc_info) == ("WARNING", "replaced", None)
+    with contextlib.suppress(PublisherFailed):
+        publisher.close()
 
 
 def test_twenty_publishers_leave_no_thread_and_no_descriptor(

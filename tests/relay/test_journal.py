@@ -91,7 +91,7 @@ def test_trouble_with_the_outbox_is_a_line_and_so_is_its_end(
     said = "disk full: nothing can be recorded"
     assert [record.getMessage() for record in log.records] == [
         f"the outbox has trouble: {said}; 1 message is open",
-        f"the outbox has recovered: {said}; 0 messages are open",
+        f"the outbox works again, after: {said}; 0 messages are open",
         f"trouble, {said}: 1 more in 11.0 s",
         f"recovered, {said}: 1 more in 11.0 s",
     ]
