@@ -159,23 +159,6 @@ def test_an_operator_s_change_is_told_though_the_turn_that_reads_it_fails(
     assert told(own) == ["parked"]
 
 
-def test_a_late_message_is_told_though_the_next_statement_of_its_look_fails(
-    url: str, own: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outbox = Outbox(url)
-    with closing(psycopg.connect(url)) as slow:
-        outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
-        outbox.enqueue(Message(b"", message_id="fast"), key="fast")
-        assert told(own) == ["fast"]
-        assert outbox.cancel("fast")
-        slow.commit()
-    fail_once(monkeypatch, "read", lambda name, *_: name == "last_id")
-    with pytest.raises(OutboxUnreachable):
-        own.changed_elsewhere()
-    assert own.changed_elsewhere()
-    assert own.snapshot().late == ((1, 1),)
-
-
 # ---------------------------------------------------------------------------- unsure commits
 
 
