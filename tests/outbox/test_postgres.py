@@ -36,6 +36,7 @@ from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
+from tests.outbox.cuts import Cut, server_down
 from tests.postgres import PostgresServer
 from tests.stores import begin_anew
 from tests.waiting import until
@@ -766,25 +767,6 @@ def test_a_lost_turn_is_an_error_and_no_log_record_of_psycopg(
 # ---------------------------------------------------------------------------- cut off
 
 
-class Cut:
-    """Loses the connection at the next transaction: before or behind its commit."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, behind: bool, times: int = 1) -> None:
-        self._times = times
-        transact = Link.transact
-
-        def cut(link: Link, steps: Any) -> Any:
-            if self._times <= 0:
-                return transact(link, steps)
-            self._times -= 1
-            if behind:
-                transact(link, steps)
-            link.close()
-            raise psycopg.OperationalError("the connection is lost")
-
-        monkeypatch.setattr(Link, "transact", cut)
-
-
 @pytest.mark.parametrize("behind", [True, False])
 def test_a_commit_that_was_cut_off_is_looked_up(
     url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch, *, behind: bool
@@ -808,16 +790,10 @@ def test_an_unsure_commit_is_told_and_its_messages_are_found(
 ) -> None:
     new = [entry(), entry()]
     Cut(monkeypatch, behind=behind)
-    connect = Server.connect
-
-    def refuse(server: Server) -> Any:
-        raise OutboxUnreachable("the server is down")
-
-    monkeypatch.setattr(Server, "connect", refuse)
-    with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
-        own.commit(Changes(new=new))
-    assert [entry.id for entry in new] == [0, 0]
-    monkeypatch.setattr(Server, "connect", connect)
+    with server_down(monkeypatch):
+        with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
+            own.commit(Changes(new=new))
+        assert [entry.id for entry in new] == [0, 0]
     assert not begin_anew(own).has_lost
     snapshot = own.commit(Changes(new=[entry()]))
     assert snapshot.counters.stored == (3 if behind else 1)

@@ -396,7 +396,7 @@ class Link:
         # a relay's connection is active, and whether a relay may wait for notifications here.
         self.allows_loss = self.is_visible = self.may_rest = False
         self._is_direct = False
-        self._channel = b""  # where this connection listens
+        self.on_notify: Callable[[object], None] = lambda _: None  # given each notification
         self.patience = Patience(str(server))
         self._pid = os.getpid()
 
@@ -559,6 +559,7 @@ class Link:
                 self._connection = self.server.connect()
                 self._connection.patience = self.patience
                 self._connection.add_notice_handler(partial(_note_wait, self._cancelled_waits))
+                self._connection.add_notify_handler(self.on_notify)
                 self.connections += 1
                 self._check_version()
             except OutboxError as error:
@@ -586,18 +587,14 @@ class Link:
             with reported(self.server):
                 [standing] = self._run("standing", {"backend": self.backend})
             self._is_direct, self.is_visible, self.may_rest = standing
-            self._channel = b""
 
-    def rest(self, shard: int, rang: Callable[[], None]) -> bool:
+    def rest(self, shard: int) -> bool:
         """Have enqueuers notify this connection (see queries.sql); return whether they will."""
         with reported(self.server):
             [(is_alone, channel)] = self._run("rest", {"shard": shard})
-            connection = self.open()
-            if is_alone and self._channel != channel:
-                connection.add_notify_handler(lambda _: rang())
+            if is_alone:
                 named = sql.Identifier(channel.decode())
-                connection.execute(sql.SQL("LISTEN {}").format(named))
-                self._channel = channel
+                self.open().execute(sql.SQL("LISTEN {}").format(named))
         return bool(is_alone)  # False: a transaction that enqueues is open, and will not notify
 
     def rise(self, shard: int) -> None:

@@ -110,7 +110,7 @@ _NEXT: Final = object()
 """Stands for the number of the next turn in the values of a statement."""
 
 
-class _Overtaken(OutboxLocked):
+class _Overtaken(Exception):
     """Another process has taken the turn."""
 
 
@@ -222,11 +222,11 @@ class PostgresStore:
             ]
         )
         self._touched = self._seen.intervention
-        self._over_because = ""
         # Not the current snapshot, in which more rows may be visible than the turn has counted.
         [(snapshot,)] = self._link.read("counted", at | {"turn": self._turn})
         [(last_id,)] = self._link.read("last_id", {})
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
+        self._over_because = ""  # last: until then, the relay must be told of the new run
 
     def _raise_sequences(self) -> None:
         """Raise sequences that are behind their rows, as after a move by logical replication."""
@@ -542,8 +542,11 @@ class PostgresStore:
         for _ in range(_TRIES):
             try:
                 return self._try_turn(steps, token)
-            except _Overtaken as error:  # so no earlier try can commit
-                failure, is_unsure = error, False
+            except _Overtaken:
+                failure = OutboxLocked(
+                    f"outbox {self._server}: other processes keep changing it; try again"
+                )
+                is_unsure = False  # without its turn, no earlier try can commit
             except (psycopg.Error, *TRANSIENT) as error:
                 failure, may_be_stored, is_passing = reaction_to(self._server, error)
                 is_unsure |= may_be_stored
@@ -570,7 +573,7 @@ class PostgresStore:
         self._look()
         if self._is_untold:
             raise Intervened
-        raise _Overtaken(f"outbox {self._server}: other processes keep changing it; try again")
+        raise _Overtaken
 
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
@@ -602,7 +605,9 @@ class PostgresStore:
 
     def _cut_off(self, error: OutboxError, *, is_storing: bool) -> OutboxError:
         """Return the error for a turn that may have been committed."""
-        if not is_storing:  # recording outcomes again changes nothing; the tags may be stored
+        # Recording outcomes again changes nothing: this run goes on, and sends nothing in flight
+        # again. The tags may be stored.
+        if not is_storing:
             return error if isinstance(error, OutboxUnreachable) else OutboxUnreachable(str(error))
         self._over_because = self._over_because or "a commit was cut off"
         unsure = OutboxUnsure(
