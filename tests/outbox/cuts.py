@@ -1,11 +1,11 @@
-"""Lost connections to PostgreSQL: `Cut` loses one at a statement, and `server_down` refuses others.
+"""Lost connections to PostgreSQL: at a statement (`Cut`), or all; and refused ones (`server_down`).
 
 Knows: the methods of `Link` by which all statements are run. Must never know: what a test expects.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Literal
 
 import psycopg
@@ -70,6 +70,15 @@ def _names(steps: Any, *_: Any) -> set[str]:
     if isinstance(steps, tuple):  # of `store`
         return {steps[0]}
     return {steps} if isinstance(steps, str) else {name for name, _ in steps}
+
+
+def end_connections(url: str) -> None:
+    """Have the server end all connections to a database."""
+    with closing(psycopg.connect(url, autocommit=True)) as operator:
+        operator.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
 
 
 @contextmanager

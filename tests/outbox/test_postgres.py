@@ -36,7 +36,7 @@ from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
-from tests.outbox.cuts import Cut, server_down
+from tests.outbox.cuts import Cut, end_connections, server_down
 from tests.postgres import PostgresServer
 from tests.stores import begin_anew
 from tests.waiting import until
@@ -754,11 +754,7 @@ def test_a_lost_turn_is_an_error_and_no_log_record_of_psycopg(
         other.execute("UPDATE reliablepub.turns SET turn = turn + 5000, run = 99")
     with pytest.raises(OutboxInUse):
         own.commit(Changes(new=[entry()]))
-    with psycopg.connect(url, autocommit=True) as other:
-        other.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-        )
+    end_connections(url)
     with pytest.raises(psycopg.OperationalError):
         own._link.batch([("outbox", {})])
     assert caplog.records == []
@@ -824,17 +820,6 @@ def test_a_commit_that_was_cut_off_is_told_although_it_cannot_be_looked_up(
     assert own.snapshot().counters.stored == 2
     assert [one.id for one in own.read_ready(1, 9, **ALL)[0]] == [2]
     assert counted(url) == (0, 0, 0, 0)
-
-
-def test_enqueuing_outlives_its_connection(url: str) -> None:
-    with Outbox(url) as outbox, psycopg.connect(url, autocommit=True) as operator:
-        for n in range(3):
-            outbox.enqueue(Message(b"", message_id=f"m-{n}"))
-            operator.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-            )
-    assert outbox.status().open == 3
 
 
 @pytest.mark.parametrize("how", ["kill", "fast", "immediate"])

@@ -29,7 +29,7 @@ from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, Release
 from reliablepub.outbox.postgres import store as store_module
 from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Link, Server
-from reliablepub.outbox.postgres.store import PostgresStore
+from reliablepub.outbox.postgres.store import _TRIES, PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay import relay as relay_module
 from reliablepub.testing import FakeBroker
@@ -42,16 +42,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.postgres
 
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
-BREAK = """
-    CREATE OR REPLACE FUNCTION public.fault() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        PERFORM pg_terminate_backend(pg_backend_pid(), 1000);
-        RETURN NEW;
-    END $$;
-    CREATE TRIGGER fault BEFORE INSERT ON reliablepub.turns
-    FOR EACH ROW EXECUTE FUNCTION public.fault();
-"""
-MEND = "DROP TRIGGER fault ON reliablepub.turns"
 
 
 @pytest.fixture
@@ -126,7 +116,11 @@ def test_a_publisher_sends_what_came_while_an_operator_s_transaction_was_open(ur
 
 
 def test_an_operator_s_change_is_told_though_the_turn_that_reads_it_fails(
-    url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
+    url: str,
+    own: PostgresStore,
+    admin: psycopg.Connection,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parked = entry(message_id="parked")
     own.commit(Changes(new=[parked]))
@@ -135,11 +129,9 @@ def test_an_operator_s_change_is_told_though_the_turn_that_reads_it_fails(
     assert own.read_due(time.time(), loaded=(), **ALL) == ([], 1e10)
     assert outbox.retry([parked.id]) == 1
     assert own.changed_elsewhere()
-    admin.execute(BREAK.encode())
+    Cut(monkeypatch, times=_TRIES)
     with pytest.raises(OutboxUnreachable):
         own.snapshot()
-    admin.execute(MEND)
-    time.sleep(0.3)
     own.touched()
     assert told(own) == ["parked"]
 
@@ -577,17 +569,18 @@ def test_a_damaged_message_is_told_though_the_answer_is_lost(
 
 
 def test_a_damaged_message_that_cannot_be_parked_now_is_parked_later(
-    url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
+    url: str,
+    own: PostgresStore,
+    admin: psycopg.Connection,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own.commit(Changes(new=[damaged := entry()]))
     admin.execute("UPDATE reliablepub.messages SET body = 'x'")
-    admin.execute(BREAK.encode())
+    Cut(monkeypatch, step="park_damaged", times=_TRIES)
     assert own.read_ready(1, 9, **ALL)[0] == []
     assert own.damaged() == []
-    admin.execute(MEND)
-    time.sleep(0.3)
-    with suppress(OutboxUnreachable):
-        own.changed_elsewhere()
+    assert own.changed_elsewhere()
     assert [row.id for row in own.damaged()] == [damaged.id]
     [parked] = Outbox(url).parked()
     assert parked.id == damaged.id

@@ -785,6 +785,7 @@ class PostgresStore:
 
     def _park_damaged(self) -> None:
         """Park the rows that were found damaged. If this fails, the next look does it."""
+        # Not another run: while their table is locked, each would send again what is in flight.
         if not self._unfit:
             return
         words = [reason.replace("\0", "\ufffd") for reason in self._unfit.values()]
