@@ -36,6 +36,7 @@ from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
+from tests.outbox.cuts import Cut, end_connections, server_down
 from tests.postgres import PostgresServer
 from tests.stores import begin_anew
 from tests.waiting import until
@@ -732,7 +733,7 @@ def test_the_first_turn_of_a_run_is_as_old_as_its_commit(
 
 def test_no_statement_of_a_turn_is_compiled(own: PostgresStore) -> None:
     jit = "SELECT current_setting('jit')"
-    assert own._link.transact([own._link.settings(), (jit, {})])[1] == [(b"off",)]
+    assert own._link.transact([(jit, {})])[0] == [(b"off",)]
 
 
 def test_an_owner_whose_last_turn_was_forgotten_settles_nothing(
@@ -753,36 +754,13 @@ def test_a_lost_turn_is_an_error_and_no_log_record_of_psycopg(
         other.execute("UPDATE reliablepub.turns SET turn = turn + 5000, run = 99")
     with pytest.raises(OutboxInUse):
         own.commit(Changes(new=[entry()]))
-    with psycopg.connect(url, autocommit=True) as other:
-        other.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-        )
+    end_connections(url)
     with pytest.raises(psycopg.OperationalError):
         own._link.batch([("outbox", {})])
     assert caplog.records == []
 
 
 # ---------------------------------------------------------------------------- cut off
-
-
-class Cut:
-    """Loses the connection at the next transaction: before or behind its commit."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, behind: bool, times: int = 1) -> None:
-        self._times = times
-        transact = Link.transact
-
-        def cut(link: Link, steps: Any) -> Any:
-            if self._times <= 0:
-                return transact(link, steps)
-            self._times -= 1
-            if behind:
-                transact(link, steps)
-            link.close()
-            raise psycopg.OperationalError("the connection is lost")
-
-        monkeypatch.setattr(Link, "transact", cut)
 
 
 @pytest.mark.parametrize("behind", [True, False])
@@ -808,16 +786,10 @@ def test_an_unsure_commit_is_told_and_its_messages_are_found(
 ) -> None:
     new = [entry(), entry()]
     Cut(monkeypatch, behind=behind)
-    connect = Server.connect
-
-    def refuse(server: Server) -> Any:
-        raise OutboxUnreachable("the server is down")
-
-    monkeypatch.setattr(Server, "connect", refuse)
-    with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
-        own.commit(Changes(new=new))
-    assert [entry.id for entry in new] == [0, 0]
-    monkeypatch.setattr(Server, "connect", connect)
+    with server_down(monkeypatch):
+        with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
+            own.commit(Changes(new=new))
+        assert [entry.id for entry in new] == [0, 0]
     assert not begin_anew(own).has_lost
     snapshot = own.commit(Changes(new=[entry()]))
     assert snapshot.counters.stored == (3 if behind else 1)
@@ -826,43 +798,28 @@ def test_an_unsure_commit_is_told_and_its_messages_are_found(
     assert counted(url) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("reads", [0, 1])
 def test_a_commit_that_was_cut_off_is_told_although_it_cannot_be_looked_up(
-    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch, reads: int
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator has taken the turn after it, and a read of turns fails on the disk."""
     own.commit(Changes(new=[entry()]))
-    read, numbers = Link.read, iter(range(9))
+    read = Link.read
 
     def fail(link: Link, name: str, values: Any) -> Any:
         if link is own._link:
-            number = next(numbers)
-            if number == 0:
-                intervene(outbox_at(url), [1], Intervention(Action.PARK))
-            if number == reads:
-                raise OutboxDiskFailed("the disk has failed")
+            monkeypatch.setattr(Link, "read", read)
+            intervene(outbox_at(url), [1], Intervention(Action.PARK))
+            raise OutboxDiskFailed("the disk has failed")
         return read(link, name, values)
 
     Cut(monkeypatch, behind=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(Link, "read", fail)
-        with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
-            own.commit(Changes(new=[entry()]))
+    monkeypatch.setattr(Link, "read", fail)
+    with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
+        own.commit(Changes(new=[entry()]))
     begin_anew(own)
     assert own.snapshot().counters.stored == 2
     assert [one.id for one in own.read_ready(1, 9, **ALL)[0]] == [2]
     assert counted(url) == (0, 0, 0, 0)
-
-
-def test_enqueuing_outlives_its_connection(url: str) -> None:
-    with Outbox(url) as outbox, psycopg.connect(url, autocommit=True) as operator:
-        for n in range(3):
-            outbox.enqueue(Message(b"", message_id=f"m-{n}"))
-            operator.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-            )
-    assert outbox.status().open == 3
 
 
 @pytest.mark.parametrize("how", ["kill", "fast", "immediate"])

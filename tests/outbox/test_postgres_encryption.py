@@ -27,6 +27,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.server import Link, Server, Step
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
+from tests.outbox.cuts import Cut
 from tests.outcomes import REFUSED
 
 pytestmark = pytest.mark.postgres
@@ -107,16 +108,7 @@ def test_the_id_is_one_of_the_database_that_stores_it(
 def test_a_message_whose_commit_was_not_answered_is_stored_once(
     url: str, old: OutboxKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, lost = Link.store, iter([True])
-
-    def unanswered(link: Link, step: Step) -> object:
-        rows = store(link, step)
-        if next(lost, False):
-            link.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-        return rows
-
-    monkeypatch.setattr(Link, "store", unanswered)
+    Cut(monkeypatch, "store", behind=True)
     with Outbox(url, keys=old) as outbox:
         outbox.enqueue(message(1))
         outbox.enqueue(message(2))

@@ -15,7 +15,6 @@ from reliablepub import (
     Outbox,
     OutboxError,
     OutboxLocked,
-    OutboxUnsure,
     ScheduleChange,
 )
 from reliablepub.outbox.postgres import enqueue
@@ -236,20 +235,3 @@ def test_a_message_is_on_disk_though_an_administrator_no_longer_waits_for_it(
         postgres_server.kill()
         postgres_server.start()
         assert message_ids(url) == ["before", "0", "1", "2"]
-
-
-def test_a_message_that_may_not_be_on_disk_is_unsure(
-    url: str, hasty_server: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(link: Link, steps: Any) -> Any:
-        raise psycopg.OperationalError("the connection is lost")
-
-    with Outbox(url) as outbox, closing(psycopg.connect(url, autocommit=True)) as other:
-        outbox.enqueue(Message(b"", message_id="before"))
-        hasty_server()
-        until(lambda: other.execute("SHOW synchronous_commit").fetchone() == ("off",))
-        monkeypatch.setattr(Link, "transact", fail)
-        with pytest.raises(OutboxUnsure, match="synchronous_commit is off"):
-            outbox.enqueue(Message(b"", message_id="unsure"))
-        monkeypatch.undo()
-    assert message_ids(url) == ["before", "unsure"]

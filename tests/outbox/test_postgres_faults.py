@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -29,11 +30,12 @@ from reliablepub import (
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.server import Link, Server
+from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
+from tests.outbox.cuts import Cut, end_connections
 from tests.postgres import PostgresServer
 from tests.relay.scripted import World
 from tests.stores import begin_anew
@@ -129,33 +131,14 @@ def test_enqueue_tells_what_goes_on_and_works_again_afterwards(
     assert message_ids(url) == ["m"]
 
 
-def refuse_reopening(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the next connection that is opened fail in its first statement."""
-
-    def refuse(_: Link) -> None:
-        raise OutboxLocked("a statement timeout")
-
-    monkeypatch.setattr(Link, "_check_version", refuse)
-
-
 def test_a_message_that_may_be_stored_is_unsure_though_it_is_no_connection_that_fails(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message was stored, the answer is lost, and the next connection cannot be used."""
-    store = Link.store
-
-    def cut(link: Link, step: Any) -> Any:
-        store(link, step)
-        link.close()
-        refuse_reopening(monkeypatch)
-        monkeypatch.setattr(Link, "store", store)
-        raise psycopg.OperationalError("the connection is lost")
-
     with Outbox(url) as outbox:
-        monkeypatch.setattr(Link, "store", cut)
+        Cut(monkeypatch, "store", behind=True, then=OutboxLocked("a statement timeout"))
         with pytest.raises(OutboxUnsure):
             outbox.enqueue(Message(b"", message_id="unsure"))
-        monkeypatch.undo()
     assert message_ids(url) == ["unsure"]
 
 
@@ -163,27 +146,15 @@ def test_a_message_with_a_key_is_unsure_though_another_may_have_the_key(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message was stored and the answer is lost; so is the answer to whose key it is."""
-    store, rows = Link.store, Link.rows
-
-    def cut(link: Link, step: Any) -> Any:
-        monkeypatch.setattr(Link, "store", store)
-        store(link, step)
-        raise psycopg.OperationalError("the connection is lost")
-
-    def refuse(link: Link, name: str, values: Any = None) -> Any:
-        if name == "first_with_key":
-            raise OutboxUnreachable("the server is down")
-        return rows(link, name, values)
-
     with Outbox(url) as outbox:
-        monkeypatch.setattr(Link, "rows", refuse)
+        down = partial(OutboxUnreachable, "the server is down")
+        Cut(monkeypatch, "rows", step="first_with_key", error=down, times=2)
         outbox.enqueue(Message(b"", message_id="first"), key="a")
         with pytest.raises(OutboxUnreachable):  # what is not stored for certain is told so
             outbox.enqueue(Message(b"", message_id="second"), key="a")
-        monkeypatch.setattr(Link, "store", cut)
+        Cut(monkeypatch, "store", behind=True)
         with pytest.raises(OutboxUnsure):
             outbox.enqueue(Message(b"", message_id="unsure"), key="b")
-        monkeypatch.undo()
     assert message_ids(url) == ["first", "unsure"]
 
 
@@ -245,55 +216,16 @@ def test_a_turn_that_fails_for_longer_changes_nothing_and_is_told(
     assert_counted(url)
 
 
-def test_a_lookup_that_fails_leaves_a_commit_unsure(
-    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit was executed, its answer is lost, and so is the answer to the question."""
-    link = own._link
-    transact, read = link.transact, link.read
-
-    def cut(steps: Any) -> Any:
-        monkeypatch.setattr(link, "transact", transact)
-        transact(steps)
-        link.close()
-        raise psycopg.OperationalError("the connection is lost")
-
-    def refuse(name: str, *values: Any) -> Any:
-        if name == "turns_since":
-            raise OutboxLocked("a statement timeout")
-        return read(name, *values)
-
-    monkeypatch.setattr(link, "transact", cut)
-    monkeypatch.setattr(link, "read", refuse)
-    with pytest.raises(OutboxUnsure):
-        own.commit(Changes(new=[entry()]))
-    monkeypatch.setattr(link, "read", read)
-    begin_anew(own)
-    own.commit(Changes(new=[entry()]))
-    assert own.snapshot().counters.stored == 2
-    assert_counted(url)
-
-
 def test_a_commit_is_unsure_though_it_is_no_connection_that_fails(
     url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit was executed, its answer is lost, and the next connection cannot be used."""
-    link = own._link
-    transact = link.transact
-
-    def cut(steps: Any) -> Any:
-        transact(steps)
-        link.close()
-        refuse_reopening(monkeypatch)
-        monkeypatch.setattr(link, "transact", transact)
-        raise psycopg.OperationalError("the connection is lost")
-
-    monkeypatch.setattr(link, "transact", cut)
+    """It was executed, its answer is lost, and the next connection cannot be used."""
+    Cut(monkeypatch, behind=True, then=OutboxLocked("a statement timeout"))
     with pytest.raises(OutboxUnsure):
         own.commit(Changes(new=[entry()]))
-    monkeypatch.undo()
     begin_anew(own)
-    assert own.snapshot().counters.stored == 1
+    own.commit(Changes(new=[entry()]))
+    assert own.snapshot().counters.stored == 2
     assert_counted(url)
 
 
@@ -356,31 +288,22 @@ def test_an_operator_s_action_is_done_once_or_told(
 
 def test_an_outbox_outlives_its_idle_connections(url: str) -> None:
     """The server was started again since the last call: the next one must not pay for it."""
-    with Outbox(url) as outbox, closing(psycopg.connect(url, autocommit=True)) as operator:
+    with Outbox(url) as outbox, Outbox(url, open_messages_max=10) as limited:
         for call in (
             outbox.status,
+            lambda: outbox.enqueue(Message(b"")),
             lambda: outbox.enqueue(Message(b""), key="k"),
+            lambda: limited.enqueue(Message(b"")),
             lambda: outbox.position("source"),
             lambda: outbox.retry([1]),
             lambda: outbox.forget("source"),
             lambda: list(outbox.rows("open")),
         ):
             outbox.status()
-            operator.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-            )
+            limited.status()
+            end_connections(url)
             call()
-    limited = Outbox(url, open_messages_max=10)
-    limited.enqueue(Message(b""))
-    with closing(psycopg.connect(url, autocommit=True)) as operator:
-        operator.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-        )
-    time.sleep(0.25)
-    limited.enqueue(Message(b""))
-    limited.close()
+        assert outbox.status().open == 3
 
 
 # ---------------------------------------------------------------------------- a replica
@@ -526,24 +449,11 @@ def test_tags_of_a_commit_that_was_cut_off_do_not_stay_in_flight(
     url: str, own: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first try was executed and its answer is lost; the second is refused."""
-    link, tries = own._link, iter(range(2))
-    transact = link.transact
-
-    def cut(steps: Any) -> Any:
-        is_sending = any(name == "insert_in_flight" for name, _ in steps)
-        match next(tries, None) if is_sending else None:
-            case 0:
-                transact(steps)
-                link.close()
-                raise psycopg.OperationalError("the connection is lost")
-            case 1:
-                raise psycopg.errors.OutOfMemory("memory")
-        return transact(steps)
-
     world = World(own)
     world.hand_over("a")
     world.turn()
-    monkeypatch.setattr(link, "transact", cut)
+    memory = psycopg.errors.OutOfMemory("memory")
+    Cut(monkeypatch, step="insert_in_flight", behind=True, then=memory)
     world.connect()
     world.turn()
     world.lose_connection()

@@ -29,11 +29,12 @@ from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, Release
 from reliablepub.outbox.postgres import store as store_module
 from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Link, Server
-from reliablepub.outbox.postgres.store import PostgresStore
+from reliablepub.outbox.postgres.store import _TRIES, PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay import relay as relay_module
 from reliablepub.testing import FakeBroker
 from tests.outbox.conftest import Make
+from tests.outbox.cuts import Cut, lost, server_down
 from tests.postgres import PostgresServer, can_connect
 from tests.stores import begin_anew
 from tests.waiting import until
@@ -41,16 +42,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.postgres
 
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
-BREAK = """
-    CREATE OR REPLACE FUNCTION public.fault() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        PERFORM pg_terminate_backend(pg_backend_pid(), 1000);
-        RETURN NEW;
-    END $$;
-    CREATE TRIGGER fault BEFORE INSERT ON reliablepub.turns
-    FOR EACH ROW EXECUTE FUNCTION public.fault();
-"""
-MEND = "DROP TRIGGER fault ON reliablepub.turns"
 
 
 @pytest.fixture
@@ -84,22 +75,6 @@ def told(store: PostgresStore) -> list[str | None]:
     due = store.read_due(time.time(), loaded=(), **ALL)[0]
     assert ids <= {entry.id for entry in (*found, *due)}
     return message_ids([*found, *due])
-
-
-def fail_once(monkeypatch: pytest.MonkeyPatch, method: str, when: Callable[..., bool]) -> None:
-    """Have a method of `Link` lose the connection once."""
-    call = getattr(Link, method)
-    is_over = False
-
-    def failing(link: Link, *arguments: Any) -> Any:
-        nonlocal is_over
-        if not is_over and when(*arguments):
-            is_over = True
-            link.close()
-            raise OutboxUnreachable("the connection is lost")
-        return call(link, *arguments)
-
-    monkeypatch.setattr(Link, method, failing)
 
 
 # ---------------------------------------------------------------------------- looks
@@ -141,7 +116,11 @@ def test_a_publisher_sends_what_came_while_an_operator_s_transaction_was_open(ur
 
 
 def test_an_operator_s_change_is_told_though_the_turn_that_reads_it_fails(
-    url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
+    url: str,
+    own: PostgresStore,
+    admin: psycopg.Connection,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parked = entry(message_id="parked")
     own.commit(Changes(new=[parked]))
@@ -150,101 +129,40 @@ def test_an_operator_s_change_is_told_though_the_turn_that_reads_it_fails(
     assert own.read_due(time.time(), loaded=(), **ALL) == ([], 1e10)
     assert outbox.retry([parked.id]) == 1
     assert own.changed_elsewhere()
-    admin.execute(BREAK.encode())
+    Cut(monkeypatch, times=_TRIES)
     with pytest.raises(OutboxUnreachable):
         own.snapshot()
-    admin.execute(MEND)
-    time.sleep(0.3)
     own.touched()
     assert told(own) == ["parked"]
-
-
-def test_a_late_message_is_told_though_the_next_statement_of_its_look_fails(
-    url: str, own: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outbox = Outbox(url)
-    with closing(psycopg.connect(url)) as slow:
-        outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
-        outbox.enqueue(Message(b"", message_id="fast"), key="fast")
-        assert told(own) == ["fast"]
-        assert outbox.cancel("fast")
-        slow.commit()
-    fail_once(monkeypatch, "read", lambda name, *_: name == "last_id")
-    with pytest.raises(OutboxUnreachable):
-        own.changed_elsewhere()
-    assert own.changed_elsewhere()
-    assert own.snapshot().late == ((1, 1),)
 
 
 # ---------------------------------------------------------------------------- unsure commits
 
 
-class Limbo:
-    """Leaves the next commits of a store unanswered, at work on the server."""
-
-    def __init__(self, url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._url = url
-        self._monkeypatch = monkeypatch
-        self._link = store._link
-        self._server = psycopg.connect(url, autocommit=True)
-        self._server.adapters.register_loader("text", psycopg.types.string.TextBinaryLoader)
-
-    def commit(self, store: PostgresStore, changes: Changes, *, runs: bool) -> None:
-        """Commit changes, on a connection that is lost before the answer.
-
-        Args:
-            store: the store.
-            changes: what it commits.
-            runs: whether the server has got the statements, and waits before the commit.
-        """
-        transact, connect = Link.transact, Server.connect
-
-        def lose(link: Link, steps: Any) -> Any:
-            if runs:
-                self._server.execute("BEGIN")
-                for name, values in steps:
-                    text = link.queries.get(name, name)
-                    self._server.execute(text.encode(), values or None)
-                # A server that waits for a replica is not idle.
-                self._server.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-            link.close()
-            self._monkeypatch.setattr(Server, "connect", refuse)
-            raise psycopg.OperationalError("the connection is lost")
-
-        def refuse(_: Server) -> Any:
-            raise OutboxUnreachable("the server is down")
-
-        self._monkeypatch.setattr(Link, "transact", lose)
-        with pytest.raises(OutboxUnsure):
-            store.commit(changes)
-        self._monkeypatch.setattr(Link, "transact", transact)
-        self._monkeypatch.setattr(Server, "connect", connect)
-        time.sleep(0.25)
-
-    def end(self, *, commits: bool) -> None:
-        """Let the server go on."""
-        self._server.execute("COMMIT" if commits else "ROLLBACK")
-        self._server.close()
-
-
-@pytest.fixture
-def limbo(url: str, own: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Limbo]:
-    return lambda: Limbo(url, own, monkeypatch)
-
-
 def test_a_commit_that_was_cut_off_ends_the_run_and_is_awaited(
-    url: str, own: PostgresStore, entry: Make, limbo: Callable[[], Limbo]
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for a replica, for instance, while its connection is lost."""
-    server = limbo()
-    server.commit(own, Changes(new=[entry(message_id="unsure")]), runs=True)
+    server = psycopg.connect(url)
+
+    def lose(link: Link, steps: Any) -> Any:
+        for name, values in steps:
+            server.execute(link.queries.get(name, name).encode(), values)
+        link.close()
+        raise lost()
+
+    with server_down(monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(Link, "transact", lose)
+        with pytest.raises(OutboxUnsure):
+            own.commit(Changes(new=[entry(message_id="unsure")]))
     Outbox(url).enqueue(Message(b"", message_id="later"))
     run = own.run
     with pytest.raises(OutboxUnreachable, match="cut off"):
         own.commit(Changes(new=[entry(message_id="too early")]))
     with pytest.raises(OutboxLocked):
         own.changed_elsewhere()
-    server.end(commits=True)
+    server.commit()
+    server.close()
     assert not begin_anew(own).has_lost
     assert own.run > run
     own.commit(Changes(new=[entry(message_id="next")]))
@@ -266,24 +184,10 @@ def test_a_turn_without_new_messages_that_was_cut_off_ends_no_run(
 ) -> None:
     own.commit(Changes(new=[one := entry()]))
     run = own.run
-    transact = Link.transact
-
-    def lose(link: Link, steps: Any) -> Any:
-        if is_committing:
-            transact(link, steps)
-        link.close()
-        monkeypatch.setattr(Server, "connect", refuse)
-        raise psycopg.OperationalError("the connection is lost")
-
-    def refuse(_: Server) -> Any:
-        raise OutboxUnreachable("the server is down")
-
-    with monkeypatch.context():
-        monkeypatch.setattr(Link, "transact", lose)
+    with server_down(monkeypatch):
+        Cut(monkeypatch, behind=is_committing)
         with pytest.raises(OutboxUnreachable):
             own.commit(Changes(confirmed=[one]))
-        monkeypatch.undo()
-    time.sleep(0.25)
     own.changed_elsewhere()
     assert own.commit(Changes(confirmed=[one])).counters.confirmed == 1
     assert own.run == run
@@ -621,24 +525,6 @@ def test_a_commit_that_is_larger_than_the_socket_s_buffers_ends(
 # ---------------------------------------------------------------------------- lost answers
 
 
-class CutBehind:
-    """Loses the connection behind the commit of a transaction that has a statement."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        transact = Link.transact
-        self.is_over = False
-
-        def cut(link: Link, steps: Any) -> Any:
-            result = transact(link, steps)
-            if not self.is_over and name in {step for step, _ in steps}:
-                self.is_over = True
-                link.close()
-                raise psycopg.OperationalError("the connection is lost")
-            return result
-
-        monkeypatch.setattr(Link, "transact", cut)
-
-
 def held(entry: Make, count: int) -> list[Entry]:
     entries = [entry() for _ in range(count)]
     for waiting in entries:
@@ -651,10 +537,10 @@ def test_a_release_whose_answer_is_lost_is_continued(
 ) -> None:
     """If it seemed to have released nothing, the pause would end, and the others wait for ever."""
     own.commit(Changes(new=held(entry, 5)))
-    cut = CutBehind(monkeypatch, "release")
+    cut = Cut(monkeypatch, step="release", behind=True)
     first = Release("orders", "created", 2)
     own.commit(Changes(released=[first]))
-    assert cut.is_over
+    assert not cut.left
     assert first.count == first.limit
     own.commit(Changes(released=[second := Release("orders", "created", 5, after=first.last)]))
     assert second.count == 3
@@ -664,7 +550,8 @@ def test_a_commit_is_done_though_the_messages_that_stay_held_cannot_be_counted(
     own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own.commit(Changes(new=held(entry, 5)))
-    fail_once(monkeypatch, "read", lambda name, *_: name == "count_held")
+    failure = OutboxUnreachable("the connection is lost")
+    Cut(monkeypatch, "read", step="count_held", error=lambda: failure)
     release = Release("orders", "created", 1, is_counted=True)
     snapshot = own.commit(Changes(new=[entry()], released=[release]))
     assert snapshot.counters.stored == 6
@@ -676,23 +563,24 @@ def test_a_damaged_message_is_told_though_the_answer_is_lost(
 ) -> None:
     own.commit(Changes(new=[damaged := entry()]))
     admin.execute("UPDATE reliablepub.messages SET body = 'x'")
-    CutBehind(monkeypatch, "park_damaged")
+    Cut(monkeypatch, step="park_damaged", behind=True)
     assert own.read_ready(1, 9, **ALL)[0] == []
     assert [row.id for row in own.damaged()] == [damaged.id]
 
 
 def test_a_damaged_message_that_cannot_be_parked_now_is_parked_later(
-    url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
+    url: str,
+    own: PostgresStore,
+    admin: psycopg.Connection,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own.commit(Changes(new=[damaged := entry()]))
     admin.execute("UPDATE reliablepub.messages SET body = 'x'")
-    admin.execute(BREAK.encode())
+    Cut(monkeypatch, step="park_damaged", times=_TRIES)
     assert own.read_ready(1, 9, **ALL)[0] == []
     assert own.damaged() == []
-    admin.execute(MEND)
-    time.sleep(0.3)
-    with suppress(OutboxUnreachable):
-        own.changed_elsewhere()
+    assert own.changed_elsewhere()
     assert [row.id for row in own.damaged()] == [damaged.id]
     [parked] = Outbox(url).parked()
     assert parked.id == damaged.id

@@ -15,6 +15,7 @@ from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
+from tests.outbox.cuts import end_connections
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
@@ -135,14 +136,11 @@ def test_a_relay_does_not_rest_while_a_transaction_may_bring_a_message(
 
 
 def test_a_relay_whose_connection_is_lost_at_rest_looks_at_once_and_rests_again(
-    own: PostgresStore, admin: psycopg.Connection
+    url: str, own: PostgresStore
 ) -> None:
     for _ in range(2):
         assert rest(own)
-        admin.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-        )
+        end_connections(url)
         assert has_rung(own)
         assert own.bell is not None
         assert not own.bell.is_armed

@@ -33,6 +33,7 @@ class Bell:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        link.on_notify = self._rang
         self.shard = 0
         self._armed_on = 0  # the number of the connection; 0 if the bell is not armed
         self._has_rung = False
@@ -56,7 +57,7 @@ class Bell:
         if self._poll is None or not is_calm or not self._link.may_rest:
             return
         with suppress(OutboxError):  # the next look raises it
-            if not self._link.rest(self.shard, self._rang):
+            if not self._link.rest(self.shard):
                 self._calm_since = time.monotonic()  # try again later
                 return
             self._armed_on = self._link.connections
@@ -89,5 +90,5 @@ class Bell:
         if self._poll is not None:
             self._poll.close()
 
-    def _rang(self) -> None:
+    def _rang(self, _: object) -> None:
         self._has_rung = True

@@ -24,7 +24,6 @@ from reliablepub.errors import (
     InvalidMessage,
     OutboxError,
     OutboxLocked,
-    OutboxUnreachable,
     OutboxUnsure,
 )
 from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
@@ -32,7 +31,6 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.postgres.rows import texts_of
 from reliablepub.outbox.postgres.server import (
-    AGAIN,
     Link,
     Pool,
     Row,
@@ -41,8 +39,7 @@ from reliablepub.outbox.postgres.server import (
     Values,
     check_texts,
     emptied,
-    is_cut_off,
-    outbox_error,
+    reaction_to,
 )
 from reliablepub.outbox.postgres.sql import for_dbapi, named
 from reliablepub.outbox.rows import plain_row_of
@@ -94,12 +91,26 @@ class Enqueuing:
         )
 
     def _enqueue_alone(self, link: Link, entry: Entry, statement: Step) -> str:
-        is_unsure = False
+        is_unsure = False  # an earlier try may have stored the message
 
         def store() -> bool:
             nonlocal is_unsure
-            rows, is_unsure = self._store(link, entry, statement)
-            return bool(rows)
+            for _ in range(_TRIES):
+                try:
+                    return bool(link.store(statement))
+                except (psycopg.Error, OutboxError) as error:
+                    is_taken = isinstance(error, psycopg.errors.UniqueViolation)
+                    if is_taken and is_unsure and self._is_there(link, entry):
+                        return True
+                    failure, may_be_stored, is_passing = reaction_to(self._server, error)
+                    # If it was stored, it is now stored again under the same message id, unless its
+                    # number was drawn before.
+                    is_unsure |= may_be_stored
+                    if not is_passing:
+                        break
+            if is_unsure:
+                raise self._unsure(entry, failure) from failure
+            raise failure
 
         def first() -> Row:
             try:
@@ -111,32 +122,6 @@ class Enqueuing:
                 raise self._unsure(entry, error) from error
 
         return _stored_or_first(entry, store, first)
-
-    def _store(self, link: Link, entry: Entry, statement: Step) -> tuple[list[Row], bool]:
-        """Return the statement's rows, and whether an earlier try may have stored the message."""
-        failure: OutboxError | None = None
-        is_unsure = False
-        for _ in range(_TRIES):
-            try:
-                return link.store(statement), is_unsure
-            except OutboxError as error:  # no connection could be opened, or used
-                failure = error
-                break
-            except psycopg.Error as error:
-                is_taken = isinstance(error, psycopg.errors.UniqueViolation)
-                if is_taken and is_unsure and self._is_there(link, entry):
-                    return [(entry.id,)], is_unsure
-                failure = outbox_error(self._server, error)
-                failure.__cause__ = error
-                # If it was stored, it is now stored again under the same message id, unless its
-                # number was drawn before.
-                is_unsure = is_unsure or is_cut_off(error)
-                if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
-                    break
-        assert failure is not None
-        if not is_unsure:
-            raise failure
-        raise self._unsure(entry, failure) from failure
 
     def _unsure(self, entry: Entry, failure: OutboxError) -> OutboxUnsure:
         return OutboxUnsure(
@@ -183,6 +168,8 @@ def _statement(
         (entry.id,) = run(("draw_ids", {"count": 1}))
     _, *columns = plain_row_of(entry, keys)
     values = dict(zip(_COLUMNS, columns, strict=True)) | {
+        "is_own": False,  # the connection is the application's, whose settings stay
+        "allows_loss": False,
         "id": entry.id or None,
         "due_at": entry.due_at,
         "expires_at": entry.expires_at,

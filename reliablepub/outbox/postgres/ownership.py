@@ -158,7 +158,7 @@ def _take(
     try:
         values["backend"] = link.backend
         briefly: Step = ("SET LOCAL lock_timeout = 1000", {})
-        link.transact([*link.own_settings(), link.settings(), briefly, ("take_over", values)])
+        link.transact([briefly, ("take_over", values)])
     except psycopg.Error as error:
         if is_lost_turn(error):
             return None

@@ -9,17 +9,19 @@
 -- literals name their type too (`Double` in sql.py). `unnest` of several arrays is a form of its own, and
 -- always the built-in one.
 
--- An enqueuer's message, in one statement, because the connection may be the application's. The second
--- column, here and in `enqueue_once`: whether the commit may return before the message is on disk. The third
--- one: whether the server leaves out the warning that the commit has not waited for a synchronous replica.
+-- An enqueuer's message, in one statement, because the connection may be the application's. If it is the
+-- library's own, this also has the commit wait until the message is on disk, here and in `enqueue_once`, and the
+-- server warn if it has not waited for a synchronous replica (see `settle_in`).
 -- name: enqueue
 SELECT
     reliablepub_store(
         :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
         :due_at, :expires_at, :ordering_key
     ),
-    current_setting('synchronous_commit') = 'off',
-    current_setting('client_min_messages') = 'error';
+    CASE WHEN :is_own AND current_setting('client_min_messages') = 'error'
+        THEN set_config('client_min_messages', 'warning', true) END,
+    CASE WHEN :is_own AND current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
+        THEN set_config('synchronous_commit', 'on', true) END;
 
 -- name: message_id_of
 SELECT message_id FROM reliablepub_messages WHERE id = :id;
@@ -42,18 +44,17 @@ SELECT
         id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
         :due_at, :expires_at, :ordering_key
     ),
-    current_setting('synchronous_commit') = 'off',
-    current_setting('client_min_messages') = 'error'
+    CASE WHEN :is_own AND current_setting('client_min_messages') = 'error'
+        THEN set_config('client_min_messages', 'warning', true) END,
+    CASE WHEN :is_own AND current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
+        THEN set_config('synchronous_commit', 'on', true) END
 FROM fresh;
 
 -- name: first_with_key
 SELECT message_id FROM reliablepub_keys WHERE key = :key;
 
 -- name: outbox
-SELECT
-    version, allows_loss, current_setting('synchronous_commit') = 'off' AND NOT allows_loss
-    OR current_setting('client_min_messages') = 'error'
-FROM reliablepub_outbox;
+SELECT version, allows_loss FROM reliablepub_outbox;
 
 -- name: alive
 SELECT 1;

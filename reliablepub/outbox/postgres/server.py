@@ -5,8 +5,8 @@ what a statement of the outbox means.
 
 Nothing that is needed belongs to a session: no named prepared statement, no advisory lock, no
 ``SET`` or ``LISTEN``. So a PgBouncer in transaction mode may stand in between. On a direct
-connection, which is told by the number of the server process, a relay has its settings made once,
-and can rest (`reliablepub.outbox.postgres.bell`).
+connection, which is told by the number of the server process, a relay has the settings of its reads
+made once, and can rest (`reliablepub.outbox.postgres.bell`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
@@ -248,7 +248,7 @@ _REFUSED: Final = ("53300", "28", "3D000")
 """A PgBouncer could not connect: too many connections, failed authentication, no such database."""
 _READ_ONLY: Final = ("25006", "0A000")
 """A write on a replica, and the start of a transaction that may write there."""
-AGAIN: Final = ("40001", "40P01")
+_AGAIN: Final = ("40001", "40P01")
 """Serialization failure and deadlock: the server has rolled back; try again."""
 _SEQUENCES: Final = {
     "messages_pkey": "message_ids",
@@ -336,6 +336,24 @@ def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
     return kind(f"outbox {server}: nothing was changed{advice} ({text})")
 
 
+class Reaction(NamedTuple):
+    """What a failed transaction leaves to do."""
+
+    failure: OutboxError
+    may_be_stored: bool  # the connection was lost, perhaps behind the commit
+    is_passing: bool  # trying again at once, perhaps on another connection, may help
+
+
+def reaction_to(server: Server, error: psycopg.Error | OutboxError) -> Reaction:
+    """Return what to do after a transaction has failed."""
+    if isinstance(error, OutboxError):  # no connection could be opened, or used
+        return Reaction(error, may_be_stored=False, is_passing=False)
+    failure = outbox_error(server, error)
+    failure.__cause__ = error
+    is_passing = isinstance(failure, OutboxUnreachable) or error.sqlstate in _AGAIN
+    return Reaction(failure, is_cut_off(error), is_passing)
+
+
 def emptied(server: Server) -> NotAnOutbox:
     """The error for an outbox whose tables do not have the rows that it was created with."""
     return NotAnOutbox(
@@ -373,13 +391,12 @@ class Link:
         self._connection: Connection | None = None
         self._refusal: OutboxError | None = None
         self._connect_at = 0.0
-        self._needs_settings = False
         self._cancelled_waits: list[str] = []  # warnings since `open`
         # Whether a commit may be acknowledged before it is on disk, whether other sessions see that
         # a relay's connection is active, and whether a relay may wait for notifications here.
         self.allows_loss = self.is_visible = self.may_rest = False
         self._is_direct = False
-        self._channel = b""  # where this connection listens
+        self.on_notify: Callable[[object], None] = lambda _: None  # given each notification
         self.patience = Patience(str(server))
         self._pid = os.getpid()
 
@@ -402,14 +419,11 @@ class Link:
 
     def _read(self, name: str, values: Values) -> list[Row]:
         self.open()
+        # Settings with each read would make a look 1.3 times as slow, and a relay at rest run twice
+        # as many statements as its users are told.
         if self._is_direct:
             return self._run(name, values)
-        return self.transact([_BY_INDEX, (name, values)])[1]
-
-    def own_settings(self) -> list[Step]:
-        """Return the settings that begin a relay's transaction; none if its session has them."""
-        self.open()
-        return [] if self._is_direct else [_BY_INDEX]
+        return self.batch([_BY_INDEX, (name, values)])[1]
 
     def _twice(self, run: Callable[[], list[Row]]) -> list[Row]:
         with reported(self.server):
@@ -434,7 +448,7 @@ class Link:
         return rows
 
     def batch(self, steps: Sequence[Step]) -> list[list[Row]]:
-        """Run statements in one round trip; return the rows of each.
+        """Run statements in one round trip and one transaction; return the rows of each.
 
         If one fails, those after it are not run.
         """
@@ -463,13 +477,17 @@ class Link:
             raise failure or error from None
 
     def transact(self, steps: Sequence[Step]) -> list[list[Row]]:
-        """Run statements in one transaction and one round trip; return the rows of each.
+        """Run statements that may write, as `batch`, with the settings of a transaction.
 
         When this raises, nothing was changed; after a lost connection, that is unknown.
         """
+        self.open()  # which tells the settings
         begin: Step = ("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {})
+        settle: Step = ("settle_in", {"allows_loss": self.allows_loss})
+        is_settled = self._is_direct or not self._is_relays
+        head = [begin, settle] if is_settled else [begin, _BY_INDEX, settle]
         try:
-            return self.batch([begin, *steps, ("COMMIT", {})])[1:-1]
+            return self.batch([*head, *steps, ("COMMIT", {})])[len(head) : -1]
         except psycopg.Error as error:
             with suppress(psycopg.Error):
                 if self._connection is not None:
@@ -480,44 +498,18 @@ class Link:
     def store(self, step: Step) -> list[Row]:
         """Run a statement that stores a message; return its rows once the message is on disk.
 
-        The last columns of a row say whether its commit may not have waited for the disk, and
-        whether the server would not have warned that it did not wait for a replica. An
-        administrator can change that at any time, and behind PgBouncer another client's ``SET``
-        may apply.
-
-        After `OutboxUnsure` it is stored, and may not be on disk, or not on a synchronous replica.
-        After an error of psycopg nothing was stored; if the connection was lost, that is unknown.
+        After `OutboxUnsure` it is stored, and perhaps not on a synchronous replica. After an error
+        of psycopg nothing was stored; if the connection was lost, that is unknown.
         """
+        self.open()  # which tells whether a loss is allowed
+        name, values = step
         try:
-            return self._store(step)
+            return self._run(name, {**values, "is_own": True, "allows_loss": self.allows_loss})
         except NotReplicated as error:
             raise OutboxUnsure(
                 f"outbox {self.server}: {error}; enqueuing it again under its id costs a duplicate "
                 "at most"
             ) from error
-
-    def _store(self, step: Step) -> list[Row]:
-        self.open()
-        if self._needs_settings:
-            return self.transact([self.settings(), step])[1]
-        rows = self._run(*step)
-        if not rows:
-            return rows
-        *_, is_lossy, is_silent = rows[0]
-        if is_silent or (is_lossy and not self.allows_loss):
-            self._needs_settings = True
-            try:
-                self.flush()
-            except psycopg.Error as error:
-                setting = (
-                    "client_min_messages is error" if is_silent else "synchronous_commit is off"
-                )
-                raise OutboxUnsure(
-                    f"outbox {self.server}: the server's {setting}, and bringing the message to "
-                    "disk, and to a synchronous replica, has failed, so a crash of the server may "
-                    f"lose it; enqueuing it again under its id costs a duplicate at most ({error})"
-                ) from error
-        return rows
 
     def flush(self) -> None:
         """Bring all commits so far to disk, and to a synchronous replica.
@@ -525,7 +517,7 @@ class Link:
         A commit that is visible may not be there: the server has ended its connection while it
         waited, or was started again.
         """
-        self.transact([self.settings(), ("flush", {})])
+        self.transact([("flush", {})])
 
     def check_replicated(self) -> None:
         """Check that no commit since `open` was cancelled while it waited for a replica."""
@@ -533,10 +525,6 @@ class Link:
             raise NotReplicated(
                 f"committed, and perhaps not on a synchronous replica: {self._cancelled_waits[0]}"
             )
-
-    def settings(self) -> Step:
-        """Return the statement that begins each transaction."""
-        return "settle_in", {"allows_loss": self.allows_loss}
 
     @property
     def is_open(self) -> bool:
@@ -572,6 +560,7 @@ class Link:
                 self._connection = self.server.connect()
                 self._connection.patience = self.patience
                 self._connection.add_notice_handler(partial(_note_wait, self._cancelled_waits))
+                self._connection.add_notify_handler(self.on_notify)
                 self.connections += 1
                 self._check_version()
             except OutboxError as error:
@@ -586,12 +575,12 @@ class Link:
         # Not again if it fails: behind a PgBouncer, a server that is down lets no statement pass.
         with reported(self.server):
             if self._is_relays:
-                _, found = self.transact([("by_index", {"backend": self.backend}), ("outbox", {})])
+                _, found = self.batch([("by_index", {"backend": self.backend}), ("outbox", {})])
             else:
                 found = self._run("outbox", {})
         if not found:
             raise emptied(self.server)
-        [(version, self.allows_loss, self._needs_settings)] = found
+        [(version, self.allows_loss)] = found
         if version != VERSION:
             known = f"this library knows {VERSION}"
             raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
@@ -599,18 +588,14 @@ class Link:
             with reported(self.server):
                 [standing] = self._run("standing", {"backend": self.backend})
             self._is_direct, self.is_visible, self.may_rest = standing
-            self._channel = b""
 
-    def rest(self, shard: int, rang: Callable[[], None]) -> bool:
+    def rest(self, shard: int) -> bool:
         """Have enqueuers notify this connection (see queries.sql); return whether they will."""
         with reported(self.server):
             [(is_alone, channel)] = self._run("rest", {"shard": shard})
-            connection = self.open()
-            if is_alone and self._channel != channel:
-                connection.add_notify_handler(lambda _: rang())
+            if is_alone:
                 named = sql.Identifier(channel.decode())
-                connection.execute(sql.SQL("LISTEN {}").format(named))
-                self._channel = channel
+                self.open().execute(sql.SQL("LISTEN {}").format(named))
         return bool(is_alone)  # False: a transaction that enqueues is open, and will not notify
 
     def rise(self, shard: int) -> None:

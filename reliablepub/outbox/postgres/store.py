@@ -73,15 +73,13 @@ from reliablepub.outbox.postgres.ownership import (
 from reliablepub.outbox.postgres.retention import BRIEFLY, DELETING_S, Retention
 from reliablepub.outbox.postgres.rows import arrays, texts_of
 from reliablepub.outbox.postgres.server import (
-    AGAIN,
     Link,
     Row,
     Server,
     Step,
     check_texts,
     emptied,
-    is_cut_off,
-    outbox_error,
+    reaction_to,
     reported,
 )
 from reliablepub.outbox.rows import (
@@ -110,6 +108,10 @@ _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
 _NEXT: Final = object()
 """Stands for the number of the next turn in the values of a statement."""
+
+
+class _Overtaken(Exception):
+    """Another process has taken the turn."""
 
 
 class _Turn(NamedTuple):
@@ -165,7 +167,7 @@ class PostgresStore:
         self._server_clock = ServerClock()
         self._clock = clock or self._server_clock
         self._pid = os.getpid()
-        self._is_closed = self._is_changed = self._has_followed = self._is_ledger_old = False
+        self._is_closed = False
         self._damaged: list[DamagedRow] = []
         self._unfit: dict[int, str] = {}  # ids of damaged rows that are not parked yet: the reasons
         self._link = Link(server, is_relays=True)
@@ -196,6 +198,8 @@ class PostgresStore:
         self._shards = owned.shards
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         self._forgotten = 0
+        self._is_changed = False  # in a way that the relay has not been told
+        self._is_ledger_old = False  # an operator has taken the newest turn
         self._unfit.clear()
         self._retention = Retention(self._link, self._keep_confirmed_s, now, self._shards)
         at = {"shard": self._shard}
@@ -222,6 +226,7 @@ class PostgresStore:
         [(snapshot,)] = self._link.read("counted", at | {"turn": self._turn})
         [(last_id,)] = self._link.read("last_id", {})
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
+        self._over_because = ""  # last: until then, the relay must be told of the new run
 
     def _raise_sequences(self) -> None:
         """Raise sequences that are behind their rows, as after a move by logical replication."""
@@ -274,14 +279,12 @@ class PostgresStore:
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
         self._go_on()
-        try:
-            self._look()
-            if self._is_ledger_old:  # a turn of this relay reads what operators have counted
-                with suppress(Intervened, OutboxLocked):
-                    self._take_turn([])
-        except OutboxError:
-            self._is_changed = True  # a change was the reason for this call
-            raise
+        self._is_changed = True  # a change is the reason for this call; if it fails, it is kept
+        self._look()
+        if self._is_ledger_old:  # a turn of this relay reads what operators have counted
+            with suppress(Intervened, OutboxLocked):
+                self._take_turn([self._of_turn("count_new")])
+        self._is_changed = False
         late, self._seen.late = tuple(self._seen.late), []
         return replace(self._snapshot(), late=late)
 
@@ -290,42 +293,44 @@ class PostgresStore:
         self._go_on()
         if time.monotonic() - self._compared_at > _COMPARE_S:
             self._raise_sequences()
-        is_silent = not self._link.is_visible and time.monotonic() - self._turn_at > BEAT_S
-        is_beating = self._is_reconnected or is_silent
-        if is_beating:  # before the look, which may wait for a lock and fail
-            with suppress(Intervened):
-                self._take_turn([], is_counting=False)
-        try:
-            self._is_changed |= self._look()  # kept if what follows fails: no later look finds it
-        except OutboxUnreachable:
-            self._go_on()
-            raise
-        if self._is_reconnected or (is_beating and self._seen.count):
-            with suppress(Intervened):
-                self._take_turn([])
+        self._beat()  # before the look, which may wait for a lock and fail
+        self._look()
+        self._beat()  # if that was the first statement of a new connection
         if self._unfit:
             with suppress(Intervened):
                 self._park_damaged()
                 self._is_changed = True  # so that the relay asks for `damaged`
         is_changed, self._is_changed = self._is_changed, False
+        if is_changed:
+            self._bell.rise()
         return is_changed
 
     def may_have_changed(self) -> bool:
         """Whether another process may have written since the last `changed_elsewhere`."""
         try:
-            self._is_changed |= self._look()
+            self._check_usable()
+            self._look()
         except OutboxError:  # `changed_elsewhere` will raise it
             return True
-        return self._is_changed or self._is_reconnected
+        return self._is_changed or self._must_beat
 
     @property
-    def _is_reconnected(self) -> bool:
-        """Whether other processes see that the connection of the last turn has ended."""
-        return self._link.connections != self._turn_by
+    def _must_beat(self) -> bool:
+        """Whether other processes do not see that this relay lives, but by its next turn."""
+        is_silent = not self._link.is_visible and time.monotonic() - self._turn_at > BEAT_S
+        return is_silent or self._link.connections != self._turn_by
 
-    def _look(self) -> bool:
-        """Find rows that were not visible before; return whether anything has changed."""
-        self._check_usable()
+    def _beat(self) -> None:
+        """Take a turn that changes and reads no other table, if this relay must."""
+        if self._must_beat:
+            with suppress(Intervened):
+                self._take_turn([])
+
+    def _look(self) -> None:
+        """Find rows that were not visible before, and turns of others; note whether there are any.
+
+        What a look has found is found only once: nothing fails behind that but the sequences.
+        """
         seen = self._seen
         _, xmax, xip = seen.text.split(":")
         values = {
@@ -341,22 +346,21 @@ class PostgresStore:
         [(turn, run, token, intervention, text, *found, last_drawn, server, at)] = looked
         count, size, last_id, late, last_xid = found
         self._server_clock.read(at, read_at)
+        before = self._turn
         self._follow(turn, run, token, intervention)
-        self._meet(server)
-        if last_drawn < seen.last_id:
-            self._raise_sequences()
-        is_changed = self._has_followed or count > 0
-        if self._has_followed:
-            [(last_id,)] = self._link.read("last_id", {})  # an operator may have imported messages
-        # Nothing fails from here on: what this look has found is found only once.
-        self._has_followed = False
+        if server.decode() != self._server_known:
+            self._end_run("the server was started again, or is another one")
+        is_behind = last_drawn < seen.last_id
+        if self._turn != before:
+            last_id = max(last_id or 0, last_drawn)  # an operator may have imported messages
         seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
         seen.count, seen.size = seen.count + count, seen.size + size
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
-        if is_changed:
-            self._bell.rise()
-        return is_changed
+        if count > 0 or self._turn != before:
+            self._is_changed = True
+        if is_behind:
+            self._raise_sequences()
 
     def _follow(self, turn: int, run: int, token: bytes, intervention: int) -> None:
         """Record the newest turn, which may be an operator's."""
@@ -378,21 +382,17 @@ class PostgresStore:
                 f"outbox {self._server} was taken over by process {pid} on {host.decode()}; this "
                 "relay stops"
             )
-        if since:
-            self._has_followed = self._is_ledger_old = True
+        self._is_ledger_old = self._is_ledger_old or bool(since)
         self._turn, self._known = turn, token.decode()
         self._seen.intervention = max(self._seen.intervention, intervention)
-
-    def _meet(self, server: bytes) -> None:
-        """End this run if the server was started again, or is another one."""
-        if server.decode() != self._server_known:
-            self._end_run("the server was started again, or is another one")
 
     def _end_run(self, because: str) -> NoReturn:
         """End this run, and raise `OutboxUnreachable`; the next look begins another."""
         self._over_because = because
-        self._check_usable()
-        raise AssertionError
+        raise OutboxUnreachable(
+            f"outbox {self._server}: {because}; the relay begins anew, and nothing was changed: "
+            "try again"
+        )
 
     def _go_on(self) -> None:
         """If this run is over, begin another on the same shard, and raise `RunEnded`."""
@@ -406,8 +406,6 @@ class PostgresStore:
         owner = self._link.read("owner", {"run": self._run})
         mine = [(self._run, self._pid, socket.gethostname().encode())]
         self._begin((self._shard, self._run) if is_whole or owner == mine else None)
-        self._over_because = ""
-        self._is_changed = self._has_followed = self._is_ledger_old = False
         raise RunEnded(f"outbox {self._server}: {because}", has_lost=not is_whole)
 
     @property
@@ -530,110 +528,88 @@ class PostgresStore:
         return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
 
     def _take_turn(
-        self, steps: Sequence[Step], *, is_counting: bool = True, is_storing: bool = False
+        self, steps: Sequence[Step], *, is_storing: bool = False
     ) -> list[list[Row]] | None:
         """Commit statements as the next turn; return the rows of each, None if the answer was lost.
 
-        Statements that change messages need `is_counting`: the turn counts the new ones first. With
-        `is_storing` they store messages or move times, which must not happen twice. When this
+        With `is_storing` they store messages or move times, which must not happen twice. When this
         raises, nothing was stored; after `OutboxUnsure` that is unknown, and this run is over.
         """
         self._commits += 1
         token = f"{self._token}/{self._commits}"
-        is_unsure = False
-        failure: OutboxError = OutboxLocked(
-            f"outbox {self._server}: other processes keep changing it; try again"
-        )
+        failure: OutboxError
+        is_unsure = False  # an earlier try may have been committed
         for _ in range(_TRIES):
             try:
-                *results, [newest] = self._link.transact(
-                    self._all_steps(steps, token, is_counting=is_counting)
+                return self._try_turn(steps, token)
+            except _Overtaken:
+                failure = OutboxLocked(
+                    f"outbox {self._server}: other processes keep changing it; try again"
                 )
-            except psycopg.Error as error:
-                if is_lost_turn(error):
-                    try:
-                        if self._has_committed(token, is_counting=is_counting):
-                            return None
-                    except TRANSIENT as unreadable:
-                        failure = unreadable
-                        # An error that has ended this run tells that nothing was stored.
-                        is_unsure = is_unsure and not self._over_because
-                        break
-                    is_unsure = False  # its turn is another's: no earlier try can commit
-                    continue
-                failure = outbox_error(self._server, error)
-                failure.__cause__ = error
-                is_unsure = is_unsure or is_cut_off(error)
-                if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
+                is_unsure = False  # without its turn, no earlier try can commit
+            except (psycopg.Error, *TRANSIENT) as error:
+                failure, may_be_stored, is_passing = reaction_to(self._server, error)
+                is_unsure |= may_be_stored
+                if not is_passing:
                     break
-            except OutboxError as unusable:  # no new connection could be opened, or used
-                failure = unusable
-                break
-            else:
-                self._turn += 1
-                self._committed(_Turn(*newest), is_counting=is_counting)
-                return results[len(results) - len(steps) :]
         raise self._cut_off(failure, is_storing=is_storing) if is_unsure else failure
 
-    def _all_steps(self, steps: Sequence[Step], token: str, *, is_counting: bool) -> list[Step]:
+    def _try_turn(self, steps: Sequence[Step], token: str) -> list[list[Row]] | None:
+        """Commit statements as the next turn, unless an earlier try has, whose answer was lost."""
+        try:
+            *results, [newest] = self._link.transact(self._all_steps(steps, token))
+        except psycopg.Error as error:
+            if not is_lost_turn(error):
+                raise
+        else:
+            self._committed(_Turn(*newest), is_counting=bool(steps))
+            return results[len(results) - len(steps) :]
+        since = self._turns_since(self._turn)
+        if len(since) > 1 and since[1].token.decode() == token:
+            with reported(self._server):  # a commit that was cut off may not be on a replica yet
+                self._link.flush()
+            self._committed(since[1], is_counting=bool(steps))
+            return None
+        self._look()
+        if self._is_untold:
+            raise Intervened
+        raise _Overtaken
+
+    def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
         mine = {"run": self._run, "token": token, "backend": self._link.backend}
         after = {**turn, "known": self._known, "server": self._server_known}
-        head = [*self._link.own_settings(), self._link.settings()]
-        head.append(("take_turn", {**after, **mine}))
+        head: list[Step] = [("take_turn", {**after, **mine})]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
-        if (
-            self._seen.count and is_counting
-        ):  # first: rows must be counted before they are subtracted
+        if self._seen.count and steps:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
         if self._turn - self._forgotten >= 2 * KEPT_TURNS:
             upto = self._turn - KEPT_TURNS
             head.append(("forget_turns", {**turn, "from": self._forgotten, "upto": upto}))
         return [*head, *steps, ("newest_turn", {"shard": self._shard})]
 
-    def _committed(self, newest: _Turn, *, is_counting: bool) -> None:
+    def _committed(self, turn: _Turn, *, is_counting: bool) -> None:
+        self._turn, self._known = turn.turn, turn.token.decode()
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
-        self._known = newest.token.decode()
         if self._turn - self._forgotten > 2 * KEPT_TURNS:
             self._forgotten = self._turn - 1 - KEPT_TURNS
-        self._seen.intervention = newest.intervention
+        self._seen.intervention = turn.intervention
+        self._counters = turn.counters
         if is_counting:
             self._seen.count = self._seen.size = 0
-        self._counters = newest.counters
-        self._is_ledger_old = False
-
-    def _has_committed(self, token: str, *, is_counting: bool) -> bool:
-        """When the next turn is not to be had, whether this transaction has taken it."""
-        since = self._turns_since(self._turn)
-        newest = since[-1] if since else self._newest_turn()
-        if len(since) > 1 and since[1].token.decode() == token:
-            with reported(self._server):  # a commit that was cut off may not be on a replica yet
-                self._link.flush()
-            self._follow(newest.turn, newest.run, newest.token, newest.intervention)
-            self._committed(newest, is_counting=is_counting)
-            return True
-        self._follow(newest.turn, newest.run, newest.token, newest.intervention)
-        [(server, _)] = self._link.rows("server")
-        self._meet(server)
-        if self._is_untold:
-            raise Intervened
-        return False
+            self._is_ledger_old = False
 
     def _turns_since(self, turn: int) -> list[_Turn]:
         values = {"shard": self._shard, "turn": turn}
         return [_Turn(*row) for row in self._link.read("turns_since", values)]
 
-    def _newest_turn(self) -> _Turn:
-        found = self._link.read("newest_turn", {"shard": self._shard})
-        if not found:
-            raise emptied(self._server)
-        return _Turn(*found[0])
-
     def _cut_off(self, error: OutboxError, *, is_storing: bool) -> OutboxError:
         """Return the error for a turn that may have been committed."""
-        if not is_storing:  # recording outcomes again changes nothing; the tags may be stored
+        # Recording outcomes again changes nothing: this run goes on, and sends nothing in flight
+        # again. The tags may be stored.
+        if not is_storing:
             return error if isinstance(error, OutboxUnreachable) else OutboxUnreachable(str(error))
-        self._over_because = "a commit was cut off"
+        self._over_because = self._over_because or "a commit was cut off"
         unsure = OutboxUnsure(
             f"outbox {self._server}: the connection was lost during the commit, so it is unknown "
             f"whether the message is stored; look for it when the database is back ({error})"
@@ -746,8 +722,7 @@ class PostgresStore:
                 elif not page.take(row):
                     next_at = at
                     break
-        newest = self._newest_turn()
-        self._follow(newest.turn, newest.run, newest.token, newest.intervention)
+        self._look()
         if self._is_untold:
             raise Intervened
         return self._readable(page), next_at
@@ -810,6 +785,7 @@ class PostgresStore:
 
     def _park_damaged(self) -> None:
         """Park the rows that were found damaged. If this fails, the next look does it."""
+        # Not another run: while their table is locked, each would send again what is in flight.
         if not self._unfit:
             return
         words = [reason.replace("\0", "\ufffd") for reason in self._unfit.values()]
@@ -881,7 +857,7 @@ class PostgresStore:
         content = json.dumps({"pid": self._pid, **status, "keys": fingerprints(self._keys)})
         values = {"shard": self._shard, "run": self._run, "content": content}
         with suppress(OutboxError), reported(self._server):
-            self._link.transact([*self._link.own_settings(), BRIEFLY, ("show", values)])
+            self._link.transact([BRIEFLY, ("show", values)])
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
         """Close the connection, and let another relay take over. Committed entries remain."""
@@ -904,10 +880,7 @@ class PostgresStore:
     def _check_usable(self) -> None:
         self._check_open()
         if self._over_because:
-            raise OutboxUnreachable(
-                f"outbox {self._server}: {self._over_because}; the relay begins anew, and nothing "
-                "was changed: try again"
-            )
+            self._end_run(self._over_because)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
