@@ -32,8 +32,9 @@ once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
@@ -94,22 +95,17 @@ class _Waiting:
     count: int = 0
     sent: int = 0  # highest id that was refused; entries above it are fresh
     turn: int = 0  # id of the last probe that was sent before
-    unheard: tuple[int, float] = (0, -inf)  # probes without an answer; when the last was released
+    unheard: int = 0  # probes without an answer
+    unheard_at: float = -inf  # when the last of them was released
     # Exchange, routing key and id of entries that go before others: all with a paused user_id, by
     # which the store finds no rows; and those below `sent` that were never nacked, or not since an
     # operator put them back.
     named: deque[tuple[str, str, int]] = field(default_factory=lambda: deque(maxlen=NAMED_MAX))
 
-    def released(self, release: Release) -> None:
-        """Count the entries that wait no longer."""
-        left = max(0, self.count - release.count)
-        self.count = release.left if release.is_counted else left
-
     def probed(self, now: float) -> None:
         """Count a probe that has no answer yet; several within `UNHEARD_S` count as one."""
-        probes, since = self.unheard
-        if now - since >= UNHEARD_S:
-            self.unheard = probes + 1, now
+        if now - self.unheard_at >= UNHEARD_S:
+            self.unheard, self.unheard_at = self.unheard + 1, now
 
 
 class Pauses:
@@ -130,11 +126,8 @@ class Pauses:
         self._sweeping: dict[Destination, int] = {}
         self._repeating: dict[Destination, int] = {}  # how many go by turns
         self._releasing: dict[Destination | None, int] = {}
-        self._rooms: list[tuple[Room[Destination], Release]] = []
-        self._repeats: list[tuple[Destination, Release]] = []
-        self._sweeps: list[Release] = []
-        self._pages: Mapping[Destination | None, Release] = {}
-        self._now = -inf
+        # The releases of this turn, and what to do once each is committed
+        self._orders: list[tuple[Release, Callable[[Release], None]]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -237,7 +230,7 @@ class Pauses:
             self._tell("paused", destination)
         waiting = self._waiting.get(destination)
         if waiting is not None:
-            waiting.unheard = 0, -inf
+            waiting.unheard, waiting.unheard_at = 0, -inf
             waiting.sent = max(waiting.sent, entry.id)
         if self._breakers.is_paused(destination):
             self._sweep(destination, PAGE if is_given_up else int(is_new and was_paused))
@@ -326,37 +319,49 @@ class Pauses:
         """Add the entries that need wait no longer to the changes, as releases by destination."""
         if changes.released:  # by an earlier turn, and not committed yet
             return
-        self._now = now
-        self._rooms, self._repeats = [], []
+        self._orders = []
         for room in self._breakers.poll_room(now):
             destination = room.destination
             waiting = self._waiting[destination]
             # An exchange refuses at once. So a probe without an answer has passed it, and waits for
             # its queue, which is no reason to pause the exchange.
-            if (
-                waiting.unheard[0] > UNHEARD_MAX
-                and self._kind_of(destination) is OutcomeKind.REFUSED
-            ):
+            if waiting.unheard > UNHEARD_MAX and self._kind_of(destination) is OutcomeKind.REFUSED:
                 self._is_well(destination)
-            else:
-                self._rooms += [(room, release) for release in self._releases_of(room, waiting)]
+                continue
+            for release in self._releases_of(room, waiting):
+                self._order(destination, release, partial(self._has_released, room, now))
         for destination, count in self._repeating.items():
             after = self._waiting[destination].turn
-            self._repeats.append((destination, Release(*destination[:2], count, after=after)))
-        self._sweeps = [Release(*which[:2], count) for which, count in self._sweeping.items()]
+            repeated = partial(self._has_repeated, destination, now)
+            self._order(destination, Release(*destination[:2], count, after=after), repeated)
+        for destination, count in self._sweeping.items():
+            self._order(destination, Release(*destination[:2], count), lambda *_: None)
         self._sweeping.clear()
         self._repeating.clear()
-        self._pages = {
-            going: Release(
-                None if going is None or going.user_id is not None else going.exchange,
-                None if going is None else going.routing_key,
-                PAGE,
-                after=after,
-            )
-            for going, after in self._releasing.items()
-        }
-        changes.released += [release for _, release in (*self._rooms, *self._repeats)]
-        changes.released += [*self._sweeps, *self._pages.values()]
+        for going, after in self._releasing.items():
+            if going is None or going.user_id is not None:  # the store finds none by user
+                page = Release(None, None, PAGE, after=after)
+            else:
+                page = Release(going.exchange, going.routing_key, PAGE, after=after)
+            self._orders.append((page, partial(self._has_gone_on, going)))
+        changes.released += [release for release, _ in self._orders]
+
+    def _order(
+        self,
+        destination: Destination,
+        release: Release,
+        then: Callable[[_Waiting, Release], None],
+    ) -> None:
+        """Release entries of a paused destination; what is noted then is of this pause alone."""
+        waiting = self._waiting[destination]
+
+        def committed(release: Release) -> None:
+            if self._waiting.get(destination) is waiting:  # the pause has not ended meanwhile
+                left = max(0, waiting.count - release.count)
+                waiting.count = release.left if release.is_counted else left
+                then(waiting, release)
+
+        self._orders.append((release, committed))
 
     def _releases_of(self, room: Room[Destination], waiting: _Waiting) -> Iterator[Release]:
         destination = room.destination
@@ -376,42 +381,35 @@ class Pauses:
 
     def released(self, changes: Changes) -> bool:
         """Note that the releases were committed; return whether any entry is due now."""
-        for room, release in self._rooms:
-            waiting = self._waiting.get(room.destination)
-            if waiting is not None:  # otherwise the pause has ended in the meantime
-                self._has_released(room, release, waiting)
-        for destination, release in self._repeats:
-            waiting = self._waiting.get(destination)
-            if waiting is not None:
-                self._has_repeated(destination, release, waiting)
-        for release in self._sweeps:
-            waiting = self._waiting.get(Destination(release.exchange or "", release.routing_key))
-            if waiting is not None:
-                waiting.released(release)
-        for going, release in self._pages.items():
-            # Otherwise it was ended, or begun anew, while this page waited for its commit.
-            if going in self._releasing and self._releasing[going] == release.after:
-                self._releasing[going] = release.last
-                if release.count < release.limit:
-                    del self._releasing[going]
+        for release, committed in self._orders:
+            committed(release)
         return any(release.count for release in changes.released)
 
-    def _has_released(self, room: Room[Destination], release: Release, waiting: _Waiting) -> None:
-        waiting.released(release)
+    def _has_released(
+        self, room: Room[Destination], now: float, waiting: _Waiting, release: Release
+    ) -> None:
         if not room.are_probes:
             self._took_turns(room.destination, release, waiting)
         elif release.count:
-            waiting.probed(self._now)
+            waiting.probed(now)
         elif room.destination.user_id is None and (
             room.may_repeat or self._kind_of(room.destination) is not OutcomeKind.NACKED
         ):
             self._repeating[room.destination] = 1
 
-    def _has_repeated(self, destination: Destination, release: Release, waiting: _Waiting) -> None:
-        waiting.released(release)
+    def _has_repeated(
+        self, destination: Destination, now: float, waiting: _Waiting, release: Release
+    ) -> None:
         if release.count:
-            waiting.probed(self._now)
+            waiting.probed(now)
         self._took_turns(destination, release, waiting)
+
+    def _has_gone_on(self, going: Destination | None, release: Release) -> None:
+        # Otherwise it was ended, or begun anew, while this page waited for its commit.
+        if going in self._releasing and self._releasing[going] == release.after:
+            self._releasing[going] = release.last
+            if release.count < release.limit:
+                del self._releasing[going]
 
     def _took_turns(self, destination: Destination, release: Release, waiting: _Waiting) -> None:
         """Go on with the turns after a release; after the last entry comes the first one again."""
