@@ -756,6 +756,7 @@ def test_a_relay_that_another_has_replaced_says_so_in_one_warning(
     """The messages are published, so nobody is to be woken."""
     publisher = Publisher(broker.url, outbox=path)
     sql(path, "INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (4711, 'h', 0)")
+    until(lambda: publisher.status.link is Link.FAILED)
     with pytest.raises(PublisherFailed) as caught:
         publisher.flush(30)
     assert isinstance(caught.value.__cause__, OutboxInUse)
