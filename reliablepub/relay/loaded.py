@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import ChainMap, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse
 from operator import attrgetter
@@ -437,11 +437,15 @@ class Loaded:
         """Note that entries on disk were made due."""
         self._next_due = wall
 
-    def rebase(self, by: float) -> set[int]:
-        """Move the times of retries in memory, as the wall clock was set; return their ids."""
-        for entry in self._due.values():
+    def rebase(self, by: float, postponed: Iterable[Entry]) -> set[int]:
+        """Move the times of retries in memory, as the wall clock was set; return their ids.
+
+        Those that are postponed are about to leave memory.
+        """
+        timed = {*self._due.values(), *postponed}
+        for entry in timed:
             entry.rebase(by)
-        return {*self._due}
+        return {entry.id for entry in timed}
 
     def read(self, wall: float) -> list[Entry]:
         """Read a page of entries to send. If this raises, nothing was read."""

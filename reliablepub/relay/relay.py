@@ -259,10 +259,7 @@ class Relay:
         by = self._clock_watch.look(now, wall)
         if by:
             changes = self._settling.changes
-            postponed = changes.rescheduled  # they are about to leave memory
-            for entry in postponed:
-                entry.rebase(by)
-            moved = self._loaded.rebase(by) | {entry.id for entry in postponed}
+            moved = self._loaded.rebase(by, changes.rescheduled)
             if changes.rebase is not None:  # an earlier one that is not committed yet
                 by, moved = by + changes.rebase.by, moved | changes.rebase.moved
             changes.rebase = Rebase(by, moved)

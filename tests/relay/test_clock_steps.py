@@ -14,6 +14,7 @@ import pytest
 from tenacity import stop_after_delay, wait_fixed
 
 from reliablepub._core.events import ChannelOpened, Nacked
+from reliablepub.errors import OutboxLocked
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import HELD, Changes, Entry, Release, Store
@@ -94,6 +95,28 @@ def test_a_retry_waits_as_long_as_its_policy_says(
         world.turn(after_s=0.1, is_flushing=True)
         world.ack_all()
     assert world.relay.lowest_awaited(0, world.time.wall) is None
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_a_refusal_that_is_not_stored_yet_waits_no_longer(world: World, ahead: float) -> None:
+    world.hand_over("a")
+    world.turn()
+    world.nack(1)
+    world.turn()
+    world.turn(after_s=6.0)
+    assert world.sent == ["a", "a"]
+    world.store.fails = lambda _: OutboxLocked("another process has the lock")
+    world.nack(2)
+    world.turn()
+    assert world.log[-1] == "failed"
+    set_clock(world, ahead)
+    world.store.fails = lambda _: None
+    for _ in range(4):
+        world.turn(after_s=1.0)
+    assert world.sent == ["a", "a"]
+    for _ in range(3):
+        world.turn(after_s=0.6)
+    assert world.sent == ["a", "a", "a"]
 
 
 def test_a_delay_by_the_sender_is_by_the_wall_clock(world: World) -> None:

@@ -339,6 +339,7 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
 
 
 _REACTIONS_MAX: Final = 3
+"""A commit may need a checkpoint, the space of the ballast, and that a damaged row is parked."""
 REREAD_S: Final = 1.0
 """Seconds after which pages are read again, which makes one commit a twentieth slower."""
 NEVER_READ: Final = (
@@ -690,7 +691,9 @@ class SqliteStore:
         if not self._shortage.is_on:
             snapshot = self._write(connection, changes)
         else:
-            changes.rebase = None  # it may change every page; the next start does it, too
+            changes.rebase = (
+                None  # it may change every page; if the clock went back, a start does it
+            )
             self._shortage.settle(connection)
             with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
                 for piece in pieces(changes):
