@@ -201,6 +201,7 @@ def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
     of_sums = shown.pop("repeated")
     assert of_sums[2] == SUM_FIELDS
     assert shown.pop("failed") == (thread.LOGGER.name, "CRITICAL", ())
+    assert shown.pop("replaced") == (thread.LOGGER.name, "WARNING", ())
     assert shown == {
         name: (logger.name, logging.getLevelName(level), fields)
         for name, (logger, level, _, fields) in EVENTS.items()
