@@ -231,6 +231,12 @@ def test_the_ledger_follows_an_operator(url: str, own: PostgresStore, entry: Mak
     assert (counters.stored, counters.parked, counters.open) == (1, 0, 1)
 
 
+def test_an_operator_before_the_first_message_draws_no_id(url: str, own: PostgresStore) -> None:
+    assert Outbox(url).retry([999]) == 0
+    own.changed_elsewhere()
+    assert own.snapshot().last_id == 0
+
+
 def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
     outbox = Outbox(url)
     with psycopg.connect(url) as slow:

@@ -249,7 +249,7 @@ counts AS (
 )
 SELECT
     t.turn, t.run, t.token, t.intervention, pg_current_snapshot()::text, counts.*,
-    coalesce((SELECT last_value FROM reliablepub_message_ids), 0),
+    coalesce((SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM reliablepub_message_ids), 0),
     (SELECT s::text FROM reliablepub_server() AS s),
     extract(epoch FROM clock_timestamp())::double precision
 FROM counts, (
