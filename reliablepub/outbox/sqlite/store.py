@@ -691,9 +691,8 @@ class SqliteStore:
         if not self._shortage.is_on:
             snapshot = self._write(connection, changes)
         else:
-            changes.rebase = (
-                None  # it may change every page; if the clock went back, a start does it
-            )
+            # It may change every page. If the clock was set back, the next start does it.
+            changes.rebase = None
             self._shortage.settle(connection)
             with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
                 for piece in pieces(changes):
