@@ -34,9 +34,10 @@ from reliablepub.front.environment import (
 from reliablepub.front.options import PublisherOptions, check_names, new_client
 from reliablepub.front.relay_client import LOOK_S
 from reliablepub.message import Message, MessageFields
+from reliablepub.outbox.chunks import Cutter
 from reliablepub.outbox.entry import identified
 from reliablepub.outbox.opening import Where
-from reliablepub.relay.handover import Chunk, Cutter, Stream
+from reliablepub.relay.handover import Chunk, Stream
 from reliablepub.relay.status import Status
 from reliablepub.transport.base import LentConnection
 

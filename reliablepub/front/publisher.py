@@ -27,9 +27,10 @@ from reliablepub.front.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
 from reliablepub.front.relay_client import LOOK_S
 from reliablepub.front.waits import seconds_of
 from reliablepub.message import Message, MessageFields
+from reliablepub.outbox.chunks import cut
 from reliablepub.outbox.entry import identified
 from reliablepub.outbox.opening import Where
-from reliablepub.relay.handover import Chunk, Latch, Stream, cut
+from reliablepub.relay.handover import Chunk, Latch, Stream
 from reliablepub.relay.status import Status
 
 

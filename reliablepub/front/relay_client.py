@@ -29,12 +29,12 @@ from reliablepub.front.waits import seconds_of
 from reliablepub.headers import utf8
 from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
+from reliablepub.outbox.chunks import Cutter
 from reliablepub.outbox.entry import Waiter, never_fits, stamped
 from reliablepub.relay.handover import (
     CHUNK_BYTES_MAX,
     CHUNK_MESSAGES_MAX,
     Chunk,
-    Cutter,
     FlagT,
     Stream,
 )
@@ -111,7 +111,12 @@ class RelayClient:
 
     def cutter(self) -> Cutter:
         """A `Cutter` for one stream of messages, with the stamps of the hooks."""
-        return Cutter(self.limits, self._stamps)
+        limits = self.limits
+        return Cutter(
+            min(CHUNK_MESSAGES_MAX, limits.messages_max),
+            min(CHUNK_BYTES_MAX, limits.bytes_max),
+            self._stamps,
+        )
 
     def hand_over_one(self, message: Message, waiter: Waiter, done: FlagT) -> Chunk[FlagT]:
         """Apply the stamps of the hooks to one message, and `hand_over` it."""

@@ -10,7 +10,7 @@ transaction, or of the savepoint it was enqueued in, removes it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
@@ -94,14 +94,28 @@ class SessionOutbox:
         """
         return self._through_or_alone(within, partial(self.outbox.enqueue, message, key=key))
 
+    def enqueue_many(
+        self, messages: Iterable[Message], *, within: Within | None = None
+    ) -> list[str]:
+        """Store many messages, as part of a transaction, and return their ids.
+
+        Args:
+            messages: read in chunks (`Outbox.enqueue_many`).
+            within: as in `enqueue`; without a transaction, each chunk is stored at once.
+
+        Raises:
+            ConfigurationError: as in `enqueue`.
+            OutboxError: a message was not stored; roll the transaction back.
+        """
+        return self._through_or_alone(within, partial(self.outbox.enqueue_many, messages))
+
     def cancel(self, key: str, *, note: str = "", within: Within | None = None) -> ScheduleChange:
         """Cancel the message of a key, unless it was sent, as part of a transaction.
 
         Args:
             key: the key that was given to `enqueue`.
             note: the reason, for ``reliablepub outbox explain``.
-            within: session or connection whose transaction this joins. None: the transaction of
-                `joined`; without it the message is cancelled at once.
+            within: as in `enqueue`.
 
         Returns:
             Whether the message was cancelled, it was too late, or the key is not known.
@@ -121,8 +135,7 @@ class SessionOutbox:
             key: the key that was given to `enqueue`.
             not_before: the new time, with a time zone; one in the past sends the message now.
             note: the reason, for ``reliablepub outbox explain``.
-            within: session or connection whose transaction this joins. None: the transaction of
-                `joined`; without it the message is rescheduled at once.
+            within: as in `enqueue`.
 
         Returns:
             Whether the message has its new time, it was too late, or the key is not known.
@@ -149,12 +162,25 @@ class SessionOutbox:
 
         The arguments, results and errors are those of `enqueue`.
         """
+        return await self._awaited(partial(self.enqueue, message, key=key), within)
+
+    async def enqueue_many_async(
+        self, messages: Iterable[Message], *, within: Within | WithinAsync | None = None
+    ) -> list[str]:
+        """Store many messages, as `enqueue_async` stores one.
+
+        ``messages`` are read where the database is used, often in another thread: give a list.
+        """
+        return await self._awaited(partial(self.enqueue_many, messages), within)
+
+    async def _awaited(self, call: Callable[..., T], within: Within | WithinAsync | None) -> T:
+        """Make a call with a session or connection that may be asynchronous, for a coroutine."""
         target = within if within is not None else self._joined()
         if isinstance(target, scoped_session | async_scoped_session):
             target = target()  # the session of this thread or task
         if isinstance(target, AsyncSession | AsyncConnection):
-            return await target.run_sync(lambda sync: self.enqueue(message, key=key, within=sync))
-        return await in_thread(partial(self.enqueue, message, key=key, within=target))
+            return await target.run_sync(lambda sync: call(within=sync))
+        return await in_thread(partial(call, within=target))
 
     @contextmanager
     def joined(self, within: Within | WithinAsync) -> Iterator[None]:

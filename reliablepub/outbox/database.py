@@ -236,14 +236,24 @@ class Database(Protocol):
 
     def enqueue(
         self,
+        new: Sequence[Entry],
+        *,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: Any,  # noqa: ANN401 - the application's, or None
+    ) -> None:
+        """Store entries, all or none; see `Outbox.enqueue`."""
+
+    def enqueue_once(
+        self,
         entry: Entry,
-        key: str | None,
+        key: str,
         *,
         keys: OutboxKeys | None,
         limits: OpenLimits,
         connection: Any,  # noqa: ANN401 - the application's, or None
     ) -> str:
-        """Store an entry, and return the ``message_id`` that has its key; see `Outbox.enqueue`."""
+        """Store an entry unless its key is known; return the ``message_id`` that has the key."""
 
     def reading(self) -> AbstractContextManager[Session]:
         """Open the outbox read-only, in one transaction.

@@ -504,29 +504,29 @@ class OpenLimits:
         """Whether there is no limit."""
         return self.messages_max is None and self.bytes_max is None
 
-    def check(self, counters: Counters, message: Message, outbox: object) -> None:
-        """Check that the message fits within the limits.
+    def check(self, counters: Counters, new: Sequence[Entry], outbox: object) -> None:
+        """Check that new messages fit within the limits.
 
         Args:
             counters: the ledger.
-            message: the message to be stored.
+            new: entries of the messages to be stored.
             outbox: what the error calls the outbox.
 
         Raises:
-            OutboxFull: it does not fit.
+            OutboxFull: they do not fit.
         """
-        if self.messages_max is not None and counters.open >= self.messages_max:
+        if self.messages_max is not None and counters.open + len(new) > self.messages_max:
             held = f"holds {counters.open} open messages, and open_messages_max is"
-            raise _full(outbox, message, f"{held} {self.messages_max}")
+            raise _full(outbox, new, f"{held} {self.messages_max}")
         if self.bytes_max is None:
             return
-        if message.size > self.bytes_max:
-            never = f"cannot take a message of {message.size} bytes: open_bytes_max is"
-            raise never_fits(_full(outbox, message, f"{never} {self.bytes_max}"))
-        if counters.open_bytes + message.size > self.bytes_max:
-            held = f"holds {counters.open_bytes} bytes of open messages, the message has"
-            most = f"{message.size}, and open_bytes_max is {self.bytes_max}"
-            raise _full(outbox, message, f"{held} {most}")
+        size = sum(map(size_of, new))
+        if size > self.bytes_max:
+            never = f"cannot take a message of {size} bytes: open_bytes_max is"
+            raise never_fits(_full(outbox, new, f"{never} {self.bytes_max}"))
+        if counters.open_bytes + size > self.bytes_max:
+            held = f"holds {counters.open_bytes} bytes of open messages, the new ones have"
+            raise _full(outbox, new, f"{held} {size}, and open_bytes_max is {self.bytes_max}")
 
 
 def never_fits(error: OutboxFull) -> OutboxFull:
@@ -535,9 +535,15 @@ def never_fits(error: OutboxFull) -> OutboxFull:
     return error
 
 
-def _full(outbox: object, message: Message, why: str) -> OutboxFull:
-    what = f"message {message.message_id} was not stored: outbox {outbox} {why}"
+def _full(outbox: object, new: Sequence[Entry], why: str) -> OutboxFull:
+    what = f"{named_of(new)} {'was' if len(new) == 1 else 'were'} not stored: outbox {outbox} {why}"
     return OutboxFull(f"{what}; check that a relay runs and publishes (`reliablepub doctor`)")
+
+
+def named_of(new: Sequence[Entry]) -> str:
+    """Name new entries, for an error."""
+    first = new[0].message.message_id
+    return f"message {first}" if len(new) == 1 else f"{len(new)} messages from {first} on"
 
 
 class Bell(Protocol):

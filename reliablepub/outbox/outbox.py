@@ -20,6 +20,7 @@ from reliablepub.errors import ConfigurationError, InvalidMessage, ReliablePubEr
 from reliablepub.headers import utf8
 from reliablepub.hooks import MessagesRejected, Rejections, Stamps, tell_rejected
 from reliablepub.message import Message, MessageFields
+from reliablepub.outbox.chunks import Cutter, cut
 from reliablepub.outbox.database import file_of
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, identified, stamped
@@ -87,6 +88,7 @@ class Outbox:
         self._limits = limits = OpenLimits(open_messages_max, open_bytes_max)
         self._keys = keys
         self._enqueue = partial(self._database.enqueue, keys=keys, limits=limits)
+        self._enqueue_once = partial(self._database.enqueue_once, keys=keys, limits=limits)
         self._stamps, self._rejections = _methods_of(hooks)
 
     @property
@@ -143,13 +145,65 @@ class Outbox:
         """
         if key is not None and not utf8("key", key):
             raise InvalidMessage("key", "is empty, which every message without a key would share")
-        stored = stamped(identified(message, fields), self._stamps)
-        entry = Entry.accepted(stored, time.time())
+        entry = Entry.accepted(stamped(identified(message, fields), self._stamps), time.time())
         try:
-            return self._enqueue(entry, key, connection=connection)
+            if key is not None:
+                return self._enqueue_once(entry, key, connection=connection)
+            self._enqueue([entry], connection=connection)
         except ReliablePubError as error:
             tell_rejected(self._rejections, 1, error)
             raise
+        return _id_of(entry)
+
+    def enqueue_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        connection: Any = None,  # noqa: ANN401 - of the library that the application uses
+    ) -> list[str]:
+        """Store many messages, in chunks of at most 1 000; a relay publishes them.
+
+        An error has a note that says how many of the messages were stored before it.
+
+        Args:
+            messages: read one by one, a chunk before it is stored, so that memory stays bounded.
+                To deduplicate, call `enqueue` with a key.
+            connection: the application's connection to the same database, as in `enqueue`. All
+                messages become part of its transaction; after an error, roll it back. In autocommit
+                mode, as without ``connection``, each chunk is stored at once.
+
+        Returns:
+            The ``message_id`` of each, in order. If no ``connection`` is given, all messages are on
+            disk.
+
+        Raises:
+            InvalidMessage: an item is not a `Message`, or the database cannot store a text of it.
+            OutboxFull: a limit of this outbox is reached.
+            OutboxUnsure: the disk or the network failed during a commit. Whether the messages of
+                its chunk are stored is unknown.
+            ConfigurationError: the connection is to another SQLite file.
+            OutboxError: as in `enqueue`.
+        """
+        cutter = Cutter(
+            min(_CHUNK_MESSAGES, self._limits.messages_max or _CHUNK_MESSAGES),
+            min(_CHUNK_BYTES, self._limits.bytes_max or _CHUNK_BYTES),
+            self._stamps,
+        )
+        ids: list[str] = []
+        new: list[Entry] = []
+        try:
+            for chunk in cut(messages, cutter):
+                now = time.time()
+                new = [Entry.accepted(message, now) for message in chunk]
+                self._enqueue(new, connection=connection)
+                ids += map(_id_of, new)
+                new = []
+        except BaseException as error:
+            if new and isinstance(error, ReliablePubError):
+                tell_rejected(self._rejections, len(new), error)
+            error.add_note(f"{len(ids)} messages before it are stored")
+            raise
+        return ids
 
     def cancel(
         self,
@@ -495,6 +549,9 @@ class Outbox:
         return f"Outbox({str(self._database.file or self._database.name)!r})"
 
 
+_CHUNK_MESSAGES: Final = 1_000
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Of one chunk of `Outbox.enqueue_many`, unless a single message is larger."""
 _ID_BITS: Final = 63
 """Bits of a row's number in SQLite and PostgreSQL, besides the sign."""
 
@@ -515,6 +572,11 @@ def _row_ids(ids: Iterable[int]) -> list[int]:
                 "(`reliablepub outbox retry` takes message ids and keys too)"
             )
     return [id_ for id_ in dict.fromkeys(wanted) if id_.bit_length() <= _ID_BITS]
+
+
+def _id_of(entry: Entry) -> str:
+    assert entry.message.message_id is not None
+    return entry.message.message_id
 
 
 def _methods_of(

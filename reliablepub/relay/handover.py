@@ -1,4 +1,4 @@
-"""The path of messages from callers to the relay: cut into chunks, handed over through an inbox.
+"""The path of messages from callers to the relay: chunks, handed over through an inbox.
 
 Knows: messages, limits, and that callers are threads, which a signal handler may interrupt at any
 instruction. Must never know: SQL, AMQP, what the relay does with a chunk.
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from reliablepub.errors import InvalidMessage, PublisherClosed, ReliablePubError
+from reliablepub.errors import PublisherClosed, ReliablePubError
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id, stamped
+from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter
 
 
 class Latch:
@@ -344,49 +344,4 @@ class Inbox:
 
 CHUNK_MESSAGES_MAX: Final = 500
 CHUNK_BYTES_MAX: Final = 1024 * 1024
-
-
-class Cutter:
-    """Cuts a stream of messages into chunks.
-
-    A chunk has at most `CHUNK_MESSAGES_MAX` messages and, unless a single message is larger,
-    `CHUNK_BYTES_MAX` bytes; and no more than the limits of the store.
-    """
-
-    def __init__(self, limits: Limits, stamps: Sequence[Callable[[Message], Message]] = ()) -> None:
-        self._stamps = stamps
-        self._messages_max = min(CHUNK_MESSAGES_MAX, limits.messages_max)
-        self._bytes_max = min(CHUNK_BYTES_MAX, limits.bytes_max)
-        self._chunk: list[Message] = []
-        self._size = 0
-
-    def add(self, message: Message) -> list[Message] | None:
-        """Add the next message. If it begins another chunk, return the finished one, else None."""
-        if not issubclass(type(message), Message):  # `isinstance` would let a lazy proxy pass
-            problem = f"one is of type {type(message).__name__}, not Message"
-            raise InvalidMessage("messages", f"{problem}; Message(body, routing_key=...) makes one")
-        if self._stamps:
-            message = stamped(message, self._stamps)
-        if message.message_id is None:
-            message = message.with_message_id(new_id())  # the id counts towards the size
-        size = self._size + message.size
-        if self._chunk and (len(self._chunk) >= self._messages_max or size > self._bytes_max):
-            chunk, self._chunk, self._size = self._chunk, [message], message.size
-            return chunk
-        self._chunk.append(message)
-        self._size = size
-        return None
-
-    def rest(self) -> list[Message]:
-        """The last chunk, which may be empty."""
-        return self._chunk
-
-
-def cut(messages: Iterable[Message], cutter: Cutter) -> Iterator[list[Message]]:
-    """Cut a stream of messages into chunks, with a fresh cutter."""
-    for message in messages:
-        chunk = cutter.add(message)
-        if chunk is not None:
-            yield chunk
-    if cutter.rest():
-        yield cutter.rest()
+"""Of one chunk, unless a single message is larger."""

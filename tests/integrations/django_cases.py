@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,6 +117,28 @@ class Transactions(Case):
             self.order(3, "archive")
         self.check(0)
         self.check(1, "archive")
+
+    def test_many_messages_go_with_the_block(self) -> None:
+        many = [Message(b"%d" % number, routing_key=QUEUE) for number in range(3)]
+        with suppress(Undone), transaction.atomic():
+            DjangoOutbox().enqueue_many(many)
+            raise Undone
+        assert self.stored() == self.before["default"]
+        with transaction.atomic():
+            assert len(DjangoOutbox().enqueue_many(many)) == 3
+            assert self.stored() == self.before["default"]
+        assert self.stored() - self.before["default"] == 3
+
+    def test_outside_of_a_block_all_or_none_of_many_are_stored(self) -> None:
+        def made() -> Iterator[Message]:
+            yield from (Message(b"", routing_key=QUEUE) for _ in range(1_500))
+            raise Undone
+
+        with pytest.raises(Undone):
+            DjangoOutbox().enqueue_many(made())
+        assert self.stored() == self.before["default"]
+        async_to_sync(DjangoOutbox().enqueue_many_async)([Message(b"", routing_key=QUEUE)] * 2)
+        assert self.stored() - self.before["default"] == 2
 
     def test_a_key_is_stored_once(self) -> None:
         with transaction.atomic():

@@ -125,6 +125,32 @@ def test_a_message_goes_with_sqlalchemys_transaction_and_savepoint(
     assert stored(outbox) == ["session", "after it", "connection", "session outbox"]
 
 
+def test_many_messages_go_with_sqlalchemys_transaction(outbox: Outbox, engine: Engine) -> None:
+    many = [message(f"{n}") for n in range(3)]
+    with Session(engine) as session, session.begin():
+        SessionOutbox(outbox).enqueue_many(many, within=session)
+        assert stored(outbox) == []
+    assert stored(outbox) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_many_messages_go_with_the_transaction_of_an_async_session(
+    outbox: Outbox, postgres_outbox: str, driver: str
+) -> None:
+    async def place() -> None:
+        engine = async_engine_of(postgres_outbox, driver)
+        many = [message("plain"), Message(b"\0\xff", message_id="later", expires_in_s=60)]
+        async with AsyncSession(engine) as session, session.begin():
+            await SessionOutbox(outbox).enqueue_many_async(many, within=session)
+        async with AsyncSession(engine) as session:
+            await SessionOutbox(outbox).enqueue_many_async(many, within=session)
+        await engine.dispose()
+
+    asyncio.run(place())
+    assert stored(outbox) == ["plain", "later"]
+    assert outbox.audit().is_right
+
+
 @pytest.mark.parametrize("option", [{"stream_results": True}, {"yield_per": 100}])
 def test_a_message_goes_with_a_connection_that_reads_large_results(
     outbox: Outbox, engine: Engine, option: dict[str, Any]

@@ -112,6 +112,22 @@ def test_a_connection_and_a_scoped_session_will_do(
     assert both(path) == ([1], [b"1", b"2"])
 
 
+def test_many_messages_go_with_the_transaction(
+    path: Path, engine: Engine, outbox: SessionOutbox
+) -> None:
+    many = [Message(b"%d" % number) for number in range(3)]
+    with Session(engine) as session:
+        outbox.enqueue_many(many, within=session)
+        session.rollback()
+        with outbox.joined(session):
+            ids = outbox.enqueue_many(many)
+        assert both(path) == ([], [])
+        session.commit()
+    assert len(ids) == 3
+    assert outbox.enqueue_many(many)  # stored at once
+    assert both(path) == ([], [b"0", b"1", b"2"] * 2)
+
+
 def test_savepoints_keep_and_drop_their_messages(path: Path, outbox: SessionOutbox) -> None:
     engine = create_engine(f"sqlite:///{path}")
     immediate_transactions(engine)

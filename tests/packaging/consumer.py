@@ -200,6 +200,7 @@ def enqueue(path: Path) -> None:
     assert outbox.path == path
     outbox.create()
     assert outbox.enqueue(order(12), key="order 12") == message_id
+    assert_type(outbox.enqueue_many(order(number) for number in range(2)), list[str])
     assert_type(outbox.reschedule("order 12", datetime.now(UTC)), ScheduleChange)
     assert_type(outbox.cancel("nothing", note="no order"), ScheduleChange)
     assert_type(outbox.position("nothing"), int)

@@ -16,14 +16,14 @@ import psycopg
 import pytest
 
 from reliablepub import Outbox
+from reliablepub.outbox.chunks import Cutter, cut
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite import location
 from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.relay.handover import Cutter, cut
+from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from tests.speed.counting import Calls, Instructions, Steps
 from tests.speed.unplugged import (
-    LIMITS,
     Unplugged,
     chunks_of,
     confirms,
@@ -73,7 +73,7 @@ def test_a_message_and_its_id() -> None:
     made = counted(lambda: messages(COUNT))
     assert made < 10, f"{made:.1f} calls a message"
     stream = messages(COUNT)
-    chunks = counted(lambda: list(cut(stream, Cutter(LIMITS))))
+    chunks = counted(lambda: list(cut(stream, Cutter(CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX))))
     assert chunks < 14.5, f"{chunks:.1f} calls a message"
 
 

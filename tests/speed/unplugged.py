@@ -19,12 +19,19 @@ from reliablepub._core.events import AckedEach, ChannelOpened, Connected, Event
 from reliablepub._core.session import Session
 from reliablepub.front.receipt import IssuedBatch
 from reliablepub.message import Message
+from reliablepub.outbox.chunks import Cutter, cut
 from reliablepub.outbox.entry import Store, size_of
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.handover import Chunk, Cutter, Inbox, cut, limits
+from reliablepub.relay.handover import (
+    CHUNK_BYTES_MAX,
+    CHUNK_MESSAGES_MAX,
+    Chunk,
+    Inbox,
+    limits,
+)
 from reliablepub.relay.relay import Relay
 from reliablepub.transport.frames import PublishFrames, encode_batch
 from reliablepub.transport.pika_hooks import HookedConnection
@@ -120,7 +127,10 @@ def messages(count: int) -> list[Message]:
 
 
 def chunks_of(messages: Sequence[Message], receipt: IssuedBatch) -> list[Chunk[Any]]:
-    return [Chunk(piece, Stored(), receipt) for piece in cut(messages, Cutter(LIMITS))]
+    return [
+        Chunk(piece, Stored(), receipt)
+        for piece in cut(messages, Cutter(CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX))
+    ]
 
 
 def confirms(tags: Sequence[int]) -> bytes:

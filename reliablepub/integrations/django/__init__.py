@@ -15,6 +15,7 @@ outbox; the default database unless given.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -108,6 +109,29 @@ class DjangoOutbox:
         ``transaction.atomic``. The arguments, results and errors are those of `enqueue`.
         """
         return await sync_to_async(self.enqueue)(message, key=key)
+
+    def enqueue_many(self, messages: Iterable[Message]) -> list[str]:
+        """Store many messages, as part of the transaction; outside of one, all or none.
+
+        Args:
+            messages: read in chunks (`Outbox.enqueue_many`).
+
+        Returns:
+            The ``message_id`` of each, in order.
+
+        Raises:
+            TransactionManagementError: the block has failed, and can only be rolled back.
+            ImproperlyConfigured: the database cannot hold an outbox.
+            OutboxError: nothing was stored (`Outbox.enqueue_many`).
+            DatabaseError: as in `enqueue`.
+        """
+        with transaction.atomic(self.using):
+            outbox, connection = self._through()
+            return outbox.enqueue_many(messages, connection=connection)
+
+    async def enqueue_many_async(self, messages: Iterable[Message]) -> list[str]:
+        """Store many messages from a coroutine, as `enqueue_async` stores one."""
+        return await sync_to_async(self.enqueue_many)(messages)
 
     def cancel(self, key: str, *, note: str = "") -> ScheduleChange:
         """Cancel the message of a key, unless it was sent, as part of the transaction.

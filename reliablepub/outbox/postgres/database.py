@@ -409,15 +409,26 @@ class PostgresDatabase:
 
     def enqueue(
         self,
+        new: Sequence[Entry],
+        *,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: Any = None,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
+    ) -> None:
+        """Store entries, on the application's connection or on a connection of this object."""
+        self._enqueuing.enqueue(new, keys, limits, connection)
+
+    def enqueue_once(
+        self,
         entry: Entry,
-        key: str | None,
+        key: str,
         *,
         keys: OutboxKeys | None,
         limits: OpenLimits,
         connection: Any = None,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
     ) -> str:
-        """Store an entry, on the application's connection or on a connection of this object."""
-        return self._enqueuing.enqueue(entry, key, keys, limits, connection)
+        """Store an entry unless its key is known; return the ``message_id`` that has the key."""
+        return self._enqueuing.enqueue_once(entry, key, keys, limits, connection)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

@@ -1,4 +1,4 @@
-"""Stores one message, also within a transaction of the application.
+"""Stores messages, also within a transaction of the application.
 
 Knows: the columns that an enqueuer fills, deduplication keys, limits, the kinds of connections that
 applications have. Must never know: the relay.
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -28,7 +29,7 @@ from reliablepub.errors import (
 )
 from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Counters, Entry, OpenLimits
+from reliablepub.outbox.entry import Counters, Entry, OpenLimits, named_of, size_of
 from reliablepub.outbox.postgres.rows import texts_of
 from reliablepub.outbox.postgres.server import (
     Link,
@@ -41,7 +42,7 @@ from reliablepub.outbox.postgres.server import (
     emptied,
     reaction_to,
 )
-from reliablepub.outbox.postgres.sql import for_dbapi, named
+from reliablepub.outbox.postgres.sql import for_dbapi, for_psycopg, named
 from reliablepub.outbox.rows import plain_row_of
 
 LIMITS_S: Final = 0.2
@@ -62,72 +63,101 @@ class Enqueuing:
 
     def enqueue(
         self,
-        entry: Entry,
-        key: str | None,
+        new: Sequence[Entry],
         keys: OutboxKeys | None,
         limits: OpenLimits,
-        connection: Any = None,  # noqa: ANN401 - of a library that the application chose
-    ) -> str:
-        """Store a message, in the transaction of `connection` or in its own; return its id.
+        connection: Any,  # noqa: ANN401 - of a library that the application chose, or None
+    ) -> None:
+        """Store messages by one statement, in the transaction of `connection` or in its own.
 
-        If another message has the key, return the id of that one. After an `OutboxError` other than
-        `OutboxUnsure`, the message is not stored.
+        After an `OutboxError` other than `OutboxUnsure`, none is stored.
         """
-        with self._pool.link() as link:
-            self._check_limits(link, entry, limits)
-            if connection is None:
-                statement = _statement(entry, key, keys, lambda step: link.rows(*step)[0])
-                return self._enqueue_alone(link, entry, statement)
-        texts = named(self._server.schema)
+        with self._ready(new, limits, connection) as (link, run):
+            statement = _statement(new, keys, run)
+            if link is None:
+                run(statement)
+            else:
+                self._store(link, new, statement)
 
-        # On the application's connection even the id is drawn: it may be to another database.
-        def run(step: Step) -> Row:
-            name, values = step
-            return execute(connection, texts[name], values)
+    def enqueue_once(
+        self,
+        entry: Entry,
+        key: str,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: Any,  # noqa: ANN401 - of a library that the application chose, or None
+    ) -> str:
+        """Store a message, as `enqueue`, unless its key is known; return the id that has the key.
 
-        statement = _statement(entry, key, keys, run)
-        return _stored_or_first(
-            entry, lambda: bool(run(statement)), lambda: run(("first_with_key", {"key": key}))
+        That of this message if it was stored.
+        """
+        with self._ready([entry], limits, connection) as (link, run):
+            statement = _statement_once(entry, key, keys, run)
+            first: Step = ("first_with_key", {"key": key})
+            for _ in range(_TRIES):
+                if link is None:
+                    is_stored, is_unsure = bool(run(statement)), False
+                else:
+                    is_stored, is_unsure = self._store(link, [entry], statement)
+                if is_stored:  # else another message has the key
+                    return str(entry.message.message_id)
+                try:
+                    found = run(first)
+                except OutboxError as error:
+                    if not is_unsure:
+                        raise
+                    # The key may be the one that this message was stored with.
+                    raise self._unsure([entry], error) from error
+                if found:  # else the key was forgotten meanwhile: the message must be stored
+                    (known,) = found
+                    return known.decode() if isinstance(known, bytes) else str(known)
+        raise OutboxLocked(
+            f"message {entry.message.message_id} was not stored: other processes keep storing and "
+            "cancelling messages with its key; try again"
         )
 
-    def _enqueue_alone(self, link: Link, entry: Entry, statement: Step) -> str:
-        is_unsure = False  # an earlier try may have stored the message
+    @contextmanager
+    def _ready(
+        self,
+        new: Sequence[Entry],
+        limits: OpenLimits,
+        connection: Any,  # noqa: ANN401 - of a library that the application chose, or None
+    ) -> Iterator[tuple[Link | None, Run]]:
+        """Check the limits. Give what runs a statement, and the link unless it is `connection`."""
+        with self._pool.link() as link:
+            self._check_limits(link, new, limits)
+            if connection is None:
+                yield link, lambda step: next(iter(link.rows(*step)), ())
+                return
+        texts = named(self._server.schema)
+        # On the application's connection even ids are drawn: it may be to another database.
+        yield None, lambda step: execute(connection, texts[step[0]], step[1])
 
-        def store() -> bool:
-            nonlocal is_unsure
-            for _ in range(_TRIES):
-                try:
-                    return bool(link.store(statement))
-                except (psycopg.Error, OutboxError) as error:
-                    is_taken = isinstance(error, psycopg.errors.UniqueViolation)
-                    if is_taken and is_unsure and self._is_there(link, entry):
-                        return True
-                    failure, may_be_stored, is_passing = reaction_to(self._server, error)
-                    # If it was stored, it is now stored again under the same message id, unless its
-                    # number was drawn before.
-                    is_unsure |= may_be_stored
-                    if not is_passing:
-                        break
-            if is_unsure:
-                raise self._unsure(entry, failure) from failure
-            raise failure
-
-        def first() -> Row:
+    def _store(self, link: Link, new: Sequence[Entry], statement: Step) -> tuple[bool, bool]:
+        """Return whether a statement stored messages, and whether that an earlier try did."""
+        is_unsure = False  # an earlier try may have stored them
+        for _ in range(_TRIES):
             try:
-                return next(iter(link.rows("first_with_key", statement[1])), ())
-            except OutboxError as error:
-                if not is_unsure:
-                    raise
-                # The key may be the one that this message was stored with.
-                raise self._unsure(entry, error) from error
+                return bool(link.store(statement)), is_unsure
+            except (psycopg.Error, OutboxError) as error:
+                is_taken = isinstance(error, psycopg.errors.UniqueViolation)
+                if is_taken and is_unsure and self._is_there(link, new[0]):
+                    return True, is_unsure
+                failure, may_be_stored, is_passing = reaction_to(self._server, error)
+                # If they were stored, they are now stored again under the same message ids, unless
+                # their numbers were drawn before.
+                is_unsure |= may_be_stored
+                if not is_passing:
+                    break
+        if is_unsure:
+            raise self._unsure(new, failure) from failure
+        raise failure
 
-        return _stored_or_first(entry, store, first)
-
-    def _unsure(self, entry: Entry, failure: OutboxError) -> OutboxUnsure:
+    def _unsure(self, new: Sequence[Entry], failure: OutboxError) -> OutboxUnsure:
         return OutboxUnsure(
-            f"message {entry.message.message_id}: the connection to outbox {self._server} was "
-            "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
-            f"a duplicate at most ({failure})"
+            f"{named_of(new)}: the connection to outbox {self._server} was lost, so it is unknown "
+            "whether this is stored; enqueuing it again under the same id costs a duplicate at "
+            f"most ({failure})"
         )
 
     def _is_there(self, link: Link, entry: Entry) -> bool:
@@ -142,7 +172,7 @@ class Enqueuing:
             return False
         return [name.decode() for (name,) in found] == [entry.message.message_id]
 
-    def _check_limits(self, link: Link, entry: Entry, limits: OpenLimits) -> None:
+    def _check_limits(self, link: Link, new: Sequence[Entry], limits: OpenLimits) -> None:
         """Compare the limits with counts of at most `LIMITS_S` ago plus this object's messages."""
         if limits.are_none:
             return
@@ -151,49 +181,51 @@ class Enqueuing:
             if None in counts:  # sums over no turns
                 raise emptied(self._server)
             self._counted, self._counted_at = Counters(*counts), time.monotonic()
-        limits.check(self._counted, entry.message, str(self._server))
-        stored, size = self._counted.stored + 1, self._counted.open_bytes + entry.message.size
+        limits.check(self._counted, new, str(self._server))
+        stored = self._counted.stored + len(new)
+        size = self._counted.open_bytes + sum(map(size_of, new))
         self._counted = replace(self._counted, stored=stored, open_bytes=size)
 
 
-def _statement(
-    entry: Entry, key: str | None, keys: OutboxKeys | None, run: Callable[[Step], Row]
-) -> Step:
-    """Return the statement that stores a message, and its values."""
-    check_texts(texts_of(entry.message) | {"key": key})
-    if key is not None and (size := len(key.encode())) > KEY_BYTES_MAX:
+Run: TypeAlias = Callable[[Step], Row]
+"""Runs a statement; returns its first row, or an empty one."""
+
+
+def _statement(new: Sequence[Entry], keys: OutboxKeys | None, run: Run) -> Step:
+    """Return the statement that stores messages, and its values."""
+    for entry in new:
+        check_texts(texts_of(entry.message))
+    if keys is not None:  # the encryption binds the id
+        (drawn,) = run(("draw_ids", {"count": len(new)}))
+        for entry, id_ in zip(new, drawn, strict=True):
+            entry.id = id_
+    # The connection may be the application's, whose settings stay.
+    settings = {"is_own": False, "allows_loss": False}
+    rows = [_values(entry, keys) for entry in new]
+    if len(rows) == 1:
+        return "enqueue", rows[0] | settings
+    return "enqueue_many", {name: [row[name] for row in rows] for name in rows[0]} | settings
+
+
+def _statement_once(entry: Entry, key: str, keys: OutboxKeys | None, run: Run) -> Step:
+    """Return the statement that stores a message unless its key is known, and its values."""
+    check_texts({"key": key})
+    if (size := len(key.encode())) > KEY_BYTES_MAX:
         limit = f"and PostgreSQL can index at most {KEY_BYTES_MAX}"
         raise InvalidMessage("key", f"has {size} bytes, {limit}; use a hash of it")
-    if keys is not None:  # the encryption binds the id
-        (entry.id,) = run(("draw_ids", {"count": 1}))
+    _, values = _statement([entry], keys, run)
+    return "enqueue_once", {**values, "key": key, "kept_until": entry.stored_at + KEYS_KEPT_S}
+
+
+def _values(entry: Entry, keys: OutboxKeys | None) -> dict[str, object]:
+    """Return the columns that an enqueuer fills."""
     _, *columns = plain_row_of(entry, keys)
-    values = dict(zip(_COLUMNS, columns, strict=True)) | {
-        "is_own": False,  # the connection is the application's, whose settings stay
-        "allows_loss": False,
+    return dict(zip(_COLUMNS, columns, strict=True)) | {
         "id": entry.id or None,
         "due_at": entry.due_at,
         "expires_at": entry.expires_at,
         "ordering_key": entry.message.ordering_key,
     }
-    if key is None:
-        return "enqueue", values
-    kept_until = entry.stored_at + KEYS_KEPT_S
-    return "enqueue_once", values | {"key": key, "kept_until": kept_until}
-
-
-def _stored_or_first(entry: Entry, store: Callable[[], bool], first: Callable[[], Row]) -> str:
-    """Return the id of the message that has the key: this message if it was stored."""
-    assert entry.message.message_id is not None
-    for _ in range(_TRIES):
-        if store():  # else another message has the key
-            return entry.message.message_id
-        if found := first():  # else the key was forgotten meanwhile: the message must be stored
-            (known,) = found
-            return known.decode() if isinstance(known, bytes) else str(known)
-    raise OutboxLocked(
-        f"message {entry.message.message_id} was not stored: other processes keep storing and "
-        "cancelling messages with its key; try again"
-    )
 
 
 _ASYNC: Final = ("asyncpg.", "sqlalchemy.ext.asyncio.")
@@ -227,7 +259,9 @@ def execute(
                 )
             cursor.execute(text)
             return ()
-        cursor.execute(for_dbapi(text), values)
+        # Bodies as text would be twice as long, and cost four times as much.
+        form = for_psycopg if isinstance(cursor, psycopg.Cursor) else for_dbapi
+        cursor.execute(form(text), values)
         row = cursor.fetchone() or ()
         return tuple(row.values()) if isinstance(row, dict) else tuple(row)
 

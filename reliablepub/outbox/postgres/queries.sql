@@ -23,6 +23,30 @@ SELECT
     CASE WHEN :is_own AND current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
         THEN set_config('synchronous_commit', 'on', true) END;
 
+-- Several messages, in the order of the arrays.
+-- name: enqueue_many
+SELECT
+    (
+        SELECT count(reliablepub_store(
+            m.id, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, m.size, m.checksum,
+            m.body, m.due_at, m.expires_at, m.ordering_key
+        ))
+        FROM unnest(
+            CAST(:id AS bigint[]), CAST(:message_id AS text[]), CAST(:exchange AS text[]),
+            CAST(:routing_key AS text[]), CAST(:properties AS text[]),
+            CAST(:stored_at AS double precision[]), CAST(:size AS integer[]),
+            CAST(:checksum AS bigint[]), CAST(:body AS bytea[]), CAST(:due_at AS double precision[]),
+            CAST(:expires_at AS double precision[]), CAST(:ordering_key AS text[])
+        ) AS m (
+            id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body, due_at,
+            expires_at, ordering_key
+        )
+    ),
+    CASE WHEN :is_own AND current_setting('client_min_messages') = 'error'
+        THEN set_config('client_min_messages', 'warning', true) END,
+    CASE WHEN :is_own AND current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
+        THEN set_config('synchronous_commit', 'on', true) END;
+
 -- name: message_id_of
 SELECT message_id FROM reliablepub_messages WHERE id = :id;
 
@@ -335,7 +359,7 @@ SELECT count(*) FROM overdue;
 SELECT set_config('lock_timeout', '20', true);
 
 -- name: draw_ids
-SELECT nextval('reliablepub_message_ids'::regclass) FROM pg_catalog.generate_series(1, :count);
+SELECT ARRAY(SELECT nextval('reliablepub_message_ids'::regclass) FROM pg_catalog.generate_series(1, :count));
 
 -- name: insert_plain_messages
 WITH new AS (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from reliablepub.errors import ConfigurationError
@@ -87,11 +87,18 @@ def roles(schema: str) -> str:
 @cache
 def queries(schema: str) -> dict[str, str]:
     """Return the statements for a schema in psycopg's form, with binary values, by name."""
-    return {name: _VALUE.sub(r"%(\1)b", _escaped(text)) for name, text in named(schema).items()}
+    return {name: for_psycopg(text) for name, text in named(schema).items()}
 
 
+@lru_cache(maxsize=64)
+def for_psycopg(text: str) -> str:
+    """Return a statement in the form of psycopg, with binary values: ``%(name)b``."""
+    return _VALUE.sub(r"%(\1)b", _escaped(text))
+
+
+@lru_cache(maxsize=64)
 def for_dbapi(text: str) -> str:
-    """Return a statement in the form of psycopg, psycopg2 and Django: with ``%(name)s``."""
+    """Return a statement in the form of psycopg2, Django and psycopg: with ``%(name)s``."""
     return _VALUE.sub(r"%(\1)s", _escaped(text))
 
 

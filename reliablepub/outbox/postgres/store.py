@@ -149,7 +149,6 @@ class _Seen:
 class PostgresStore:
     """A shard of an outbox in PostgreSQL, opened by its relay. `Store` documents each method."""
 
-    """Always False: the commit with a change of the clock moves all times."""
     rest_s: Final = 0.5
     """Statements over a network cost money and power."""
 
@@ -463,8 +462,8 @@ class PostgresStore:
         """Set the ids of new entries: their encryption and their tags in flight need them."""
         assert not any(entry.id for entry in new), "an entry is stored already"
         if new:
-            drawn = self._link.rows("draw_ids", {"count": len(new)})
-            for entry, (id_,) in zip(new, drawn, strict=True):
+            [(drawn,)] = self._link.rows("draw_ids", {"count": len(new)})
+            for entry, id_ in zip(new, drawn, strict=True):
                 entry.id = id_
 
     def _steps(self, changes: Changes, now: float) -> list[Step]:

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -193,18 +194,32 @@ class SqliteDatabase:
 
     def enqueue(
         self,
+        new: Sequence[Entry],
+        *,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: sqlite3.Connection | None = None,
+    ) -> None:
+        """Store entries, on the application's connection or on a connection of this object."""
+        insert = partial(self._enqueuing.insert, new=new, keys=keys, limits=limits)
+        self._enqueue(insert, connection)
+
+    def enqueue_once(
+        self,
         entry: Entry,
-        key: str | None,
+        key: str,
         *,
         keys: OutboxKeys | None,
         limits: OpenLimits,
         connection: sqlite3.Connection | None = None,
     ) -> str:
-        """Store an entry, on the application's connection or on a connection of this object."""
+        """Store an entry unless its key is known; return the ``message_id`` that has the key."""
+        once = partial(self._enqueuing.insert_once, entry=entry, key=key, keys=keys, limits=limits)
+        return self._enqueue(once, connection)
 
-        def insert(cursor: sqlite3.Cursor) -> str:
-            return self._enqueuing.insert(cursor, entry, key, keys, limits)
-
+    def _enqueue(
+        self, insert: Callable[[sqlite3.Cursor], T], connection: sqlite3.Connection | None
+    ) -> T:
         if connection is not None:
             return self._enqueuing.within(connection, insert)
         return self._write(lambda own: insert(own.cursor()))

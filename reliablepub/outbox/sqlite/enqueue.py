@@ -1,4 +1,4 @@
-"""Stores one message, also within a transaction of the application.
+"""Stores messages, also within a transaction of the application.
 
 Knows: the caller's deduplication keys, limits, the row and the ledger. Must never know: the relay,
 or more of the caller's connection than SQLite tells.
@@ -11,17 +11,18 @@ import os
 import sqlite3
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxDiskFailed, OutboxMoved
 from reliablepub.outbox.database import unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Entry, OpenLimits
-from reliablepub.outbox.rows import plain_row_of, row_of
+from reliablepub.outbox.entry import Entry, OpenLimits, id_of, size_of
+from reliablepub.outbox.rows import divided, plain_row_of, row_of
 from reliablepub.outbox.sqlite.connections import (
     VERSION,
     add_outbox,
@@ -35,7 +36,7 @@ from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
 from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
 from reliablepub.outbox.sqlite.space import Ballast
-from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.transactions import (
     Turn,
     begin_immediate,
@@ -175,36 +176,36 @@ class Enqueuing:
     def insert(
         self,
         cursor: sqlite3.Cursor,
+        new: Sequence[Entry],
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+    ) -> None:
+        """Store and count messages. The caller holds the write lock."""
+        last_id, counters = ledger_of(cursor.execute(QUERIES["snapshot"]).fetchone(), self.path)
+        if not limits.are_none:
+            limits.check(counters, new, self.path)
+        size = sum(map(size_of, new))
+        self.ballast.check(cursor, size)
+        count = {"count": len(new), "size": size}
+        must_have_changed(cursor.execute(QUERIES["count_stored"], count))
+        insert(cursor, new, last_id, keys)
+
+    def insert_once(
+        self,
+        cursor: sqlite3.Cursor,
         entry: Entry,
-        key: str | None,
+        key: str,
         keys: OutboxKeys | None,
         limits: OpenLimits,
     ) -> str:
-        """Store a message, unless its key is known; return the id of the one that has the key.
-
-        The caller holds the write lock.
-        """
-        message_id = entry.message.message_id
-        assert message_id is not None
-        if key is not None:
-            first = first_with_key(cursor, key, entry.stored_at)
-            if first is not None:
-                return first
-        row = cursor.execute(QUERIES["snapshot"]).fetchone()
-        last_id, counters = ledger_of(row, self.path)
-        if not limits.are_none:
-            limits.check(counters, entry.message, self.path)
-        self.ballast.check(cursor, entry.message.size)
-        must_have_changed(cursor.execute(QUERIES["count_stored"], (entry.message.size,)))
-        entry.id = last_id + 1  # before the row is made: encryption covers the id
-        if entry.is_plain:
-            cursor.execute(QUERIES["insert_plain_message"], plain_row_of(entry, keys))
-        else:
-            cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
-        must_have_changed(cursor)
-        if key is not None:
-            remember_key(cursor, key, entry.id, message_id, entry.stored_at)
-        return message_id
+        """Store a message, unless its key is known; return the id of the one that has the key."""
+        first = first_with_key(cursor, key, entry.stored_at)
+        if first is not None:
+            return first
+        self.insert(cursor, [entry], keys, limits)
+        assert entry.message.message_id is not None
+        remember_key(cursor, key, entry.id, entry.message.message_id, entry.stored_at)
+        return entry.message.message_id
 
     def _have_tables(self, cursor: sqlite3.Cursor, version: int | None, *, adds: bool) -> None:
         """Check the version of the outbox. If the database has none, add it, or refuse that."""
@@ -265,6 +266,34 @@ class Enqueuing:
             self._check_place(cursor, mark, key)
         except OutboxDiskFailed as error:
             raise committed_unseen(error) from error
+
+
+ROWS_AT_ONCE: Final = 50
+"""Rows stored by one statement, at half the cost of one statement a row."""
+_INSERT_MANY: Final = of_rows("insert_plain_message", ROWS_AT_ONCE)
+
+
+def insert(
+    connection: sqlite3.Connection | sqlite3.Cursor,
+    new: Sequence[Entry],
+    last_id: int,
+    keys: OutboxKeys | None,
+) -> None:
+    """Store entries under the ids after ``last_id``."""
+    assert not any(map(id_of, new)), "an entry is stored already"
+    for id_, entry in enumerate(new, last_id + 1):
+        entry.id = id_  # before the row is made: encryption covers the id
+    plain, others = divided(new)
+    rows = [plain_row_of(entry, keys) for entry in plain]
+    whole = len(rows) - len(rows) % ROWS_AT_ONCE
+    for first in range(0, whole, ROWS_AT_ONCE):
+        values = chain.from_iterable(rows[first : first + ROWS_AT_ONCE])
+        must_have_changed(connection.execute(_INSERT_MANY, tuple(values)), ROWS_AT_ONCE)
+    if last := rows[whole:]:
+        must_have_changed(connection.executemany(QUERIES["insert_plain_message"], last), len(last))
+    if others:
+        more = [row_of(one, keys) for one in others]
+        must_have_changed(connection.executemany(QUERIES["insert_message"], more), len(more))
 
 
 @contextmanager

@@ -195,9 +195,9 @@ UPDATE main.reliablepub_ledger SET stored = stored + :by;
 
 -- name: count_stored
 UPDATE main.reliablepub_ledger SET
-    last_id = max(last_id, stored) + 1,
-    stored = stored + 1,
-    open_bytes = CAST(max(0, open_bytes + ?) AS INTEGER);
+    last_id = max(last_id, stored) + :count,
+    stored = stored + :count,
+    open_bytes = CAST(max(0, open_bytes + :size) AS INTEGER);
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from itertools import chain
 from typing import Final, NoReturn, TypeVar
 
 from reliablepub.errors import (
@@ -57,21 +56,19 @@ from reliablepub.outbox.rows import (
     MessageRow,
     Page,
     attempt_of,
-    divided,
     given_up_of,
     id_runs,
     in_flight_of,
     is_due_time,
     is_mistyped,
     is_time,
-    plain_row_of,
-    row_of,
     schedule_of,
     tags_of,
 )
 from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit, write_a_page
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database, ledger_of
+from reliablepub.outbox.sqlite.enqueue import insert
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.retention import Retention, prune_confirmed
@@ -83,7 +80,7 @@ from reliablepub.outbox.sqlite.space import (
     has_space_to_give,
     pieces,
 )
-from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
+from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.status_file import (
     forget_killed,
     remove_status_file,
@@ -185,10 +182,6 @@ def _is_first(connection: sqlite3.Connection, id_: int) -> bool:
     return connection.execute(QUERIES["is_first_of_key"], (id_,)).fetchone() is not None
 
 
-ROWS_AT_ONCE: Final = 50
-"""Rows stored by one statement, at half the cost of one statement a row."""
-_INSERT_MANY: Final = of_rows("insert_plain_message", ROWS_AT_ONCE)
-
 _SCOPES: Final = ("held", "held_of_exchange", "held_of_address")
 """Statements that find held rows: of all destinations, of an exchange, of one routing key."""
 
@@ -209,7 +202,9 @@ def write_changes(
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
     # Deleted first, so that new rows reuse the freed pages, and each page is written only once.
     confirmed, confirmed_bytes = remove(connection, list(map(id_of, changes.confirmed)))
-    _insert(connection, changes.new, keys)
+    if changes.new:
+        (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
+        insert(connection, changes.new, last_id, keys)
     if changes.sources:
         sources = ({"name": name, "count": count} for name, count in changes.sources.items())
         connection.executemany(QUERIES["advance_source"], sources)
@@ -246,27 +241,6 @@ def _write_tags(connection: sqlite3.Connection, changes: Changes, now: float, ru
         connection.executemany(QUERIES["delete_in_flight"], tags)
     for sent in changes.sent:
         connection.execute(QUERIES["insert_in_flight"], (*in_flight_of(sent, run), now))
-
-
-def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
-    """Store entries, and set their ids."""
-    if not new:
-        return
-    assert not any(map(id_of, new)), "an entry is stored already"
-    (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
-    for id_, entry in enumerate(new, last_id + 1):
-        entry.id = id_
-    plain, others = divided(new)
-    rows = [plain_row_of(entry, keys) for entry in plain]
-    whole = len(rows) - len(rows) % ROWS_AT_ONCE
-    for first in range(0, whole, ROWS_AT_ONCE):
-        values = chain.from_iterable(rows[first : first + ROWS_AT_ONCE])
-        must_have_changed(connection.execute(_INSERT_MANY, tuple(values)), ROWS_AT_ONCE)
-    if last := rows[whole:]:
-        must_have_changed(connection.executemany(QUERIES["insert_plain_message"], last), len(last))
-    if others:
-        more = [row_of(one, keys) for one in others]
-        must_have_changed(connection.executemany(QUERIES["insert_message"], more), len(more))
 
 
 def park_damaged(
