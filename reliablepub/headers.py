@@ -181,10 +181,15 @@ def _checked_table(
     return _Table(copy), size
 
 
+_SCALARS: Final = frozenset({str, int, bool, float, bytes, type(None)})
+
+
 def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, int]:
     """Return a copy of the value, and its encoded size in bytes including the type octet."""
     if depth > NESTING_MAX:
         raise InvalidMessage(path, f"is nested more than {NESTING_MAX} deep")
+    if type(value) in _SCALARS:  # as most are: to ask whether they are mappings takes longest
+        return _checked_scalar(path, value)
     match value:
         case list() | tuple():
             items = [_checked_value(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value)]

@@ -260,14 +260,14 @@ class Message:
         if type(message_id) is not str:
             message_id = _plain("message_id", message_id)
         given = self.__dict__
-        if "message_id" in given or "headers" in given:  # the id shares a frame with the headers
+        size = self.size + _message_id_bytes(message_id)
+        # The id shares a frame with the headers.
+        is_tight = "headers" in given and size - len(self.body) > HEADER_BYTES_MAX + _FIXED_BYTES
+        if "message_id" in given or is_tight:
             return replace(self, message_id=message_id)
         # Less than a fifth of the time of `replace`: every other field has been validated already.
         twin = object.__new__(Message)
-        fields = twin.__dict__
-        fields.update(given)
-        fields["message_id"] = message_id
-        fields["size"] += _message_id_bytes(message_id)
+        twin.__dict__.update(given, message_id=message_id, size=size)
         return twin
 
     def __repr__(self) -> str:

@@ -93,6 +93,8 @@ def _in_utc(time: datetime) -> datetime:
 
 def _value(value: Any) -> Any:  # noqa: ANN401
     """Return a value of the headers as `Message` takes it."""
+    if value is None or isinstance(value, str | int):  # as most are
+        return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, Mapping):

@@ -61,6 +61,8 @@ def channel_of(message: Any, outbox: Enqueues, hold_in: tzinfo | None) -> _Outbo
 
 def _as_text(value: Any) -> Any:  # noqa: ANN401
     """Return headers with bytes as text where they are UTF-8: py-amqp writes both as a string."""
+    if value is None or isinstance(value, str | int):  # as most are
+        return value
     if isinstance(value, Mapping):
         return {name: _as_text(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
