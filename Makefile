@@ -13,6 +13,9 @@ RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 # The same for PostgreSQL; 450 MB each.
 POSTGRES_CACHE ?= $(CURDIR)/.postgres-versions
 
+# The newest Go and its client, as a peer in `make bench`; 470 MB, kept for the next time.
+GO_CACHE ?= $(CURDIR)/.go-newest
+
 # Other Pythons to test, each found as python3.12 and so on, and where their environments are kept.
 PYTHONS := 3.12 3.13
 PYTHON_CACHE ?= $(CURDIR)/.python-versions
@@ -33,7 +36,7 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
 
 # Six at once on two cores, which then have work all the time. The long ones start first, and with them what mostly waits:
 # the alerts of tests/observe; the short ones that never wait fill both cores at the end.
@@ -99,8 +102,17 @@ soak: .venv/.installed rabbitmq postgres fuse xfs java
 	$(BIN)/pytest -m soak --timeout=0
 
 # This library and its peers in one run, as ratios.
-bench: .venv/.installed rabbitmq postgres java
+bench: .venv/.installed rabbitmq postgres java go-newest
 	$(BIN)/pytest -m bench -s --timeout=0
+
+# What Debian's sid has, in a chroot (needs root). The program that is built there runs anywhere.
+go-newest: $(GO_CACHE)/publish
+
+$(GO_CACHE)/publish: tests/speed/go/publish/main.go
+	.ci/debootstrap sid $(GO_CACHE)/sid ca-certificates golang-go golang-github-rabbitmq-amqp091-go-dev
+	.ci/enter $(GO_CACHE)/sid env GO111MODULE=off GOPATH=/usr/share/gocode GOCACHE=/tmp/go CGO_ENABLED=0 \
+		go build -o $@ $<
+	chroot $(GO_CACHE)/sid dpkg-query --show --showformat='$${Version}' golang-github-rabbitmq-amqp091-go-dev >$(GO_CACHE)/version
 
 # Small changes to the code, and whether a test notices. For hours, or some modules:
 # make mutants ONLY="reliablepub/_core/confirms.py reliablepub/_core/lane.py"

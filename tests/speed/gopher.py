@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from tests.speed.peers import BODY, NARROW, WINDOW
 
@@ -17,6 +18,8 @@ PACKAGES = "golang-go golang-github-rabbitmq-amqp091-go-dev"
 _DEBIAN_GO = Path("/usr/share/gocode")
 _LIBRARY = _DEBIAN_GO / "src/github.com/rabbitmq/amqp091-go"
 _PROGRAMS = Path(__file__).with_name("go")
+_ROOT = Path(__file__).parent.parent.parent
+_NEWEST = Path(os.environ.get("GO_CACHE", _ROOT / ".go-newest"))
 
 
 def missing() -> str | None:
@@ -24,6 +27,18 @@ def missing() -> str | None:
     if shutil.which("go") and _LIBRARY.exists():
         return None
     return f"Go does not take part: apt-get install {PACKAGES}"
+
+
+def versions() -> str:
+    """The versions of amqp091-go that take part, for the head of a table."""
+    found = []
+    if missing() is None:
+        package = PACKAGES.rsplit(maxsplit=1)[-1]
+        asked = ["dpkg-query", "--show", "--showformat=${Version}", package]
+        found.append(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+    if (_NEWEST / "version").exists():
+        found.append((_NEWEST / "version").read_text())
+    return f"amqp091-go {' and '.join(found)}" if found else ""
 
 
 def _built(name: str, folder: Path) -> Path:
@@ -34,10 +49,20 @@ def _built(name: str, folder: Path) -> Path:
 
 
 class Gopher:
-    """Go's amqp091, built into a folder."""
+    """A program with Go's amqp091."""
 
-    def __init__(self, folder: Path) -> None:
-        self._program = _built("publish", folder)
+    def __init__(self, program: Path) -> None:
+        self._program = program
+
+    @classmethod
+    def of_debian(cls, folder: Path) -> Self:
+        """That of Debian's package, built into a folder."""
+        return cls(_built("publish", folder))
+
+    @classmethod
+    def newest(cls) -> Self | None:
+        """That of ``make go-newest``, if it was made."""
+        return cls(_NEWEST / "publish") if (_NEWEST / "version").exists() else None
 
     def confirmed(self, url: str, queues: Sequence[str], count: int) -> None:
         """Deferred confirmations, a window's worth of them; persistent and mandatory."""

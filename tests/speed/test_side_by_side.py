@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.amqp_probe import AmqpProbe
+from tests.speed import gopher
 from tests.speed.measuring import Goal, Results, check, in_rounds, print_table, spaced
 from tests.speed.ways import (
     AIO_PIKA,
@@ -21,6 +22,8 @@ from tests.speed.ways import (
     DURABLE,
     GO,
     GO_NARROW,
+    GO_NEWEST,
+    GO_NEWEST_WITH_IDS,
     GO_WITH_IDS,
     MEMORY,
     SELECT,
@@ -42,7 +45,12 @@ def test_confirmed_messages_a_second_and_what_they_cost(
     ways = Ways(rabbitmq.url, queues, tmp_path).every()
     results = in_rounds(ways, COUNT, ROUNDS, lambda: rabbitmq.purge(*queues))
     print_table(
-        ("", "confirmed a second", "of the ceiling", "client's processor time a message"),
+        (
+            gopher.versions(),
+            "confirmed a second",
+            "of the ceiling",
+            "client's processor time a message",
+        ),
         [
             (
                 name,
@@ -68,6 +76,7 @@ def goals(results: Results) -> Iterator[Goal]:
         (DURABLE, GO, 1.0, None),
         (DURABLE, GO_WITH_IDS, 1.0, None),
         (DURABLE, GO_NARROW, 1.0, None),
+        (DURABLE, GO_NEWEST, 1.0, None),
         (DURABLE, SELECT, 1.5, None),
         (DURABLE, UNCONFIRMED, 1.0, None),
         (ASYNC_DURABLE, DURABLE, 0.8, 0.6),
@@ -77,7 +86,7 @@ def goals(results: Results) -> Iterator[Goal]:
         if two in results:
             yield Goal(f"{one} / {two}", results.ratio(one, two), wanted, held)
     for name, wanted, held in ((DURABLE, 1.15, 3.0), (MEMORY, 0.65, 1.5)):
-        for go in (GO, GO_WITH_IDS, GO_NARROW):
+        for go in (GO, GO_WITH_IDS, GO_NARROW, GO_NEWEST, GO_NEWEST_WITH_IDS):
             if go in results:
                 got = results.cpu_ratio(name, go)
                 yield Goal(f"processor time of {name} / {go}", got, wanted, held, is_most=True)

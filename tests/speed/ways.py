@@ -25,6 +25,8 @@ CEILING_WITH_IDS = "the same with ids: `message_id` and a header, as ours"
 GO = "Go amqp091, deferred confirmations"
 GO_WITH_IDS = "Go amqp091 with ids"
 GO_NARROW = "Go amqp091 in a window of 1 000"
+GO_NEWEST = "Go amqp091, its newest version"
+GO_NEWEST_WITH_IDS = "Go amqp091, its newest version, with ids"
 SELECT = "pika `SelectConnection`, a window counted by hand"
 UNCONFIRMED = "pika `BlockingConnection`, no confirms at all"
 BLOCKING = "pika `BlockingConnection`, confirms"
@@ -65,6 +67,7 @@ class Ways:
                     GO_NARROW: Gopher.confirmed_in_narrow,
                 }
             ),
+            **self._newest_go(),
             SELECT: self._their(peers.pika_select),
             UNCONFIRMED: self._their(peers.pika_unconfirmed),
             BLOCKING: self._their(peers.pika_blocking, share=0.05),
@@ -97,8 +100,19 @@ class Ways:
         if reason is not None:
             print(f"\n{reason}")
             return {}
-        program = Gopher(self._folder)
+        program = Gopher.of_debian(self._folder)
         return {name: self._their(partial(run, program)) for name, run in methods.items()}
+
+    def _newest_go(self) -> dict[str, Way]:
+        """As far as it was made: ``make go-newest``."""
+        program = Gopher.newest()
+        if program is None:
+            print("\nthe newest Go does not take part: make go-newest")
+            return {}
+        return {
+            GO_NEWEST: self._their(program.confirmed),
+            GO_NEWEST_WITH_IDS: self._their(program.confirmed_with_ids),
+        }
 
     def _messages(self, count: int) -> Iterator[Message]:
         queues = itertools.islice(itertools.cycle(self._queues), count)
