@@ -30,7 +30,7 @@ from reliablepub.errors import (
 from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits, named_of, size_of
-from reliablepub.outbox.postgres.rows import texts_of
+from reliablepub.outbox.postgres.rows import ENQUEUED, arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     Link,
     Pool,
@@ -201,10 +201,10 @@ def _statement(new: Sequence[Entry], keys: OutboxKeys | None, run: Run) -> Step:
             entry.id = id_
     # The connection may be the application's, whose settings stay.
     settings = {"is_own": False, "allows_loss": False}
-    rows = [_values(entry, keys) for entry in new]
-    if len(rows) == 1:
-        return "enqueue", rows[0] | settings
-    return "enqueue_many", {name: [row[name] for row in rows] for name in rows[0]} | settings
+    found = [_columns_of(entry, keys) for entry in new]
+    if len(found) == 1:
+        return "enqueue", settings | dict(zip(_COLUMNS, found[0], strict=True))
+    return "enqueue_many", settings | arrays(ENQUEUED, found)
 
 
 def _statement_once(entry: Entry, key: str, keys: OutboxKeys | None, run: Run) -> Step:
@@ -217,25 +217,22 @@ def _statement_once(entry: Entry, key: str, keys: OutboxKeys | None, run: Run) -
     return "enqueue_once", {**values, "key": key, "kept_until": entry.stored_at + KEYS_KEPT_S}
 
 
-def _values(entry: Entry, keys: OutboxKeys | None) -> dict[str, object]:
-    """Return the columns that an enqueuer fills."""
-    _, *columns = plain_row_of(entry, keys)
-    return dict(zip(_COLUMNS, columns, strict=True)) | {
-        "id": entry.id or None,
-        "due_at": entry.due_at,
-        "expires_at": entry.expires_at,
-        "ordering_key": entry.message.ordering_key,
-    }
+def _columns_of(entry: Entry, keys: OutboxKeys | None) -> tuple[Any, ...]:
+    """Return the values that an enqueuer stores."""
+    times = entry.due_at, entry.expires_at
+    return *plain_row_of(entry, keys), *times, entry.message.ordering_key
+
+
+_COLUMNS: Final = (
+    *("id", "message_id", "exchange", "routing_key", "properties", "stored_at"),
+    *("size", "checksum", "body", "due_at", "expires_at", "ordering_key"),
+)
 
 
 _ASYNC: Final = ("asyncpg.", "sqlalchemy.ext.asyncio.")
 """Modules of asynchronous connections, some of which cannot be entered."""
 _AT_ONCE: Final = {"stream_results": False, "yield_per": None}
 """Overrides options of the application's connection: a cursor of the server changes no table."""
-_COLUMNS: Final = (
-    *("message_id", "exchange", "routing_key", "properties"),
-    *("stored_at", "size", "checksum", "body"),
-)
 
 
 def execute(

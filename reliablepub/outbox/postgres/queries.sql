@@ -32,11 +32,11 @@ SELECT
             m.body, m.due_at, m.expires_at, m.ordering_key
         ))
         FROM unnest(
-            CAST(:id AS bigint[]), CAST(:message_id AS text[]), CAST(:exchange AS text[]),
-            CAST(:routing_key AS text[]), CAST(:properties AS text[]),
-            CAST(:stored_at AS double precision[]), CAST(:size AS integer[]),
-            CAST(:checksum AS bigint[]), CAST(:body AS bytea[]), CAST(:due_at AS double precision[]),
-            CAST(:expires_at AS double precision[]), CAST(:ordering_key AS text[])
+            CAST(:ids AS bigint[]), CAST(:message_ids AS text[]), CAST(:exchanges AS text[]),
+            CAST(:routing_keys AS text[]), CAST(:properties AS text[]),
+            CAST(:stored_ats AS double precision[]), CAST(:sizes AS integer[]),
+            CAST(:checksums AS bigint[]), CAST(:bodies AS bytea[]), CAST(:due_ats AS double precision[]),
+            CAST(:expires_ats AS double precision[]), CAST(:ordering_keys AS text[])
         ) AS m (
             id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body, due_at,
             expires_at, ordering_key

@@ -16,6 +16,8 @@ PLAIN: Final = (
     *("stored_ats", "sizes", "checksums", "bodies"),
 )
 """Names of the values of ``insert_plain_messages``, whose rows `plain_row_of` returns."""
+ENQUEUED: Final = (*PLAIN, "due_ats", "expires_ats", "ordering_keys")
+"""Names of the values of ``enqueue_many``."""
 FULL: Final = (*PLAIN, "due_ats", *COUNTS, "expires_ats", "ordering_keys", "refused_ats")
 """Names of the values of ``insert_messages``, whose rows `row_of` returns."""
 ATTEMPT: Final = (
