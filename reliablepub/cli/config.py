@@ -29,12 +29,16 @@ _NEAR: Final = 0.8
 """How alike a misspelled name is, for `difflib`."""
 CONFIG_VARIABLE: Final = "RELIABLEPUB_CONFIG"
 TABLES: Final = ("publish", "relay")
-"""Commands that read the file; each has a table for its own options."""
+"""Commands that publish; each has a table for its own options."""
 SHARED: Final = (
     *("accept-plaintext", "connection-name", "json", "outbox", "outbox-keys", "password-file"),
     *("tls-ca", "tls-certificate", "tls-key", "tracing", "url", "window", "window-min"),
 )
 """Top-level keys of the file: options that all of these commands have."""
+LOOKED_AT: Final = (
+    *("outbox", "outbox-keys", "password-file", "tls-ca", "tls-certificate", "tls-key", "url"),
+)
+"""What the commands that inspect or change the relay's outbox read, also from its table."""
 _PASSWORDS: Final = {
     "outbox": (
         has_outbox_password,
@@ -115,8 +119,12 @@ def _defaults(command: click.Command, path: Path) -> dict[str, object]:
     shared = {key: value for key, value in file.items() if key not in tables}
     _refuse_unknown(shared, SHARED, f"{path}: unknown key", tables=TABLES)
     _refuse_unknown(tables, TABLES, f"{path}: unknown table")
-    own = tables.get(command.name or "", {})
-    _refuse_unknown(own, options, f"{path}: in [{command.name}], unknown key")
+    if command.name in TABLES:
+        own = tables.get(command.name, {})
+        _refuse_unknown(own, options, f"{path}: in [{command.name}], unknown key")
+    else:
+        own = tables.get("relay", {})
+        options = {key: option for key, option in options.items() if key in LOOKED_AT}
     return {
         str(options[key].name): _value(path, key, value, options[key])
         for key, value in {**shared, **own}.items()

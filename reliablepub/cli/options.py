@@ -18,7 +18,7 @@ import click
 
 from reliablepub.certificates import CertificateFiles
 from reliablepub.cli.commands import Exit, Failure
-from reliablepub.cli.config import misspelled_variables, variable_of
+from reliablepub.cli.config import config_option, misspelled_variables, variable_of
 from reliablepub.cli.output import print_note
 from reliablepub.credentials import CredentialsProvider, PasswordFile, read_password
 from reliablepub.errors import ConfigurationError
@@ -214,16 +214,19 @@ def outbox_as_given(ctx: click.Context) -> str | None:
 def outbox_option(
     *, required: bool, text: str, callback: Callable[..., Database | None] = _database
 ) -> Callable[[_F], _F]:
-    """Add ``--outbox`` with the given help text, for commands that publish."""
-    return click.option(
-        "--outbox",
-        "database",
-        metavar="FILE|URL",
-        type=click.Path(readable=False),  # a file that cannot be read is the outbox's error
-        callback=callback,
-        required=required,
-        envvar=OUTBOX_VARIABLE,
-        help=f"{text} Also from {OUTBOX_VARIABLE}.",
+    """Add ``--outbox`` with the given help text, and ``--config``, which may name it."""
+    return together(
+        config_option,
+        click.option(
+            "--outbox",
+            "database",
+            metavar="FILE|URL",
+            type=click.Path(readable=False),  # a file that cannot be read is the outbox's error
+            callback=callback,
+            required=required,
+            envvar=OUTBOX_VARIABLE,
+            help=f"{text} Also from {OUTBOX_VARIABLE}.",
+        ),
     )
 
 

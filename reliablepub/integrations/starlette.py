@@ -87,9 +87,8 @@ def _publisher(app: Starlette) -> AsyncPublisher:
 def health_routes(prefix: str = "/outbox") -> list[Route]:
     """Return routes for probes: ``/outbox/live`` and ``/outbox/ready``, with status 200 or 503.
 
-    *Live*: the relay takes turns; otherwise only a restart helps. *Ready*: the relay takes turns,
-    and the broker accepts messages now. A service that only enqueues works while it is not ready,
-    and need not be taken out of service.
+    *Live*: the relay takes turns; otherwise only a restart helps. *Ready*: messages can be stored,
+    whether the broker is there or not.
 
     Args:
         prefix: path before ``/live`` and ``/ready``.

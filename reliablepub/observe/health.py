@@ -3,8 +3,9 @@
 Knows: HTTP, `Status`. Must never know: how a publisher is opened, or what a metric means.
 
 ``/live``: the relay has not failed, and its thread takes turns. If not, only a restart helps.
-``/ready``: the relay takes turns, and the broker accepts messages. If not, an operator or time may
-help, but no restart.
+``/ready``: messages can be stored: the outbox has no trouble, and its relay takes turns or stands
+by. If not, an operator or time may help, but no restart. A broker that is away is no reason: its
+outage would become one of the application that is taken out of service.
 ``/metrics``: the exposition that the caller passes in.
 
 ``/live`` and ``/ready`` wait for nothing: they look at the age of the relay's last turn. A relay
@@ -66,10 +67,12 @@ class Health:
         return not reasons, {"live": not reasons, "reasons": reasons}
 
     def ready(self) -> tuple[bool, dict[str, object]]:
-        """Whether the relay takes turns and the broker accepts messages now, and if not, why."""
+        """Whether messages can be stored now, and if not, why."""
         status = self._look()
-        reasons = _in_the_way(status)
-        if status.link is not Link.FAILED:
+        reasons = [status.trouble] if status.trouble else []
+        if status.link is Link.FAILED:
+            reasons.append(_FAILED)
+        else:
             reasons += _hanging(status, READY_WITHIN_S)
         return not reasons, {
             "ready": not reasons,
@@ -85,19 +88,6 @@ def _hanging(status: Status, within_s: float) -> list[str]:
     if status.turn_age_s < within_s:
         return []
     return [f"the relay has taken no turn for {status.turn_age_s:.0f} s"]
-
-
-def _in_the_way(status: Status) -> list[str]:
-    trouble = [status.trouble] if status.trouble else []
-    match status.link:
-        case Link.CONNECTED:
-            return trouble
-        case Link.FAILED:
-            return [_FAILED]
-        case Link.BLOCKED:
-            return [*trouble, "blocked by the broker"]
-        case _:
-            return [*trouble, "not connected to the broker"]
 
 
 class HealthServer:

@@ -216,3 +216,36 @@ def test_a_time_may_be_one_of_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         result = CliRunner().invoke(main, [*arguments, "--url", "amqp://127.0.0.1:1/"])
         assert result.exit_code == code, result.stderr
     assert "is not a time with an offset" in result.stderr
+
+
+@pytest.mark.parametrize("is_in_table", [False, True])
+def test_every_command_finds_the_outbox_of_the_relay(tmp_path: Path, *, is_in_table: bool) -> None:
+    Outbox(tmp_path / "o.db").enqueue(b"x")
+    where = f'outbox = "{tmp_path / "o.db"}"\nurl = "amqp://127.0.0.1:1/"\n'
+    table = '[relay]\njson = true\nlog-format = "json"\nwindow = 7\n'
+    text = table + where if is_in_table else f"json = true\n{where}{table}"
+    config = tmp_path / "relay.toml"
+    config.write_text(text)
+    for environment, more in (
+        ({"RELIABLEPUB_CONFIG": str(config)}, ()),
+        ({}, ("--config", config)),
+    ):
+        for words in (("outbox", "status"), ("outbox", "list"), ("watch", "--count", "1")):
+            result = CliRunner().invoke(main, [*words, *map(str, more)], env=environment)
+            assert result.exit_code == 0, result.stderr
+        status = CliRunner().invoke(main, ["outbox", "status", *map(str, more)], env=environment)
+        assert "stored" in status.stdout
+        assert not status.stdout.startswith("{")  # what the relay prints is its own
+        result = CliRunner().invoke(main, ["doctor", *map(str, more)], env=environment)
+        assert "127.0.0.1:1" in result.stdout
+    other = CliRunner().invoke(
+        main, ["outbox", "status", "--outbox", str(tmp_path / "other.db")], env=environment
+    )
+    assert other.exit_code == 4
+
+
+def test_an_unknown_key_is_told_by_every_command(tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text('outbux = "o.db"\n')
+    result = CliRunner().invoke(main, ["outbox", "status", "--config", str(config)])
+    assert (result.exit_code, "did you mean 'outbox'" in result.stderr) == (2, True)

@@ -127,5 +127,5 @@ def test_a_ledger_that_is_no_number_is_damage(whole: Path, tmp_path: Path, value
     sql(path, pragma, f"UPDATE reliablepub_ledger SET confirmed = {value}")
     for command in ("outbox status --over 0", "watch --count 1", "doctor"):
         result = invoke(path, command)
-        assert (result.exit_code, "ledger of outbox" in result.stderr) == (4, True)
+        assert (result.exit_code, "ledger of outbox" in result.output) == (4, True)
     assert invoke(path, "outbox metrics").exit_code == 4

@@ -72,13 +72,9 @@ def test_a_standby_is_no_relay_without_a_broker(cli: Cli, fake: FakeBroker) -> N
     for _ in range(20):  # it tries to own the outbox all the time
         assert not samples() & {"reliablepub_connected", "reliablepub_last_turn_age_seconds"}
     assert "reliablepub_outbox_relayed" in samples()
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{url}/ready", timeout=30)
-    with refused.value as answer:
-        reasons = json.loads(answer.read())["reasons"]
-    assert reasons == ["standing by: another relay owns the outbox", "not connected to the broker"]
-    with urllib.request.urlopen(f"{url}/live", timeout=30) as answer:
-        assert answer.status == 200
+    for path in ("ready", "live"):  # a rollout of two relays goes on
+        with urllib.request.urlopen(f"{url}/{path}", timeout=30) as answer:
+            assert json.loads(answer.read())["reasons"] == []
     owner.send_signal(signal.SIGTERM)
     until(standby, "this relay has taken over the outbox")
     wait_until(lambda: "reliablepub_connected" in samples())

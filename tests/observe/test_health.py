@@ -192,18 +192,21 @@ def test_a_relay_that_has_failed_is_neither(server: HealthServer, looks: Looks) 
         assert (status, json.loads(text)["reasons"]) == (503, because)
 
 
-def test_no_words_of_the_broker_are_shown(server: HealthServer, looks: Looks) -> None:
-    for link, reason in (
-        (Link.CONNECTED, []),
-        (Link.BLOCKED, ["blocked by the broker"]),
-        (Link.DISCONNECTED, ["not connected to the broker"]),
-        (Link.CONNECTING, ["not connected to the broker"]),
-    ):
-        looks.status = replace(looks.status, link=link, reason=SECRET)
-        status, text = ask(server, "/ready")
-        assert status == (503 if reason else 200)
-        assert json.loads(text)["reasons"] == reason
-        assert "internal" not in text
+@pytest.mark.parametrize("link", [Link.CONNECTED, Link.BLOCKED, Link.DISCONNECTED, Link.CONNECTING])
+def test_a_broker_that_is_away_is_no_reason_and_its_words_are_not_shown(
+    server: HealthServer, looks: Looks, link: Link
+) -> None:
+    looks.status = replace(looks.status, link=link, reason=SECRET)
+    status, text = ask(server, "/ready")
+    assert (status, json.loads(text)["link"]) == (200, link.value)
+    assert "internal" not in text
+
+
+def test_it_is_not_ready_while_nothing_can_be_stored(server: HealthServer, looks: Looks) -> None:
+    looks.status = replace(looks.status, trouble="disk full")
+    status, text = ask(server, "/ready")
+    assert (status, json.loads(text)["reasons"]) == (503, ["disk full"])
+    assert ask(server, "/live")[0] == 200
 
 
 def test_what_is_not_there_is_told(server: HealthServer) -> None:

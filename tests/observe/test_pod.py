@@ -15,8 +15,10 @@ import yaml
 
 from reliablepub import Publisher
 from reliablepub.cli import main
+from reliablepub.cli.config import CONFIG_VARIABLE
 from reliablepub.observe import health as health_module
 from reliablepub.observe.health import Health, HealthServer
+from reliablepub.relay.status import Link
 from reliablepub.testing import FakeBroker
 from tests.docs.test_documents import assert_command
 from tests.observe.test_shipped import FOLDER
@@ -44,9 +46,11 @@ def test_its_relay_has_options_that_there_are(tmp_path: Path) -> None:
     config, _ = pod()
     program, *words = relay()["command"]
     assert program == "reliablepub"
-    assert_command(words)
     ((name, text),) = config["data"].items()
-    assert words[words.index("--config") + 1].endswith(f"/{name}")
+    (variable,) = relay()["env"]
+    assert variable["name"] == CONFIG_VARIABLE
+    assert variable["value"].endswith(f"/{name}")
+    assert_command([*words, "--config", variable["value"]])
     password = tmp_path / "password"
     password.write_text("hush")
     (tmp_path / name).write_text(text.replace("/run/secrets/relay/password", str(password)))
@@ -154,11 +158,13 @@ def store(publisher: Publisher) -> None:
         return
 
 
-def test_a_broker_that_is_away_is_no_reason_to_restart(broker: FakeBroker, path: Path) -> None:
-    with probed(broker, path) as (_, live, ready):
+def test_a_broker_that_is_away_restarts_nothing_and_takes_nothing_out_of_service(
+    broker: FakeBroker, path: Path
+) -> None:
+    with probed(broker, path) as (publisher, live, ready):
         broker.stop()
-        until(lambda: ready() == 503)
-        assert live() == 200
+        until(lambda: publisher.status.link is not Link.CONNECTED)
+        assert (live(), ready()) == (200, 200)
 
 
 def test_a_hook_that_hangs_is_a_reason_to_restart(

@@ -26,7 +26,7 @@ from reliablepub.cli.doctor.diagnosis import (
     of_versions,
 )
 from reliablepub.cli.doctor.server import of_server
-from reliablepub.cli.facts import Finding, Level
+from reliablepub.cli.facts import Finding, Level, finding
 from reliablepub.cli.options import (
     broker_options,
     credentials_of,
@@ -88,23 +88,16 @@ def doctor(
     ctx = click.get_current_context()
     context, credentials = tls_context(ctx), credentials_of(ctx)
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
-    with patiently("looking at the outbox"):
-        relays = read_relays(database)
-        shown = [one.status for one in relays]
-        failed = next(
-            (one.get("reason", "") for one in shown if one.get("link") == Link.FAILED), ""
-        )
-        status = Outbox(database).status()
-        around: Surroundings | ServerSurroundings
-        if database.file is None:
-            around = ask_server(database)
-            found = list(of_server(status, around, time.time(), relays, failed))
-        else:
-            around = look_around(database.file)
-            found = list(of_outbox(status, around, time.time(), shown[0], failed))
-    found.append(
-        of_client(Relaying.first(relays).status.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS)
-    )
+    found: list[Finding] = []
+    around: Surroundings | ServerSurroundings | None = None
+    try:
+        with patiently("looking at the outbox"):
+            relaying, around = _look_at(database, found)
+    except OutboxError as error:  # the rest can be checked
+        found.append(finding("outbox", Level.PROBLEM, str(error)))
+    else:
+        hooks_off = relaying.status.get("hooks_off")
+        found.append(of_client(hooks_off, hooks.why_off(), TESTED_VERSIONS))
     own = installed_version() or "(not installed)"
     found.append(of_versions({"reliablepub": own, "pika": version("pika")}))
     if addresses and credentials is not None:
@@ -114,10 +107,31 @@ def doctor(
     for address in addresses:
         with patiently(f"asking {address}"):
             learned = probe(
-                address, exchanges=around.exchanges, queues=around.queues, ssl_context=context
+                address,
+                exchanges=around.exchanges if around is not None else (),
+                queues=around.queues if around is not None else (),
+                ssl_context=context,
             )
         found += of_broker(address, learned)
     return _report(found, form)
+
+
+def _look_at(
+    database: Database, found: list[Finding]
+) -> tuple[Relaying, Surroundings | ServerSurroundings]:
+    """Add the findings about an outbox; return its relay, and what is around it."""
+    relays = read_relays(database)
+    shown = [one.status for one in relays]
+    failed = next((one.get("reason", "") for one in shown if one.get("link") == Link.FAILED), "")
+    status = Outbox(database).status()
+    around: Surroundings | ServerSurroundings
+    if database.file is None:
+        around = ask_server(database)
+        found += of_server(status, around, time.time(), relays, failed)
+    else:
+        around = look_around(database.file)
+        found += of_outbox(status, around, time.time(), shown[0], failed)
+    return Relaying.first(relays), around
 
 
 @click.command(

@@ -16,7 +16,7 @@ from itertools import islice
 import click
 
 from reliablepub.cli.commands import Exit, Failure
-from reliablepub.cli.config import ConfigurableCommand, config_option
+from reliablepub.cli.config import ConfigurableCommand
 from reliablepub.cli.options import (
     connection_name_option,
     json_option,
@@ -82,7 +82,6 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
         4: "the outbox cannot be used, the disk is full, or the relay has failed",
     },
 )
-@config_option
 @click.argument("file", metavar="FILE|-", type=click.Path())
 @click.option(
     "--exchange",

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure
-from reliablepub.cli.config import ConfigurableCommand, config_option
+from reliablepub.cli.config import ConfigurableCommand
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
     connection_name_option,
@@ -95,7 +95,6 @@ _DRAINING: Final = replace(RetryPolicy.prompt(), breaker=RetryPolicy().breaker)
         ),
     },
 )
-@config_option
 @url_option
 @tls_options
 @connection_name_option
@@ -197,6 +196,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
             notifier=Notifier(os.environ),
             hooks=hooks,
             is_standby=standby,
+            waits=not drain,
         )
         # The health port comes first: one that is taken ends the command before it relays.
         health = _healthy(service, health_host, health_port, expose)

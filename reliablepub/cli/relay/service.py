@@ -106,6 +106,7 @@ class Service:
         notifier: Notifier,
         hooks: Sequence[object],
         is_standby: bool = False,  # waits while another relay owns the outbox
+        waits: bool = True,  # at the start, until the outbox can be opened
     ) -> None:
         self._settings = settings  # with which the outbox was opened last
         self._new: Settings | None = None  # read after SIGHUP, with which it was not opened yet
@@ -114,6 +115,7 @@ class Service:
         self._notifier = notifier
         self._hooks = hooks
         self._is_standby = is_standby
+        self._waits = waits or is_standby
         self._notes = _link_notes()
         self._alive_at = 0.0
         self._feed_at = 0.0
@@ -128,10 +130,10 @@ class Service:
         self._before = self.last = Status()  # last: before the publisher was closed
 
     def __enter__(self) -> Self:
-        """Open the publisher, which starts relaying; a standby may have to wait."""
-        if not self._take_over(waits=self._is_standby):
+        """Open the publisher, which starts relaying, or stand by until that is possible."""
+        if not self._take_over(waits=self._waits):
             print_note(self._why, event="standing_by")
-        self._notifier.tell(READY=1, STATUS=_in_short(self.status))
+        self._notifier.tell(READY=1, STATUS=self.standing_by or _in_short(self.status))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,7 +157,8 @@ class Service:
         """Status of the relay; may be read from any thread, and before the relay is open."""
         if self._publisher is not None:
             return self._publisher.status
-        return Status(trouble=self.standing_by)
+        # A standby can do nothing about an outbox that another relays, and nothing is wrong.
+        return Status(trouble="" if self.standing_by == _OWNED else self.standing_by)
 
     def run(self, *, is_draining: bool) -> None:
         """Run until a signal stops the service; with `is_draining`, until no message is open."""

@@ -27,6 +27,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.cli.watch.lookout import Look, look
 from reliablepub.cli.watch.page import Trail, page_of
 from reliablepub.outbox.database import Database
+from reliablepub.outbox.entry import TRANSIENT
 
 _INTERVAL_S_MIN: Final = 0.1
 _QUIT: Final = ("q", "Q", "\x1b", "\x04", "")
@@ -90,8 +91,14 @@ def watch(database: Database, interval_s: float, count: int | None, as_json: boo
 def _looks(database: Database, numbers: Iterator[int]) -> Iterator[Look]:
     before: Look | None = None
     for _ in numbers:
-        before = look(database, before, closely=True)
-        yield before
+        try:
+            before = look(database, before, closely=True)
+        except TRANSIENT as error:
+            if before is None:
+                raise
+            yield before.unreachable(str(error))
+        else:
+            yield before
 
 
 def _is_seen() -> bool:

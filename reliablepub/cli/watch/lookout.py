@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -39,6 +39,12 @@ class Look:
     at: float  # monotonic seconds, to compute rates from
     now: float  # seconds since 1970
     values: Mapping[str, Any]  # counts by state, rates, the relay, its connection, the disk
+
+    def unreachable(self, reason: str) -> Look:
+        """This snapshot, as the last of an outbox that cannot be read any more."""
+        for_s = round(time.monotonic() - self.at, 1)
+        values = {"unreachable_s": for_s, "unreachable_reason": reason}
+        return replace(self, values={**self.values, **values})
 
 
 def look(database: Database, before: Look | None = None, *, closely: bool = False) -> Look:

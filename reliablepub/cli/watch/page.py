@@ -85,6 +85,8 @@ def _advice(values: Mapping[str, Any]) -> Fact:
     held = count_of(values["held_keys"], "ordering key")
     aside = count_of(values["aside"] or 0, "message")
     problems = {
+        f"unreachable for {age(values.get('unreachable_s', 0))}, and these figures are as old: "
+        f"{one_line(values.get('unreachable_reason', ''))}": "unreachable_s" in values,
         f"no relay runs for {some}: start `reliablepub relay`": missing and values["open"],
         "the relay has failed: start `reliablepub relay` again": any(
             row["link"] == "failed" for row in missing
