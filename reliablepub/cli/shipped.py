@@ -13,7 +13,10 @@ import click
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.output import print_text
 
-FILES: Final = ("alerts.yml", "dashboard.json", "kubernetes.yaml", "reliablepub-relay@.service")
+FILES: Final = (
+    *("alerts.yml", "dashboard.json", "kubernetes.yaml", "kubernetes-postgresql.yaml"),
+    "reliablepub-relay@.service",
+)
 _RUNBOOK: Final = 'runbook_url: "{}#'
 
 
@@ -30,7 +33,8 @@ def shipped(name: str, runbook: str) -> int:
     """Print a file that comes with reliablepub, for installation.
 
     FILE is alerts.yml (alert rules for Prometheus), dashboard.json (for Grafana), kubernetes.yaml
-    (a pod with a relay and its probes), or reliablepub-relay@.service (a systemd unit).
+    (a pod with a relay, its probes, and an outbox in a file), kubernetes-postgresql.yaml (two
+    relays of an outbox in PostgreSQL), or reliablepub-relay@.service (a systemd unit).
 
     \b
     Examples:
