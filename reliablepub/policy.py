@@ -12,6 +12,7 @@ is one attempt.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -157,6 +158,20 @@ class Retries:
         state = _state(refusals, age_s)
         state.upcoming_sleep = _seconds(self.wait(state))  # for `stop_before_delay`
         return self.then if self.stop(state) else RetryIn(state.upcoming_sleep)
+
+    @property
+    def lasts_s(self) -> float | None:
+        """The seconds after which the budget ends; None if it is a number of attempts, or endless.
+
+        Raises:
+            Exception: the strategy has raised it.
+        """
+        if not self.is_patient or not self.stop(_state(1, _WAIT_S_MAX)):
+            return None
+        seconds = range(int(_WAIT_S_MAX) + 1)
+        return float(
+            bisect_left(seconds, 1, key=lambda age: bool(self.stop(_state(1, float(age)))))
+        )
 
     @property
     def is_patient(self) -> bool:

@@ -181,6 +181,7 @@ class Breakers(Generic[D, W]):
             return
         circuit.state = _State.RECOVERING
         circuit.refusals = circuit.openings = 0
+        circuit.again_at = now  # the pause is over, however long it was to be
         self._pause(destination, circuit, now + self._pause_s(1))
         more = min(2, AT_ONCE_MAX - circuit.room)
         if more:

@@ -7,53 +7,23 @@ command does with the messages.
 from __future__ import annotations
 
 import functools
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from reliablepub.cli.commands import Exit, Failure
+from reliablepub.cli.options import Duration
 from reliablepub.cli.output import count_of
 from reliablepub.outbox.admin.selection import STATES, Selection
 from reliablepub.outbox.admin.story import resolve, tell
 from reliablepub.outbox.database import Database
 from reliablepub.printable import printable
 
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[float]
-else:
-    _ParamType = click.ParamType  # generic since click 8.4
-
-
 _NAMED_MAX: Final = 5
 """Messages that are named: more do not fit on a line."""
-_LONGEST_S: Final = 100 * 365.25 * 86_400
-"""The system cannot sleep for more than about 292 years."""
-
-
-class Duration(_ParamType):
-    """A duration such as ``90``, ``90s``, ``5m``, ``2h`` or ``7d``, converted to seconds."""
-
-    name = "time"  # help shows it as TIME
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The duration in seconds; a float is already converted."""
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
-        if found is None:
-            self.fail(
-                f"{value!r} is not a duration; write for example 90s, 5m, 2h or 7d", param, ctx
-            )
-        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
-        if seconds > _LONGEST_S:
-            self.fail(f"{value!r:.40} is more than 100 years", param, ctx)
-        return seconds
 
 
 _FILTERS: Final[dict[str, dict[str, Any]]] = {

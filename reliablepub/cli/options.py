@@ -9,10 +9,11 @@ reopens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -35,11 +36,42 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.handover import WINDOW_MAX, WINDOW_MIN
 from reliablepub.transport.address import parse_addresses, with_password, words_of_exposed
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[float]
+else:
+    _ParamType = click.ParamType  # generic since click 8.4
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Option = Callable[[Any], Any]
 
 _AS_GIVEN: Final = "reliablepub.urls"
 _OUTBOX_AS_GIVEN: Final = "reliablepub.outbox"
+
+
+_LONGEST_S: Final = 100 * 365.25 * 86_400
+"""The system cannot sleep for more than about 292 years."""
+
+
+class Duration(_ParamType):
+    """A duration such as ``90``, ``90s``, ``5m``, ``2h`` or ``7d``, converted to seconds."""
+
+    name = "time"  # help shows it as TIME
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The duration in seconds; a float is already converted."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
+        if found is None:
+            self.fail(
+                f"{value!r} is not a duration; write for example 90s, 5m, 2h or 7d", param, ctx
+            )
+        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+        if seconds > _LONGEST_S:
+            self.fail(f"{value!r:.40} is more than 100 years", param, ctx)
+        return seconds
 
 
 def together(*options: _Option) -> Callable[[_F], _F]:

@@ -299,7 +299,7 @@ def answer_words(row: Mapping[str, Any]) -> str:
 
 
 def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
-    """A paused destination in words: name, reason, since when, messages waiting, next probe."""
+    """A paused destination in words: name, reason, times, messages waiting."""
     key = row["routing_key"]
     where = f"{row['exchange'] or '(default)'} / {'every routing key' if key is None else key}"
     if row.get("user_id") is not None:
@@ -308,4 +308,10 @@ def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
     wait = f"{count_of(row['waiting'], 'message')} wait{'s' if row['waiting'] == 1 else ''}"
     probe_in_s = at + row["probe_in_s"] - now  # at: when the relay wrote its status
     probe = f"probed in {age(probe_in_s)}" if probe_in_s >= 1 else "probed now"
-    return one_line(f"{where}: {row['reason']}; for {age(paused_s)}; {wait}; {probe}")
+    said = f"{where}: {row['reason']}; for {age(paused_s)}; {wait}; {probe}"
+    gives_up_at = row.get("gives_up_at")
+    if gives_up_at is not None:
+        left_s = gives_up_at - now
+        when = f"in {age(left_s)}, unless this ends" if left_s >= 1 else "now, the oldest first"
+        said += f"; given up {when}"
+    return one_line(said)

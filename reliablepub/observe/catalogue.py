@@ -135,6 +135,11 @@ STATUS_METRICS: Final = (
         "Destinations that are paused because they refuse messages (Breaker).",
     ),
     Metric(
+        "reliablepub_give_up_timestamp_seconds",
+        Type.GAUGE,
+        "When the first messages for a paused destination are given up (seconds since 1970), or 0.",
+    ),
+    Metric(
         "reliablepub_certificate_expiry_timestamp_seconds",
         Type.GAUGE,
         "When the client certificate expires, in seconds since 1970 (CertificateFiles only).",

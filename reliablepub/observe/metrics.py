@@ -355,6 +355,8 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_buffered_messages", "", status.buffered
     yield "reliablepub_aside_messages", "", status.aside
     yield "reliablepub_paused_destinations", "", status.paused_destinations
+    ends = [one.gives_up_at for one in status.paused if one.gives_up_at is not None]
+    yield "reliablepub_give_up_timestamp_seconds", "", min(ends, default=0.0)
     yield "reliablepub_open_bytes", "", status.counters.open_bytes
     yield "reliablepub_last_turn_age_seconds", "", status.turn_age_s
     if status.certificate_ends_at is not None:

@@ -17,6 +17,9 @@ _NUMBER_MAX: Final = 2**53
 """Also rules out infinity, not-a-number, and integers of any length."""
 
 
+NO_FIELDS: Final[Mapping[str, Fits]] = {}
+
+
 def _is_number(value: object) -> bool:
     return type(value) in (int, float) and abs(value) < _NUMBER_MAX  # type: ignore[arg-type]
 
@@ -33,11 +36,12 @@ def _each(fits: Fits) -> Fits:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-def _row(fields: Mapping[str, Fits]) -> Fits:
-    """Whether it is a dictionary with each of these fields."""
+def _row(fields: Mapping[str, Fits], later: Mapping[str, Fits] = NO_FIELDS) -> Fits:
+    """Whether it is a dictionary with these fields; those of `later` may be left out."""
     return lambda value: (
         isinstance(value, dict)
         and all(name in value and fits(value[name]) for name, fits in fields.items())
+        and all(fits(value[name]) for name, fits in later.items() if name in value)
     )
 
 
@@ -53,7 +57,7 @@ FIELDS: Final[Mapping[str, Fits]] = {
     **dict.fromkeys(("connects", "violations", "stale", "paused_destinations"), _is_number),
     "latency": _or_none(_row(_LATENCY)),
     "rate_max": _or_none(_is_number),
-    "paused": _each(_row(_PAUSED)),
+    "paused": _each(_row(_PAUSED, {"gives_up_at": _or_none(_is_number)})),
 }
 """The fields of a status, and whether a value fits."""
 

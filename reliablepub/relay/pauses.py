@@ -92,6 +92,7 @@ class _Waiting:
     """What waits for a paused destination, and which of it was probed."""
 
     since: float  # wall clock
+    gives_up_at: float | None = None  # wall clock
     count: int = 0
     sent: int = 0  # highest id that was refused; entries above it are fresh
     turn: int = 0  # id of the last probe that was sent before
@@ -151,7 +152,7 @@ class Pauses:
             is_known = self._pauses(MISSING) and one.exchange is not None
             if is_known and self._breakers.suspect(destination, now, why=UNKNOWN):
                 since = wall if one.since is None else one.since
-                self._waiting[destination] = _Waiting(since, one.count)
+                self._waiting[destination] = _Waiting(since, self._ends(since, MISSING), one.count)
             else:
                 self._releasing[None] = 0
 
@@ -159,6 +160,13 @@ class Pauses:
         with self._guard.calling("a strategy of RetryPolicy"):
             return self._policy.pauses(outcome)
         return True  # the strategy has raised
+
+    def _ends(self, since: float, outcome: Outcome) -> float | None:
+        """When messages that were first refused then are given up; None if no time decides."""
+        with self._guard.calling("a strategy of RetryPolicy"):
+            lasts_s = self._policy.retries(outcome).lasts_s
+            return None if lasts_s is None else since + lasts_s
+        return None  # the strategy has raised
 
     # ------------------------------------------------------------------ may an entry be sent?
 
@@ -226,7 +234,8 @@ class Pauses:
         if is_new and not was_paused:  # probes that follow a refused one go on
             self.new[destination] = None
             self._releasing.pop(destination, None)
-            self._waiting[destination] = _Waiting(wall)
+            first = wall - entry.refused_for_s(wall)
+            self._waiting[destination] = _Waiting(wall, self._ends(first, outcome))
             self._tell("paused", destination)
         waiting = self._waiting.get(destination)
         if waiting is not None:
@@ -448,6 +457,7 @@ class Pauses:
                 reason=reason_of(pause.why),
                 waiting=self._waiting[pause.destination].count,
                 user_id=pause.destination.user_id,
+                gives_up_at=self._waiting[pause.destination].gives_up_at,
             )
 
     # ------------------------------------------------------------------ inside

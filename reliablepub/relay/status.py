@@ -131,6 +131,9 @@ class Paused:
             or discards, or that could not be stored, are counted until the next probe.
         user_id: the ``user_id`` whose messages wait, to whatever exchange; None if it is an
             exchange.
+        gives_up_at: when the first of these messages are given up, by the budget of the retry
+            policy, unless the destination accepts them before; wall clock, seconds since 1970. None
+            if the budget is no time.
     """
 
     exchange: str
@@ -141,6 +144,7 @@ class Paused:
     reason: str
     waiting: int
     user_id: str | None = None
+    gives_up_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,13 +370,15 @@ def test_paused_destinations_are_a_warning_with_all_that_is_known(path: Path) ->
         "reason": "refused: 404 NOT_FOUND - no exchange 'orders' in vhost '/'",
         "since": 1_000.0,
         "probe_in_s": 12.0,
+        "gives_up_at": 1_900.0,
     }
     picture = {"at": 1_060.0, "paused": [row], "paused_destinations": 3}
     found = {f.check: f for f in of_outbox(Outbox(path).status(), GOOD, 1_061.0, picture)}
     assert found["paused"].level is Level.WARNING
     assert found["paused"].found == (
         "3 destinations paused: orders / every routing key: refused: 404 NOT_FOUND - no exchange "
-        "'orders' in vhost '/'; for 1 min 1 s; 4645 messages wait; probed in 11 s (and 2 more)"
+        "'orders' in vhost '/'; for 1 min 1 s; 4645 messages wait; probed in 11 s; given up in "
+        "13 min 59 s, unless this ends (and 2 more)"
     )
     assert "permission or binding" in found["paused"].remedy
     found = {f.check: f for f in of_outbox(Outbox(path).status(), GOOD, 1_061.0, {})}

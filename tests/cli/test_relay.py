@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import Message, Outbox
+from reliablepub import Message, Outbox, RetryPolicy
+from reliablepub.cli.relay.command import _settings
+from reliablepub.cli.relay.command import relay as relay_command
+from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.policy import wait_s
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import NOBODY, Cli, line_of, refused
 from tests.waiting import until
@@ -129,3 +133,33 @@ def test_a_relay_that_fails_ends_with_its_exit_code(
     assert "o.db.rescued-1" in ended.err
     with Outbox(path.with_name("o.db.rescued-1")) as rescued:
         assert rescued.status().open == 1
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_the_retry_policy_is_set_by_options_or_the_configuration(
+    tmp_path: Path, *, drains: bool
+) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(f'outbox = "{tmp_path / "o.db"}"\n[relay]\nreturned-for = "2h"\n')
+    given = ["--url", "amqp://h/", "--config", str(config), "--nacked-for", "90s"]
+    given += ["--unavailable-for", "1d", "--pause-max", "7s", "--confirm-timeout", "5s"]
+    given += ["--drain"] if drains else []
+    with relay_command.make_context("relay", given) as context:
+        options = _settings(context).options
+    retry = options["retry"]
+    assert retry is not None
+    assert retry.unavailable is not None
+    lasts = [one.lasts_s for one in (retry.nacked, retry.returned, retry.unavailable)]
+    assert lasts == [90, 7200, 86_400]
+    assert retry.breaker is not None
+    assert wait_s(retry.breaker.pause, 30) == 7
+    assert options["confirm_timeout_s"] == 5
+    assert retry.retries(Outcome(OutcomeKind.REFUSED, 406, "malformed")).lasts_s is None
+
+
+def test_without_these_options_the_policy_is_the_usual_one(tmp_path: Path) -> None:
+    given = ["--url", "amqp://h/", "--outbox", str(tmp_path / "o.db")]
+    with relay_command.make_context("relay", given) as context:
+        retry = _settings(context).options["retry"]
+    assert retry == RetryPolicy()
+    assert retry.breaker is RetryPolicy().breaker

@@ -159,6 +159,15 @@ def test_a_confirm_of_what_was_sent_before_lets_it_recover() -> None:
     assert b.poll_timeout() == 1.5
 
 
+def test_a_confirm_ends_the_pause_however_long_it_was_to_be() -> None:
+    b = opened()
+    b.poll_room(1.0)
+    assert refuse(b, "a", 1.0)  # until 3.0
+    b.confirmed("a", 1.5)
+    assert rooms(b, 2.5) == [("a", 2)]
+    assert b.poll_timeout() == 3.5
+
+
 def test_what_is_not_heard_of_is_followed_by_one_more() -> None:
     b = opened()
     b.poll_room(1.0)

@@ -281,6 +281,13 @@ CASES = (
         "once",
     ),
     gauge("DestinationIsPaused", "paused_destinations", (1, 0), 10, "until the queue has room"),
+    Case(
+        "MessagesAreAboutToBeGivenUp",
+        {"give_up_timestamp_seconds": "0x9 1800x30 0x20"},
+        (5, 12, 18, 45),
+        (22, 35),
+        "ten minutes before, until the destination accepts messages",
+    ),
     gauge("MessageIsSetAside", "aside_messages", (1, 0), 10, "until it is parked by hand"),
     Case(
         "DiskIsNearlyFull",

@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, start_http_server
-from tenacity import stop_after_attempt, wait_fixed, wait_none
+from tenacity import stop_after_attempt, stop_after_delay, wait_fixed, wait_none
 
 from reliablepub import (
     Breaker,
@@ -360,6 +360,17 @@ def test_a_destination_that_is_paused(
     with publishing(scraped, broker, "paused", outbox, retry=QUICK_PAUSES) as publisher:
         publisher.publish(b"x", routing_key="missing")
         with fires_and_is_resolved(server, "DestinationIsPaused", "paused"):
+            broker.declare_queue("missing")
+
+
+def test_messages_that_are_given_up_soon(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    budget = Retries(stop_after_delay(599), wait_none())
+    soon = replace(QUICK_PAUSES, returned=budget)
+    with publishing(scraped, broker, "soon", outbox, retry=soon) as publisher:
+        publisher.publish(b"x", routing_key="missing")
+        with fires_and_is_resolved(server, "MessagesAreAboutToBeGivenUp", "soon"):
             broker.declare_queue("missing")
 
 

@@ -92,6 +92,22 @@ def test_what_waits_to_be_sent_there_is_taken_out_of_memory(store: Store) -> Non
     assert w.relay.status.paused_destinations == 1
 
 
+def test_it_is_told_when_the_first_messages_are_given_up(store: Store) -> None:
+    """By the first refusal of the message that has paused it, and the budget of its kind."""
+    policy = replace(POLICY, nacked=replace(FEW, stop=stop_after_delay(60)))
+    w = World(store, policy=policy)
+    w.connect()
+    w.turn()
+    hand_over(w, "a1", "a2", "a3")
+    w.turn()
+    begun = w.time.wall
+    w.nack(1)
+    w.nack(2)
+    w.turn()
+    [found] = w.relay.status.paused
+    assert found.gives_up_at == begun + 60
+
+
 def test_new_messages_for_it_wait_on_disk_and_others_flow(store: Store) -> None:
     w, _ = paused(store)
     settle_held(w)

@@ -152,6 +152,21 @@ def test_each_refusal_has_its_own_budget() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stop", "lasts_s"),
+    [
+        (stop_after_delay(900), 900.0),
+        (stop_after_delay(0.5), 1.0),
+        (stop_after_delay(60) | stop_after_delay(24 * 3600), 60.0),
+        (stop_after_attempt(3), None),
+        (stop_after_attempt(3) & stop_after_delay(60), None),
+        (stop_never, None),
+    ],
+)
+def test_a_budget_of_time_tells_when_it_ends(stop: Any, lasts_s: float | None) -> None:
+    assert Retries(stop, wait_none()).lasts_s == lasts_s
+
+
+@pytest.mark.parametrize(
     "kind", [OutcomeKind.CONFIRMED, OutcomeKind.UNCERTAIN, OutcomeKind.EXPIRED]
 )
 def test_what_is_no_refusal_has_no_budget(kind: OutcomeKind) -> None:

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.choosing import Duration
 from reliablepub.cli.commands import Command, Exit, Failure
-from reliablepub.cli.options import form_option, inspected_option, json_option
+from reliablepub.cli.options import Duration, form_option, inspected_option, json_option
 from reliablepub.cli.output import (
     print_json,
     print_result,

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.choosing import Duration, selection_options, selection_options_of_waiting
+from reliablepub.cli.choosing import selection_options, selection_options_of_waiting
 from reliablepub.cli.commands import Command, Exit
-from reliablepub.cli.options import form_option, inspected_option, limit_option
+from reliablepub.cli.options import Duration, form_option, inspected_option, limit_option
 from reliablepub.cli.output import (
     ago,
     answer_words,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
-from reliablepub.cli.choosing import Duration, ask
+from reliablepub.cli.choosing import ask
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.doctor.server import of_privileges
-from reliablepub.cli.options import inspected_option, json_option, relay_keys_options
+from reliablepub.cli.options import Duration, inspected_option, json_option, relay_keys_options
 from reliablepub.cli.output import (
     count_of,
     print_error,

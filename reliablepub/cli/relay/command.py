@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
+from tenacity import stop_after_delay, wait_exponential
 
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
+    Duration,
     connection_name_option,
     json_option,
     note_exposed_outbox,
@@ -32,6 +34,7 @@ from reliablepub.cli.options import (
     rate_options,
     relay_keys_options,
     tls_options,
+    together,
     tracing_hooks,
     tracing_option,
     url_option,
@@ -54,7 +57,7 @@ from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.front.environment import OUTBOX_VARIABLE, URL_VARIABLE
 from reliablepub.outbox.admin.inspection import read_due
 from reliablepub.outbox.database import Database
-from reliablepub.policy import RetryPolicy
+from reliablepub.policy import Breaker, RetryPolicy
 from reliablepub.printable import printable
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import has_password
@@ -75,6 +78,44 @@ class _Relay(ConfigurableCommand):
 
 _DRAINING: Final = replace(RetryPolicy.prompt(), breaker=RetryPolicy().breaker)
 """The caller waits for the end; but what every message gets is still no fault of theirs."""
+
+
+_TIME: Final[dict[str, Any]] = {"metavar": "TIME", "type": Duration()}
+policy_options: Final = together(
+    click.option(
+        "--nacked-for",
+        "nacked_for_s",
+        help="How long a message is retried that its queue refuses, such as one that is full: 24h "
+        "unless given. Then it is parked.",
+        **_TIME,
+    ),
+    click.option(
+        "--returned-for",
+        "returned_for_s",
+        help="The same of a message that no binding routes: 15m unless given.",
+        **_TIME,
+    ),
+    click.option(
+        "--unavailable-for",
+        "unavailable_for_s",
+        help="The same of a message whose exchange does not exist (404), or may not be written to "
+        "(403): 24h unless given.",
+        **_TIME,
+    ),
+    click.option(
+        "--pause-max",
+        "pause_max_s",
+        help="The longest pause of a destination that keeps refusing, until a message that was "
+        "refused is sent again: 15m unless given.",
+        **_TIME,
+    ),
+    click.option(
+        "--confirm-timeout",
+        "confirm_timeout_s",
+        help="How long a confirm may take before the channel counts as broken: 30s unless given.",
+        **_TIME,
+    ),
+)
 
 
 @click.command(
@@ -102,6 +143,7 @@ _DRAINING: Final = replace(RetryPolicy.prompt(), breaker=RetryPolicy().breaker)
 @relay_keys_options
 @window_options
 @rate_options
+@policy_options
 @click.option(
     "--keep-confirmed",
     "keep_confirmed_s",
@@ -224,9 +266,24 @@ def _settings(ctx: click.Context) -> Settings:
     options["keep_confirmed_s"] = values["keep_confirmed_s"]
     options["rate_max"] = values["rate_max"]
     options["rate_burst"] = values["rate_burst"]
-    options["retry"] = _DRAINING if values["drain"] else None
+    options["retry"] = _policy(values)
+    if values["confirm_timeout_s"] is not None:
+        options["confirm_timeout_s"] = values["confirm_timeout_s"]
     given = outbox_as_given(ctx) or ""
     return Settings(urls_as_given(ctx), values["database"], options, given)
+
+
+def _policy(values: Mapping[str, Any]) -> RetryPolicy:
+    """The retry policy of a relay: the default, or that of a drain, but for what is given."""
+    policy, usual = _DRAINING if values["drain"] else RetryPolicy(), RetryPolicy().nacked
+    given: dict[str, Any] = {}
+    for name in ("nacked", "returned", "unavailable"):
+        if (lasts_s := values[f"{name}_for_s"]) is not None:
+            budget = getattr(policy, name) or usual
+            given[name] = replace(budget, stop=stop_after_delay(lasts_s))
+    if (pause_s := values["pause_max_s"]) is not None:
+        given["breaker"] = Breaker(pause=wait_exponential(multiplier=1, max=pause_s))
+    return replace(policy, **given)
 
 
 def _reread(ctx: click.Context) -> Settings:

@@ -19,9 +19,8 @@ from typing import Final, Self
 
 import click
 
-from reliablepub.cli.choosing import Duration
 from reliablepub.cli.commands import Command, Exit
-from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.options import Duration, inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.watch.lookout import Look, look
