@@ -235,6 +235,14 @@ SELECT id FROM reliablepub_confirmed WHERE message_id = :name
 UNION
 SELECT id FROM reliablepub_keys WHERE message_id = :name;
 
+-- The properties are JSON as `rows.py` writes it; those of encrypted messages match nothing.
+-- name: rows_of_correlation_id
+SELECT id FROM reliablepub_messages WHERE replace(properties, :written, '') <> properties
+UNION
+SELECT id FROM reliablepub_parked WHERE replace(properties, :written, '') <> properties
+UNION
+SELECT id FROM reliablepub_confirmed WHERE replace(properties, :written, '') <> properties;
+
 -- name: rows_of_enqueue_key
 SELECT id + 0 FROM reliablepub_keys WHERE key = :name;
 

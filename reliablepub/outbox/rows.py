@@ -170,6 +170,11 @@ def to_text(message: Message) -> str:
     return _with_headers(found, m.headers)
 
 
+def correlation(correlation_id: str) -> str:
+    """What `to_text` writes of a ``correlation_id``, to search for."""
+    return f'"correlation_id":{_encode(correlation_id)}'
+
+
 @lru_cache(maxsize=128)
 def _content_type_alone(content_type: str) -> str:
     """Return the text for a message whose only property is its content type; most share a few."""

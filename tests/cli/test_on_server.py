@@ -303,6 +303,15 @@ def test_a_function_in_public_gets_no_one_s_rights(
     assert [message.body for message in fake.messages("q")].count(b"theirs") == 1
 
 
+def test_a_reader_who_sees_no_properties_is_told_of_an_unknown_name(
+    as_role: Callable[[str], str], postgres_outbox: str, run: Run
+) -> None:
+    fill(postgres_outbox, Message(b"x", correlation_id="task"))
+    told = run("outbox", "explain", "task", "--outbox", as_role("reader"), code=2).stderr
+    assert "task" in told
+    run("outbox", "explain", "task", "--outbox", postgres_outbox)
+
+
 def test_an_enqueuer_stores_and_reads_nothing(as_role: Callable[[str], str]) -> None:
     url = as_role("enqueuer")
     with Outbox(url, open_messages_max=10) as outbox:

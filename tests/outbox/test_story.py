@@ -195,6 +195,22 @@ def test_a_key_is_waited_for_and_a_destination(store: Store, where: Where, entry
     assert tell(outbox_at(where), 2).held_by is None
 
 
+@pytest.mark.parametrize("name", ["7e6b", 'a "quoted" id', "naïve", "100%_*?"])
+def test_a_name_may_be_a_correlation_id(store: Store, where: Where, entry: Make, name: str) -> None:
+    new = [
+        entry(correlation_id=name),
+        entry(),
+        entry(correlation_id=name + "x"),
+        entry(app_id=name),
+    ]
+    store.commit(Changes(new=[*new, entry(correlation_id=name, headers={"n": 1})]))
+    assert resolve(outbox_at(where), name) == [1, 5]
+    parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
+    store.commit(Changes(parked=parked, attempts=parked))
+    assert resolve(outbox_at(where), name) == [1, 5]
+    assert resolve(outbox_at(where), name[:-1]) == []
+
+
 def test_a_name_is_a_number_an_id_or_a_key(store: Store, where: Where, entry: Make) -> None:
     again = {"message_id": "twice"}
     new = [entry(**again), entry(), entry(**again), entry(message_id="2"), entry(message_id="99")]

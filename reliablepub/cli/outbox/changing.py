@@ -109,8 +109,9 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
 def park(**common: Any) -> int:  # noqa: ANN401
     """Park open messages: they are kept, and not sent until an operator retries them.
 
-    Messages are selected by ID (row number, message id or key), or by a filter. A running relay
-    no longer sends them. Messages in flight are left alone, because the broker may have them.
+    Messages are selected by ID (row number, message id, key or correlation id), or by a filter. A
+    running relay no longer sends them. Messages in flight are left alone, because the broker may
+    have them.
 
     \b
     Examples:
@@ -125,9 +126,9 @@ def park(**common: Any) -> int:  # noqa: ANN401
 def discard(**common: Any) -> int:  # noqa: ANN401
     """Delete messages for good; they are counted as discarded, and cannot be restored.
 
-    Messages are selected by ID (row number, message id or key), or by a filter, which selects
-    parked and expired ones unless --state is given. The command asks first. `outbox export` keeps a
-    copy.
+    Messages are selected by ID (row number, message id, key or correlation id), or by a filter,
+    which selects parked and expired ones unless --state is given. The command asks first. `outbox
+    export` keeps a copy.
 
     \b
     Examples:
@@ -151,9 +152,9 @@ def reroute(
 ) -> int:
     """Send messages now, to another exchange or with another routing key.
 
-    Messages are selected by ID (row number, message id or key), or by a filter. Parked ones are put
-    back. The message id does not change. An encrypted message is bound to its address, so changing
-    the address needs its key (--outbox-keys).
+    Messages are selected by ID (row number, message id, key or correlation id), or by a filter.
+    Parked ones are put back. The message id does not change. An encrypted message is bound to its
+    address, so changing the address needs its key (--outbox-keys).
 
     \b
     Examples:
@@ -304,9 +305,9 @@ def cancel(
 ) -> int:
     """Delete messages that were not sent, such as scheduled ones; their keys can be used again.
 
-    Messages are selected by ID (row number, message id or key). A message is cancelled or sent,
-    never both, even while a relay runs. Cancelled messages count as discarded. The command asks
-    first.
+    Messages are selected by ID (row number, message id, key or correlation id). A message is
+    cancelled or sent, never both, even while a relay runs. Cancelled messages count as discarded.
+    The command asks first.
 
     \b
     Examples:
@@ -352,8 +353,8 @@ def reschedule(
 ) -> int:
     """Change the time at which open messages are sent, unless a queue may have them already.
 
-    Messages are selected by ID (row number, message id or key). Earlier refusals no longer count; a
-    deadline stays. The command works beside a relay.
+    Messages are selected by ID (row number, message id, key or correlation id). Earlier refusals no
+    longer count; a deadline stays. The command works beside a relay.
 
     \b
     Examples:

@@ -63,9 +63,9 @@ def show(
 ) -> int:
     """Show a message: address, properties, headers and body.
 
-    ID is the number of a row, a message id, or a key of Outbox.enqueue. A body of text or JSON is
-    printed as text, any other in hexadecimal; of each, the first 4 KiB. An encrypted message can be
-    shown only with its key (--outbox-keys).
+    ID is the number of a row, a message id, a key of Outbox.enqueue, or a correlation id. A body of
+    text or JSON is printed as text, any other in hexadecimal; of each, the first 4 KiB. An
+    encrypted message can be shown only with its key (--outbox-keys).
 
     \b
     Examples:

@@ -63,8 +63,9 @@ def export_messages(
 ) -> int:
     """Write messages with their bodies as lines of JSON (NDJSON), byte for byte.
 
-    Messages are selected by ID (row number, message id or key) or by a filter; all of them
-    otherwise. They stay in the outbox. Encrypted messages cannot be moved, and are left out.
+    Messages are selected by ID (row number, message id, key or correlation id) or by a filter; all
+    of them otherwise. They stay in the outbox. Encrypted messages cannot be moved, and are left
+    out.
 
     \b
     Examples:

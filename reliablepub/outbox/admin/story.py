@@ -12,12 +12,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.selection import OPEN_STATES, with_doubt
 from reliablepub.outbox.database import Database, Relaying, Session
+from reliablepub.outbox.rows import correlation
 from reliablepub.outcome import Persistence
 
 _LEVELS: Final = [kind.value for kind in Persistence]
@@ -84,6 +87,10 @@ def resolve(database: Database, name: str) -> list[int]:
             found = session.run(query, {"name": name}).fetchall()
             if found:
                 return sorted(id_ for (id_,) in found)
+        # Last, as a user who reads no properties is refused
+        with suppress(OutboxError):
+            found = session.run("rows_of_correlation_id", {"written": correlation(name)}).fetchall()
+            return sorted(id_ for (id_,) in found)
     return []
 
 
