@@ -19,13 +19,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections, transaction
 from django.db.utils import ConnectionHandler
-from django.test import SimpleTestCase, TransactionTestCase
+from django.test import SimpleTestCase, TransactionTestCase, override_settings
 from django.urls import reverse
 from psycopg.conninfo import conninfo_to_dict
 
 from reliablepub import Message, Publisher, RetryPolicy, ScheduleChange
 from reliablepub.integrations.celery import use_outbox
 from reliablepub.integrations.django import DjangoOutbox, where_of
+from reliablepub.integrations.django.checks import check_broker, check_databases
 from reliablepub.integrations.django.models import ParkedMessage
 from reliablepub.integrations.taskiq import OutboxBroker as TaskiqBroker
 from reliablepub.outbox.postgres.server import Server
@@ -208,7 +209,31 @@ class Transactions(Case):
 
     def test_a_database_that_can_hold_none_says_so(self) -> None:
         with pytest.raises(ImproperlyConfigured, match=r"in memory.*TEST"):
-            DjangoOutbox("memory").enqueue(Message(b""))
+            where_of(connections["memory"])
+
+    def test_a_database_that_nothing_relays_is_refused(self) -> None:
+        outbox, refused = DjangoOutbox("memory"), r"name it in .*'default', 'archive'"
+        with pytest.raises(ImproperlyConfigured, match=refused):
+            outbox.enqueue(Message(b""))
+        with pytest.raises(ImproperlyConfigured, match=refused):
+            print(outbox.where)
+
+    def test_the_default_is_the_first_database_that_has_an_outbox(self) -> None:
+        with override_settings(RELIABLEPUB={"DATABASES": ["archive"]}):
+            DjangoOutbox().enqueue(Message(b"1"))
+            with pytest.raises(ImproperlyConfigured, match="'archive'"):
+                DjangoOutbox("default").enqueue(Message(b"1"))
+        assert self.stored("archive") - self.before["archive"] == 1
+        assert self.stored() == self.before["default"]
+
+    def test_the_settings_are_checked(self) -> None:
+        assert check_databases() == []
+        with override_settings(RELIABLEPUB={"DATABASES": ["default", "memory", "nowhere"]}):
+            assert [one.id for one in check_databases()] == ["reliablepub.W001", "reliablepub.E001"]
+        with override_settings(RELIABLEPUB={"URL": "amqp://"}):
+            assert check_broker() == []
+        with override_settings(RELIABLEPUB={}):
+            assert [one.id for one in check_broker()] == ["reliablepub.W002"]
 
 
 class Places(SimpleTestCase):

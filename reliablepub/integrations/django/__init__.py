@@ -41,7 +41,7 @@ class DjangoOutbox:
     """The outbox in one of Django's databases.
 
     Args:
-        using: alias of the database.
+        using: alias of the database, one of the setting ``DATABASES``; by default the first.
 
     Example:
         The message exists if, and only if, the order does::
@@ -51,8 +51,25 @@ class DjangoOutbox:
                 DjangoOutbox().enqueue(Message(b"...", exchange="orders"))
     """
 
-    def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
-        self.using: Final = using
+    def __init__(self, using: str | None = None) -> None:
+        self._using = using
+
+    @property
+    def using(self) -> str:
+        """Alias of the database.
+
+        Raises:
+            ImproperlyConfigured: the setting ``DATABASES`` does not name it, so nothing relays it.
+        """
+        known = aliases()
+        using = known[0] if self._using is None else self._using
+        if using not in known:
+            raise ImproperlyConfigured(
+                f"database {using!r} has no outbox that `relay_outbox` relays: name it in the "
+                'setting RELIABLEPUB = {"DATABASES": [...]}, which has '
+                f"{', '.join(map(repr, known))}"
+            )
+        return using
 
     @property
     def where(self) -> str:
@@ -184,7 +201,7 @@ class DjangoOutbox:
 
     def __repr__(self) -> str:
         """Name the database."""
-        return f"DjangoOutbox({self.using!r})"
+        return f"DjangoOutbox({'' if self._using is None else repr(self._using)})"
 
 
 def accepted(connection: BaseDatabaseWrapper) -> Any:  # noqa: ANN401 - a connection of any driver

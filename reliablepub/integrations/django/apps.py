@@ -1,8 +1,10 @@
 """The configuration of the application. Must never know: messages."""
 
 from django.apps import AppConfig
+from django.core import checks
 from django.db.models.signals import post_migrate
 
+from reliablepub.integrations.django.checks import check_broker, check_databases
 from reliablepub.integrations.django.creation import create_missing
 
 
@@ -15,5 +17,7 @@ class ReliablePubConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have each ``migrate`` add the outbox where it is missing."""
+        """Have each ``migrate`` add the outbox where it is missing; register the checks."""
         post_migrate.connect(create_missing, sender=self)
+        checks.register(check_databases)
+        checks.register(check_broker, deploy=True)

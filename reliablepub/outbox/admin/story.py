@@ -87,10 +87,9 @@ def resolve(database: Database, name: str) -> list[int]:
             found = session.run(query, {"name": name}).fetchall()
             if found:
                 return sorted(id_ for (id_,) in found)
-        # Last, as a user who reads no properties is refused
-        with suppress(OutboxError):
-            found = session.run("rows_of_correlation_id", {"written": correlation(name)}).fetchall()
-            return sorted(id_ for (id_,) in found)
+    with suppress(OutboxError), database.reading() as session:  # a user may not read properties
+        found = session.run("rows_of_correlation_id", {"written": correlation(name)}).fetchall()
+        return sorted(id_ for (id_,) in found)
     return []
 
 
