@@ -325,8 +325,11 @@ LOOKS = ("outbox status", "outbox list", "outbox audit", "outbox check", "doctor
 
 
 def look(path: Path, command: str) -> str:
-    """Run a command that changes nothing, and return its errors."""
-    return CliRunner().invoke(main, [*command.split(), "--outbox", str(path)]).stderr
+    """Run a command that changes nothing, and return its errors; `doctor` has findings."""
+    if command != "doctor":
+        return CliRunner().invoke(main, [*command.split(), "--outbox", str(path)]).stderr
+    rows = json.loads(CliRunner().invoke(main, ["doctor", "--json", "--outbox", str(path)]).stdout)
+    return "".join(row["found"] for row in rows if row["check"] == "outbox")
 
 
 @pytest.mark.parametrize("command", LOOKS)
@@ -513,3 +516,23 @@ def test_a_descriptor_that_another_thread_has_closed_meanwhile_is_passed_over(
         with Outbox(path) as second:
             second.enqueue(Message(b"b", routing_key="q"))
     assert Outbox(path).status().stored == 2
+
+
+@pytest.mark.parametrize("index", [b"", bytes(32_768)])
+def test_what_a_deleted_database_has_left_is_no_obstacle(path: Path, index: bytes) -> None:
+    """An empty log and its index, beside the database that an application makes anew."""
+    for suffix, content in (("-wal", b""), ("-shm", index)):
+        left = path.with_name(path.name + suffix)
+        left.write_bytes(content)
+        left.chmod(0o600)
+    with closing(sqlite3.connect(path)) as app:
+        path.chmod(0o600)
+        Outbox(path).create(connection=app)
+        Outbox(path).enqueue(Message(b"1"), connection=app)
+        app.commit()
+        with closing(SqliteStore(path)) as store:
+            Outbox(path).enqueue(Message(b"2"), connection=app)
+            app.commit()
+            found, _ = store.read_ready(1, 2, limit=9, bytes_max=10**6)
+            assert [entry.message.body for entry in found] == [b"1", b"2"]
+    assert Outbox(path).audit().is_right

@@ -60,7 +60,7 @@ def test_nor_is_it_looked_at(vouched: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for command in ("outbox status", "outbox list", "outbox check", "doctor"):
         result = CliRunner().invoke(main, [*command.split(), "--outbox", str(path)])
         assert result.exit_code
-        assert "is mounted with fuse.sshfs" in result.stderr
+        assert "is mounted with fuse.sshfs" in result.output
     assert sorted(vouched.iterdir()) == before
 
 

@@ -262,7 +262,7 @@ class Place:
         self.is_unseen = False  # whether the last `check` could not look at the path
         self._index = b""
         self._changes = 0
-        self._take_stock(is_writing=is_writing)
+        self._take_stock(is_logged=is_logged, is_writing=is_writing)
         if is_logged and self._inodes[1] is None:
             raise self._lost("-wal")
 
@@ -365,14 +365,18 @@ class Place:
     def _now(self) -> tuple[Inode | None, ...]:
         return tuple(look(os.fsencode(name))[0] for name in self._names)
 
-    def _take_stock(self, *, is_writing: bool) -> None:
+    def _take_stock(self, *, is_logged: bool, is_writing: bool) -> None:
         files = open_files()
         if not files:
             return
-        for name, inode in zip(self._names, self._inodes, strict=True):
+        used = self._inodes
+        # An empty log that a connection does not use was left behind by a database of this name.
+        if not is_logged and used[1] is not None and not look(os.fsencode(self._names[1]))[1]:
+            used = used[0], None, None
+        for name, inode in zip(self._names, used, strict=True):
             if inode is not None and inode not in files:
                 raise self._not_open(name)
-        _, log, index = self._inodes
+        _, log, index = used
         # Another connection of the process may have the files at the path open, and this one those
         # that were there before.
         if is_writing and index and not any(map(_has_write_lock, files[index])):
