@@ -161,21 +161,33 @@ def checked_datetime(name: str, value: datetime) -> datetime:
     return utc
 
 
+_Path: TypeAlias = "str | tuple[_Path, object]"
+"""Where a value is: the name of a field, or a path and a key. Only an error needs it as a text."""
+
+
+def _said(path: _Path) -> str:
+    return path if isinstance(path, str) else f"{_said(path[0])}[{path[1]!r}]"
+
+
+def _text_bytes(path: _Path, text: str) -> int:
+    return len(text) if text.isascii() else len(utf8(_said(path), text))
+
+
 def _checked_table(
-    path: str, table: Mapping[Any, object], depth: int
+    path: _Path, table: Mapping[Any, object], depth: int
 ) -> tuple[dict[str, FieldValue], int]:
     """Return a copy of the table, and its encoded size in bytes."""
     copy: dict[str, FieldValue] = {}
     size = 4
     for name, value in table.items():
         if not issubclass(type(name), str):  # `isinstance` would let a lazy proxy pass
-            raise InvalidMessage(path, f"has the name {name!r}, which is not a str")
+            raise InvalidMessage(_said(path), f"has the name {name!r}, which is not a str")
         name = str.__str__(name)  # noqa: PLW2901 - a member of a `StrEnum` becomes a plain str
-        inner = f"{path}[{name!r}]"
-        length = len(utf8(inner, name))
+        inner = path, name
+        length = _text_bytes(inner, name)
         if length > SHORT_STRING_MAX:
             problem = f"has a name of {length} bytes; at most {SHORT_STRING_MAX}"
-            raise InvalidMessage(path, problem)
+            raise InvalidMessage(_said(path), problem)
         copy[name], value_size = _checked_value(inner, value, depth)
         size += 1 + length + value_size
     return _Table(copy), size
@@ -184,15 +196,15 @@ def _checked_table(
 _SCALARS: Final = frozenset({str, int, bool, float, bytes, type(None)})
 
 
-def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, int]:
+def _checked_value(path: _Path, value: object, depth: int) -> tuple[FieldValue, int]:
     """Return a copy of the value, and its encoded size in bytes including the type octet."""
     if depth > NESTING_MAX:
-        raise InvalidMessage(path, f"is nested more than {NESTING_MAX} deep")
+        raise InvalidMessage(_said(path), f"is nested more than {NESTING_MAX} deep")
     if type(value) in _SCALARS:  # as most are: to ask whether they are mappings takes longest
         return _checked_scalar(path, value)
     match value:
         case list() | tuple():
-            items = [_checked_value(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value)]
+            items = [_checked_value((path, i), v, depth + 1) for i, v in enumerate(value)]
             return _List([item for item, _ in items]), 5 + sum(size for _, size in items)
         case Mapping():
             table, size = _checked_table(path, value, depth + 1)
@@ -201,14 +213,14 @@ def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, in
             return _checked_scalar(path, value)
 
 
-def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
+def _checked_scalar(path: _Path, value: object) -> tuple[FieldValue, int]:
     copy: FieldValue
     if value.__class__ is not type(value):  # a lazy proxy, which `match` takes for its object
-        raise InvalidMessage(path, f"is {type(value).__name__}, which AMQP tables cannot hold")
+        raise _no_field(path, value)
     match value:
         case str():
             copy = str.__str__(value)  # also of a subclass, whose methods may differ
-            size = 5 + len(utf8(path, copy))
+            size = 5 + _text_bytes(path, copy)
         case None:
             copy, size = None, 1
         case bool():  # before int, of which bool is a subclass
@@ -221,26 +233,30 @@ def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
         case Decimal():
             copy, size = _checked_decimal(path, value), 6
         case datetime():
-            copy, size = checked_datetime(path, value), 9
+            copy, size = checked_datetime(_said(path), value), 9
         case _:
-            raise InvalidMessage(path, f"is {type(value).__name__}, which AMQP tables cannot hold")
+            raise _no_field(path, value)
     return copy, size
 
 
-def _checked_number(path: str, value: float) -> float:
+def _no_field(path: _Path, value: object) -> InvalidMessage:
+    return InvalidMessage(_said(path), f"is {type(value).__name__}, which AMQP tables cannot hold")
+
+
+def _checked_number(path: _Path, value: float) -> float:
     if isinstance(value, int):
         if not _INT64_MIN <= value <= _INT64_MAX:
-            raise InvalidMessage(path, "does not fit 64 bits")
+            raise InvalidMessage(_said(path), "does not fit 64 bits")
         return int(value)  # an IntEnum becomes a plain int
     if not isfinite(value):
-        raise InvalidMessage(path, f"is {value}; many AMQP clients cannot decode that")
+        raise InvalidMessage(_said(path), f"is {value}; many AMQP clients cannot decode that")
     return float(value)
 
 
-def _checked_decimal(path: str, value: Decimal) -> Decimal:
+def _checked_decimal(path: _Path, value: Decimal) -> Decimal:
     """Check that AMQP can hold the decimal: a 32-bit integer and 0 to 255 decimal places."""
     if not value.is_finite():
-        raise InvalidMessage(path, "is a decimal that is not a finite number")
+        raise InvalidMessage(_said(path), "is a decimal that is not a finite number")
     exponent = int(value.as_tuple().exponent)
     fits = (
         exponent >= -_DECIMAL_PLACES_MAX
@@ -249,5 +265,5 @@ def _checked_decimal(path: str, value: Decimal) -> Decimal:
         and abs(int(value.scaleb(max(0, -exponent), EXACT))) <= _INT32_MAX
     )
     if not fits:
-        raise InvalidMessage(path, "does not fit an AMQP decimal (32 bits, 255 places)")
+        raise InvalidMessage(_said(path), "does not fit an AMQP decimal (32 bits, 255 places)")
     return Decimal(value)  # also of a subclass, whose methods may differ
