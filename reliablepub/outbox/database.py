@@ -154,6 +154,9 @@ class Session(Protocol):
     def run(self, name: str, values: Values = NO_VALUES) -> Cursor:
         """Run the statement of this name."""
 
+    def run_each(self, name: str, rows: Sequence[Values]) -> None:
+        """Run the statement of this name for each of these values."""
+
     def rows(self, name: str, values: Values = NO_VALUES) -> Iterator[dict[str, Any]]:
         """Run the query of this name, and yield its rows as dictionaries by column."""
 

@@ -21,14 +21,17 @@ def text_of(package: str, name: str) -> str:
     return data.decode()
 
 
-def text_of_queries(package: str, *, bytes_of: str, utc_of: str, infinity: str) -> str:
+def text_of_queries(
+    package: str, *, bytes_of: str, utc_of: str, is_chosen: str, infinity: str
+) -> str:
     """Return the statements that every database runs, and those of the database of a package."""
     # `INFINITY` is the due time of messages whose destination is paused.
     text = text_of(__package__, "queries.sql").replace("INFINITY", infinity)
-    # In each form, ``{}`` stands for the column.
-    for word, form in (("BYTES", bytes_of), ("UTC", utc_of)):
-        text = re.sub(rf"\b{word}\((\w+)\)", lambda found: form.format(found[1]), text)  # noqa: B023
-    return text + text_of(package, "queries.sql")
+    text += text_of(package, "queries.sql")
+    # In each form, ``{}`` stands for the column. `CHOSEN`: whether it is in the list ``:chosen``.
+    for word, form in (("BYTES", bytes_of), ("UTC", utc_of), ("CHOSEN", is_chosen)):
+        text = re.sub(rf"\b{word}\(([\w.]+)\)", lambda found: form.format(found[1]), text)  # noqa: B023
+    return text
 
 
 def named(text: str) -> dict[str, str]:

@@ -17,9 +17,10 @@ SELECT stored, confirmed, parked, expired, discarded, open_bytes FROM reliablepu
 -- Make due the message after an open one that is about to be removed: it may be next of its key now.
 -- name: next_falls_due
 UPDATE reliablepub_messages SET due_at = 0
-WHERE due_at IS NULL AND id = (
+WHERE due_at IS NULL AND id IN (
     SELECT min(n.id) FROM reliablepub_messages AS n, reliablepub_messages AS m
-    WHERE m.id = :id AND n.ordering_key = m.ordering_key AND n.id > m.id
+    WHERE CHOSEN(m.id) AND n.ordering_key = m.ordering_key AND n.id > m.id
+    GROUP BY m.id
 );
 
 -- name: position
@@ -81,12 +82,12 @@ SELECT
 SELECT
     id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), stored_at, due_at,
     nacked, returned, refused, uncertain, checksum, body, expires_at, BYTES(ordering_key), refused_at, size
-FROM reliablepub_messages WHERE id = :id
+FROM reliablepub_messages WHERE CHOSEN(id)
 UNION ALL
 SELECT
     id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), stored_at, NULL,
     nacked, returned, refused, uncertain, checksum, body, expires_at, BYTES(ordering_key), NULL, size
-FROM reliablepub_parked WHERE id = :id;
+FROM reliablepub_parked WHERE CHOSEN(id);
 
 -- name: confirmed_message
 SELECT
@@ -327,23 +328,23 @@ WHERE ordering_key = :ordering_key AND state = 'parked' AND is_skipped = 0 ORDER
 -- A later or an earlier time to send a message. Refusals before it no longer count.
 -- name: due_at
 UPDATE reliablepub_messages SET due_at = :due_at, returned = 0, refused = 0, refused_at = NULL
-WHERE id = :id;
+WHERE CHOSEN(id);
 
 -- Only for messages that an operator names: there is no index.
 -- name: forget_keys_of
-DELETE FROM reliablepub_keys WHERE id = :id;
+DELETE FROM reliablepub_keys WHERE CHOSEN(id);
 
 -- name: skip
-UPDATE reliablepub_parked SET is_skipped = 1 WHERE id = :id;
+UPDATE reliablepub_parked SET is_skipped = 1 WHERE CHOSEN(id);
 
 -- name: parked_ids
 SELECT id FROM reliablepub_parked ORDER BY id;
 
 -- Whether a queue may hold the message because of an earlier attempt.
--- name: is_possible
-SELECT nacked + uncertain > 0 FROM reliablepub_messages WHERE id = :id
+-- name: possible_among
+SELECT id + 0 FROM reliablepub_messages WHERE CHOSEN(id) AND nacked + uncertain > 0
 UNION ALL
-SELECT nacked + uncertain > 0 FROM reliablepub_parked WHERE id = :id;
+SELECT id + 0 FROM reliablepub_parked WHERE CHOSEN(id) AND nacked + uncertain > 0;
 
 -- An imported message has counts and no history. Before it is removed, its counts become history.
 -- name: remember_counts
@@ -353,13 +354,13 @@ INSERT INTO reliablepub_attempts (
 SELECT
     id, coalesce(CAST(message_id AS TEXT), ''), :at, '0-0', 0, 'uncertain', 0, :reply_text, 'possibly persisted'
 FROM (
-    SELECT id, message_id FROM reliablepub_messages WHERE id = :id
+    SELECT id, message_id FROM reliablepub_messages WHERE CHOSEN(id)
     UNION ALL
-    SELECT id, message_id FROM reliablepub_parked WHERE id = :id
+    SELECT id, message_id FROM reliablepub_parked WHERE CHOSEN(id)
 ) AS gone
 WHERE NOT EXISTS (
     SELECT 1 FROM reliablepub_attempts AS a
-    WHERE a.id = :id AND a.persistence <> 'not written'
+    WHERE a.id = gone.id AND a.persistence <> 'not written'
 );
 
 -- name: figures

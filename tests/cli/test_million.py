@@ -54,8 +54,6 @@ def plan(connection: sqlite3.Connection, statement: str, values: Values = ()) ->
         ("waiting_count", ()),
         ("held_key_count", ()),
         ("one_message", {"id": 1}),
-        ("any_message", {"id": 1}),
-        ("state", {"id": 1}),
         ("attempts_of", {"id": 1}),
         ("interventions_of", {"id": 1}),
         ("last_attempt", {"id": 1}),
@@ -130,3 +128,22 @@ def test_answers_out_of_a_million(tmp_path: Path) -> None:
         assert b"Traceback" not in done.stderr
         assert done.returncode != Exit.BAD_INPUT or "nobody" in words, done.stderr
     path.unlink()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "states",
+        "possible_among",
+        "any_message",
+        "delete_open",
+        "delete_parked",
+        "due_now",
+        "unpark",
+    ],
+)
+def test_chosen_messages_are_found_by_their_ids(small: sqlite3.Connection, name: str) -> None:
+    lines = plan(small, QUERIES[name], {"chosen": "[1, 2, 3]"})
+    scans = [line for line in lines if line.startswith("SCAN") and "json_each" not in line]
+    assert not scans, lines
+    assert any("USING INTEGER PRIMARY KEY" in line for line in lines), lines

@@ -107,3 +107,28 @@ def test_what_was_put_back_before_an_error_stays(
     with Outbox(parked) as outbox, pytest.raises(OutboxError, match="failed"):
         outbox.retry()
     assert states(parked) == {1: "ready", 2: "ready", 3: "parked", 4: "ready"}
+
+
+@pytest.mark.parametrize("read_bytes", [1, 500, 10**9])
+def test_messages_are_rerouted_so_many_at_a_time_as_memory_holds(
+    store: Store,
+    where: Where,
+    entry: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    read_bytes: int,
+) -> None:
+    monkeypatch.setattr(interventions, "_READ_BYTES", read_bytes)
+    new = [entry(body=bytes(10 * n), headers={"n": n}) for n in range(12)]
+    store.commit(Changes(new=new))
+    parked = [Attempt(one, "1-1", 1, RETURNED, 9.0) for one in new[6:]]
+    store.commit(Changes(parked=parked, attempts=parked))
+    store.close()
+    what = Intervention(Action.REROUTE, exchange="a much longer name", routing_key="to")
+    ids = [one.id for one in new]
+    assert foresee(outbox_at(where), ids, what).changed == 12
+    assert intervene(outbox_at(where), ids, what).changed == 12
+    with Outbox(where) as outbox:
+        assert outbox.audit().is_right
+        rows = list(outbox.rows("open"))
+    assert {(row["exchange"], row["routing_key"]) for row in rows} == {("a much longer name", "to")}
+    assert len(rows) == 12

@@ -251,7 +251,7 @@ class FileMachine(StoreMachine):
         for n in chosen:
             self.counts[parked[n].state] -= 1
             with outbox_at(self.where).reading() as session:
-                found = session.run("any_message", {"id": n}).fetchone()
+                found = session.run("any_message", {"chosen": [n]}).fetchone()
             entry = entry_of(MessageRow._make(found))
             assert entry.nacked == 0
             self.entries[n] = entry

@@ -524,24 +524,29 @@ def those_whose_turn_it_is_not_fill_every_page(patch: pytest.MonkeyPatch) -> Non
 
 @mutant
 def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
-    real: Any = _Step._apply
+    real: Any = _Step._apply_all
 
-    def apply(self: Any, id_: int, state: str, **given: bool) -> None:
-        real(self, id_, state, **given)
-        if self._intervention.action is Action.SKIP:
+    def apply(self: Any, ids: list[int], state: str) -> Any:
+        came_to = real(self, ids, state)
+        for id_ in ids if self._intervention.action is Action.SKIP else ():
             self._session.select(
                 "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = 0"
                 " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = :id)"
                 " RETURNING id",
                 {"id": id_},
             )
+        return came_to
 
-    patch.setattr(_Step, "_apply", apply)
+    patch.setattr(_Step, "_apply_all", apply)
 
 
 @mutant
 def what_is_skipped_is_deleted(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(QUERIES, "skip", "DELETE FROM reliablepub_parked WHERE id = :id")
+    patch.setitem(
+        QUERIES,
+        "skip",
+        "DELETE FROM reliablepub_parked WHERE id IN (SELECT value FROM json_each(:chosen))",
+    )
 
 
 # ---------------------------------------------------------------------- what callers are told

@@ -297,7 +297,8 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
             return None
         with_doubt(columns)
         kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
-        raw = MessageRow._make(session.run(kept, {"id": id_}).fetchone())
+        named = {"id": id_, "chosen": [id_]}
+        raw = MessageRow._make(session.run(kept, named).fetchone())
     problem = None
     try:
         entry_of(raw, keys)

@@ -18,10 +18,11 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Final, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
@@ -39,7 +40,6 @@ from reliablepub.outbox.database import NO_CHANGE, Database, Relaying, Session
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.rows import (
     ID_MAX,
-    MISTYPED,
     REPLY_TEXT_MAX,
     MessageRow,
     Unreadable,
@@ -52,6 +52,10 @@ T = TypeVar("T")
 CHUNK: Final = 500
 """Messages in one transaction: few, so that a relay waits only briefly for the write lock."""
 PAUSE_S_MAX: Final = 0.2
+_READ_BYTES: Final = 16 * 1024 * 1024
+"""Most bytes of messages that are read at a time, unless one is larger."""
+_SIZE: Final = 1024 * 1024
+"""What counts for a message whose size is not known."""
 FULL_S: Final = 5.0
 """Seconds for which a transaction that finds the disk full is tried again."""
 
@@ -230,8 +234,8 @@ def _change_chosen(
     chosen = [id_ for id_ in ids if id_ in matching]
     effect = change(session, chosen, intervention, now, keys=keys)
     if intervention.is_unsent and intervention.action is Action.DISCARD:
-        for id_ in set(chosen).difference(effect.in_flight, effect.unfit, effect.damaged):
-            session.run("forget_keys_of", {"id": id_})
+        gone = set(chosen).difference(effect.in_flight, effect.unfit, effect.damaged)
+        session.run("forget_keys_of", {"chosen": list(gone)})
     effect.unfit += [id_ for id_ in ids if id_ not in matching]
     return effect
 
@@ -247,7 +251,12 @@ def foresee(
     with database.reading() as session:
         is_relayed = _is_relayed(session)
         step = _Step(session, intervention, 0.0, keys, is_relayed=is_relayed)
-        return step.foresee(dict.fromkeys(ids))
+        # `change` first records these as uncertain, because a queue may hold them.
+        left = set() if is_relayed else {id_ for (id_,) in session.run("in_flight_ids")}
+        chosen, effect = list(dict.fromkeys(ids)), Effect()
+        for first in range(0, len(chosen), CHUNK):
+            effect = step.foresee(chosen[first : first + CHUNK], left)
+        return effect
 
 
 def change(
@@ -284,142 +293,194 @@ class _Step:
         self._intervention = intervention
         self._now = now
         self._keys = keys
-        self._is_relayed = is_relayed
         rows = session.run("in_flight_ids") if is_relayed else ()
         self._in_flight = {id_ for (id_,) in rows}
-        self._ledgers: dict[int, dict[str, int]] = {}  # one for each shard
-        self._ledger = dict(NO_CHANGE)
+        self._possible: set[int] = set()  # those that a queue may hold
+        self._sizes: dict[int, int] = {}
         self._effect = Effect()
 
     def change(self, ids: Sequence[int]) -> Effect:
         """Change the messages that can be changed; return the result for all ids."""
         effect, is_unsent = self._effect, self._intervention.is_unsent
+        states = self._states(ids)
+        spoiled = self._spoiled(states)
+        self._possible = self._possible_among(ids)
+        groups: dict[tuple[str, int], list[int]] = {}  # by state and shard
         for id_ in ids:
-            found = self._session.run("state", {"id": id_}).fetchone()
-            state, shard, is_changeable = found or (None, 0, True)
+            state, shard, is_changeable = states.get(id_, ("", 0, True))
             if state not in self._intervention.states:
                 effect.unfit.append(id_)
-            elif id_ in self._in_flight or (is_unsent and self._is_possible(id_)):
+            elif id_ in self._in_flight or (is_unsent and id_ in self._possible):
                 effect.in_flight.append(id_)
+            elif id_ in spoiled or not self._is_fit(id_, is_changeable=is_changeable):
+                effect.damaged.append(id_)
             else:
-                self._ledger = self._ledgers.setdefault(shard, dict(NO_CHANGE))
-                before, possible = dict(self._ledger), len(effect.possible)
-                try:
-                    with self._session.attempt():
-                        self._apply(id_, state, is_changeable=is_changeable)
-                except _UNFIT:
-                    self._ledger.update(before)
-                    del effect.possible[possible:]
-                    effect.damaged.append(id_)
-                else:
-                    effect.changed += 1
-        for shard, ledger in self._ledgers.items():
+                groups.setdefault((state, shard), []).append(id_)
+        for (state, shard), chosen in groups.items():
+            ledger = dict(NO_CHANGE)
+            self._apply(chosen, state, ledger)
             self._session.run("change_ledger", ledger | {"shard": shard})
+        places = {id_: place for place, id_ in enumerate(ids)}
+        for found in (effect.damaged, effect.possible):
+            found.sort(key=places.__getitem__)
         return effect
 
-    def foresee(self, ids: Iterable[int]) -> Effect:
+    def foresee(self, ids: Sequence[int], left: set[int]) -> Effect:
         """Return what `change` would do; see the function of this name."""
         effect, action = self._effect, self._intervention.action
-        # `change` first records these as uncertain, because a queue may hold them.
-        left = set() if self._is_relayed else {id_ for (id_,) in self._session.run("in_flight_ids")}
         is_unsent, is_discard = self._intervention.is_unsent, action is Action.DISCARD
+        states = self._states(ids)
+        # In PostgreSQL only the turn that `change` takes gives a new message its state.
+        missing = [id_ for id_ in ids if id_ not in states]
+        for state in self._intervention.states:
+            found = those_that_match(self._session, Selection(states=(state,)), missing)
+            states |= dict.fromkeys(found, (state, 0, True))
+        spoiled = self._spoiled(states)
+        possible = self._possible_among(ids) | left
         for id_ in ids:
-            found = self._session.run("state", {"id": id_}).fetchone()
-            # In PostgreSQL only the turn that `change` takes gives a new message its state.
-            message = {} if found else next(self._session.rows("one_message", {"id": id_}), {})
-            if (found[0] if found else message.get("state")) not in self._intervention.states:
+            state, _, is_changeable = states.get(id_, ("", 0, True))
+            is_possible = (is_unsent or is_discard) and id_ in possible
+            if state not in self._intervention.states:
                 effect.unfit.append(id_)
-                continue
-            asks = is_unsent or is_discard
-            is_possible = asks and (id_ in left or self._is_possible(id_))
-            if id_ in self._in_flight or (is_unsent and is_possible):
+            elif id_ in self._in_flight or (is_unsent and is_possible):
                 effect.in_flight.append(id_)
-                continue
-            try:
-                self._checked(id_, is_changeable=found is None or found[2])
-            except _UNFIT:
+            elif id_ in spoiled or not self._is_fit(id_, is_changeable=is_changeable):
                 effect.damaged.append(id_)
-                continue
-            effect.changed += 1
-            effect.possible += [id_] if is_possible else []
+            else:
+                effect.changed += 1
+                effect.possible += [id_] if is_possible else []
         return effect
 
-    def _checked(self, id_: int, *, is_changeable: bool) -> tuple[dict[str, object], int] | None:
-        """Return the columns of a rerouted row, and its growth, before anything is changed."""
+    def _states(self, ids: Sequence[int]) -> dict[int, tuple[str, int, bool]]:
+        """Return state and shard of messages, and whether each column has the right type."""
+        rows = self._session.run("states", {"chosen": list(ids)}).fetchall()
+        self._sizes = {id_: size for id_, *_, size in rows if isinstance(size, int)}
+        return {id_: (state, shard, bool(is_fit)) for id_, state, shard, is_fit, _ in rows}
+
+    def _possible_among(self, ids: Sequence[int]) -> set[int]:
+        """Return the messages that a queue may hold, where that matters."""
+        if not (self._intervention.is_unsent or self._intervention.action is Action.DISCARD):
+            return set()
+        return {id_ for (id_,) in self._session.run("possible_among", {"chosen": list(ids)})}
+
+    def _is_fit(self, id_: int, *, is_changeable: bool) -> bool:
+        """Whether a row can be changed, before anything is."""
         action = self._intervention.action
         if not is_changeable and action not in _OF_ANY_ROW:
-            raise Unreadable(MISTYPED)
-        if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
-            raise Unreadable("its number is not one that reliablepub assigns")
-        return self._rerouted(id_) if action is Action.REROUTE else None
+            return False
+        return action not in (Action.RETRY, Action.REROUTE) or 1 <= id_ <= ID_MAX
 
-    def _apply(self, id_: int, state: str, *, is_changeable: bool) -> None:
-        """Change one row, within an attempt."""
-        action = self._intervention.action
-        rerouted = self._checked(id_, is_changeable=is_changeable)
-        record = {"id": id_, "at": self._now, "action": action.value}
-        record |= {"person": self._intervention.person, "note": self._intervention.note}
-        self._session.run("insert_intervention", record)
-        if action is Action.PARK:
-            self._park(id_)
-        elif action is Action.DISCARD:
-            self._discard(id_, state)
-        elif action is Action.SKIP:
-            self._session.run("skip", {"id": id_})
-        else:
-            self._make_due(id_, state)
-        if rerouted is not None:
-            row, grown_bytes = rerouted
-            self._session.run("reroute", row)
-            self._ledger["open_bytes"] += grown_bytes
+    def _spoiled(self, states: Mapping[int, tuple[str, int, bool]]) -> set[int]:
+        """Return the messages that cannot have the new address, if there is one."""
+        if self._intervention.action is not Action.REROUTE:
+            return set()
+        allowed = self._intervention.states
+        asked = [id_ for id_, (state, _, is_fit) in states.items() if is_fit and state in allowed]
+        found = set()
+        for row in chain.from_iterable(self._read(asked)):
+            try:
+                self._rerouted(row)
+            except _UNFIT:
+                found.add(row.id)
+        return found
 
-    def _park(self, id_: int) -> None:
+    def _read(self, ids: Sequence[int]) -> Iterator[list[MessageRow]]:
+        """Yield rows with their bodies, so many at a time as memory should hold."""
+        part: list[int] = []
+        size = 0
+        for id_ in (*ids, None):
+            size += self._sizes.get(id_ or 0, _SIZE)
+            if part and (id_ is None or size > _READ_BYTES):
+                found = self._session.run("any_message", {"chosen": part}).fetchall()
+                yield list(map(MessageRow._make, found))
+                part, size = [], self._sizes.get(id_ or 0, _SIZE)
+            part += [] if id_ is None else [id_]
+
+    def _apply(self, ids: list[int], state: str, ledger: dict[str, int]) -> None:
+        """Change rows together; if the database refuses one, halve them until it is alone."""
+        try:
+            with self._session.attempt():
+                came_to = self._apply_all(ids, state)
+        except _UNFIT:
+            if len(ids) == 1:
+                self._effect.damaged += ids
+                return
+            half = len(ids) // 2
+            self._apply(ids[:half], state, ledger)
+            self._apply(ids[half:], state, ledger)
+            return
+        self._effect.changed += len(ids)
+        if self._intervention.action is Action.DISCARD:
+            self._effect.possible += [id_ for id_ in ids if id_ in self._possible]
+        for name, difference in came_to.items():
+            ledger[name] += difference
+
+    def _apply_all(self, ids: list[int], state: str) -> dict[str, int]:
+        """Change rows of one state, within an attempt; return how the ledger changes."""
+        asked, chosen = self._intervention, {"chosen": ids}
+        record = {"at": self._now, "action": asked.action.value, "person": asked.person}
+        self._session.run("insert_intervention", chosen | record | {"note": asked.note})
+        match asked.action:
+            case Action.PARK:
+                return self._park(ids)
+            case Action.DISCARD:
+                return self._discard(ids, state)
+            case Action.SKIP:
+                self._session.run("skip", chosen)
+                return {}
+            case _:
+                return self._make_due(ids, state)
+
+    def _park(self, ids: list[int]) -> dict[str, int]:
         words = f"parked by {self._intervention.person}"
         if self._intervention.note:
             words += f": {self._intervention.note}"
         words = words[:REPLY_TEXT_MAX]  # the note is kept whole with the intervention
-        row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
-        self._session.run("park_as_it_is", row)
-        self._ledger["parked"] += 1
-        self._delete_open(id_)
+        row = {"at": self._now, "outcome": "withdrawn", "reply_text": words}
+        self._session.run("park_as_it_is", {"chosen": ids} | row)
+        return {"parked": len(ids), "open_bytes": -self._delete("delete_open", ids)}
 
-    def _discard(self, id_: int, state: str) -> None:
-        self._ledger["discarded"] += 1
-        if self._is_possible(id_):
-            self._effect.possible.append(id_)
-            record = {"id": id_, "at": self._now, "reply_text": EARLIER}
+    def _discard(self, ids: list[int], state: str) -> dict[str, int]:
+        if possible := [id_ for id_ in ids if id_ in self._possible]:
+            record = {"chosen": possible, "at": self._now, "reply_text": EARLIER}
             self._session.run("remember_counts", record)
-        if state in OPEN_STATES:
-            self._session.run("next_falls_due", {"id": id_})
-            self._delete_open(id_)
-        else:
-            self._session.run("delete_parked", {"id": id_}).fetchone()
-            self._ledger[state] -= 1
+        if state not in OPEN_STATES:
+            self._delete("delete_parked", ids)
+            return {"discarded": len(ids), state: -len(ids)}
+        self._session.run("next_falls_due", {"chosen": ids})
+        return {"discarded": len(ids), "open_bytes": -self._delete("delete_open", ids)}
 
-    def _delete_open(self, id_: int) -> None:
-        (size,) = self._session.run("delete_open", {"id": id_}).fetchone()
+    def _delete(self, name: str, ids: list[int]) -> int:
+        """Delete rows; return their bytes."""
         # A damaged row may hold anything; `audit` then reports the difference.
-        self._ledger["open_bytes"] -= size if isinstance(size, int) else 0
+        sizes = self._session.run(name, {"chosen": ids})
+        return sum(size for (size,) in sizes if isinstance(size, int))
 
-    def _is_possible(self, id_: int) -> bool:
-        (is_possible,) = self._session.run("is_possible", {"id": id_}).fetchone()
-        return bool(is_possible)
-
-    def _make_due(self, id_: int, state: str) -> None:
+    def _make_due(self, ids: list[int], state: str) -> dict[str, int]:
+        chosen: dict[str, object] = {"chosen": ids}
+        came_to: dict[str, int] = {}
         if self._intervention.due_at is not None:
-            self._session.run("due_at", {"id": id_, "due_at": self._intervention.due_at})
-            return
-        if state in OPEN_STATES:
-            self._session.run("due_now", {"id": id_})
-            return
-        self._session.run("unpark", {"id": id_})
-        (size,) = self._session.run("delete_parked", {"id": id_}).fetchone()
-        self._ledger[state] -= 1
-        self._ledger["open_bytes"] += size
+            self._session.run("due_at", chosen | {"due_at": self._intervention.due_at})
+        elif state in OPEN_STATES:
+            self._session.run("due_now", chosen)
+        else:
+            self._session.run("unpark", chosen)
+            came_to = {state: -len(ids), "open_bytes": self._delete("delete_parked", ids)}
+        if self._intervention.action is Action.REROUTE:
+            came_to["open_bytes"] = came_to.get("open_bytes", 0) + self._reroute(ids)
+        return came_to
 
-    def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
+    def _reroute(self, ids: Sequence[int]) -> int:
+        """Give messages their new address; return by how many bytes they have grown."""
+        grown_bytes = 0
+        for rows in self._read(ids):
+            changed = [self._rerouted(row) for row in rows]
+            self._session.run_each("reroute", [columns for columns, _ in changed])
+            grown_bytes += sum(grown for _, grown in changed)
+        return grown_bytes
+
+    def _rerouted(self, row: MessageRow) -> tuple[dict[str, object], int]:
         """Return the columns that the new address changes, and the message's growth in bytes."""
-        row = MessageRow._make(self._session.run("any_message", {"id": id_}).fetchone())
         before = Message(b"", row.exchange.decode(), row.routing_key.decode())
         asked = self._intervention
         after = replace(

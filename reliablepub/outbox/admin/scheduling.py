@@ -76,9 +76,9 @@ def by_key(session: Session, key: str, intervention: Intervention) -> ScheduleCh
 def _change_own(session: Session, id_: int, intervention: Intervention) -> None:
     """Change a message that this transaction has stored, and which no ledger counts yet."""
     if intervention.action is Action.DISCARD:
-        session.run("delete_open", {"id": id_})
+        session.run("delete_open", {"chosen": [id_]})
     else:
-        session.run("due_at", {"id": id_, "due_at": intervention.due_at})
+        session.run("due_at", {"chosen": [id_], "due_at": intervention.due_at})
 
 
 def due(

@@ -219,7 +219,7 @@ def _store(
             change = changes.setdefault(shard, dict(NO_CHANGE))
             if not is_open:
                 session.run("import_given_up", row)
-                session.run("delete_open", row).fetchone()
+                session.run("delete_open", {"chosen": [row["id"]]}).fetchone()
                 change[row["state"]] += 1
             change["stored"] += 1
             change["open_bytes"] += row["size"] if is_open else 0

@@ -796,14 +796,14 @@ WHERE id = :id AND run IS NULL AND xid = pg_current_xact_id_if_assigned();
 -- The state of a message, its shard, and whether a statement can change the row: here, always. A message
 -- that became visible after the count of the operator's turn is left out: it could not be subtracted
 -- from the counts.
--- name: state
-SELECT CASE WHEN m.due_at > '0' THEN 'waiting' ELSE 'ready' END, m.shard, true
-FROM reliablepub_messages AS m WHERE m.id = :id
+-- name: states
+SELECT m.id, CASE WHEN m.due_at > '0' THEN 'waiting' ELSE 'ready' END, m.shard, true, m.size
+FROM reliablepub_messages AS m WHERE CHOSEN(m.id)
 AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, (
     SELECT t.seen FROM reliablepub_turns AS t WHERE t.shard = m.shard ORDER BY t.turn DESC LIMIT 1
 )))
 UNION ALL
-SELECT p.state, p.shard, true FROM reliablepub_parked AS p WHERE p.id = :id;
+SELECT p.id, p.state, p.shard, true, p.size FROM reliablepub_parked AS p WHERE CHOSEN(p.id);
 
 -- name: insert_intervention
 INSERT INTO reliablepub_interventions (
@@ -811,9 +811,9 @@ INSERT INTO reliablepub_interventions (
 )
 SELECT id, message_id, exchange, routing_key, ordering_key, :at, :action, :person, :note
 FROM (
-    SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_messages WHERE id = :id
+    SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_messages WHERE CHOSEN(id)
     UNION ALL
-    SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_parked WHERE id = :id
+    SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_parked WHERE CHOSEN(id)
 ) AS found;
 
 -- With the ordering key: the transaction may have removed the first message of the key, and not seen the
@@ -888,13 +888,13 @@ INSERT INTO reliablepub_parked
 SELECT
     id, shard, message_id, exchange, routing_key, properties, stored_at, :at, 'parked', :outcome, 0,
     :reply_text, nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key
-FROM reliablepub_messages WHERE id = :id;
+FROM reliablepub_messages WHERE CHOSEN(id);
 
 -- name: delete_open
-DELETE FROM reliablepub_messages WHERE id = :id RETURNING size;
+DELETE FROM reliablepub_messages WHERE CHOSEN(id) RETURNING size;
 
 -- name: delete_parked
-DELETE FROM reliablepub_parked WHERE id = :id RETURNING size;
+DELETE FROM reliablepub_parked WHERE CHOSEN(id) RETURNING size;
 
 -- The deadline is dropped: an operator who retries a message wants it to be sent.
 -- name: unpark
@@ -905,13 +905,13 @@ INSERT INTO reliablepub_messages (
 SELECT
     id, 0, shard, message_id, exchange, routing_key, properties, stored_at, 0,
     least(uncertain::bigint + nacked, 2147483647), size, checksum, body, ordering_key
-FROM reliablepub_parked WHERE id = :id;
+FROM reliablepub_parked WHERE CHOSEN(id);
 
 -- name: due_now
 UPDATE reliablepub_messages SET
     due_at = 0, uncertain = least(uncertain::bigint + nacked, 2147483647), nacked = 0, returned = 0,
     refused = 0, refused_at = NULL, expires_at = NULL
-WHERE id = :id;
+WHERE CHOSEN(id);
 
 -- name: keys_in_use
 SELECT

@@ -118,6 +118,7 @@ def named(schema: str) -> dict[str, str]:
         __package__,
         bytes_of="convert_to({}, 'UTF8')",
         utc_of="reliablepub_utc({})",
+        is_chosen="{} = ANY (CAST(:chosen AS bigint[]))",
         infinity="'infinity'",
     )
     return queries_of(within(schema, text))

@@ -6,6 +6,7 @@ never know: what a statement of an operator means.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
@@ -72,8 +73,14 @@ class SqliteSession:
         return glob
 
     def run(self, name: str, values: Values = NO_VALUES) -> Cursor:
-        """Run the statement of this name."""
+        """Run the statement of this name; a list becomes JSON."""
+        if "chosen" in values:
+            values = {**values, "chosen": json.dumps(values["chosen"])}
         return self._connection.execute(QUERIES[name], values)
+
+    def run_each(self, name: str, rows: Sequence[Values]) -> None:
+        """Run the statement of this name for each of these values."""
+        self._connection.executemany(QUERIES[name], rows)
 
     def rows(self, name: str, values: Values = NO_VALUES) -> Iterator[dict[str, Any]]:
         """Run the query of this name, and yield its rows as dictionaries."""

@@ -328,7 +328,7 @@ SELECT
     coalesce(CAST(uncertain AS INTEGER), 0), coalesce(CAST(size AS INTEGER), 0),
     coalesce(CAST(checksum AS INTEGER), 0), coalesce(CAST(body AS BLOB), x''),
     CAST(expires_at AS REAL), CAST(ordering_key AS TEXT)
-FROM reliablepub_messages WHERE id = :id;
+FROM reliablepub_messages WHERE CHOSEN(id);
 
 -- The size of a damaged row cannot be trusted, so the sizes of all others are summed.
 -- name: recount_open_bytes
@@ -387,9 +387,9 @@ SELECT
     id, coalesce(CAST(message_id AS TEXT), ''), coalesce(CAST(exchange AS TEXT), ''),
     coalesce(CAST(routing_key AS TEXT), ''), :at, :action, :person, :note
 FROM (
-    SELECT id, message_id, exchange, routing_key FROM reliablepub_messages WHERE id = :id
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_messages WHERE CHOSEN(id)
     UNION ALL
-    SELECT id, message_id, exchange, routing_key FROM reliablepub_parked WHERE id = :id
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_parked WHERE CHOSEN(id)
 ) AS found;
 
 -- Without the ordering key: there is one write lock, so the removal of a message sees each later one of
@@ -407,7 +407,7 @@ FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.inte
 -- name: due_now
 UPDATE reliablepub_messages SET due_at = 0, uncertain = min(uncertain + nacked, 2147483647),
     nacked = 0, returned = 0, refused = 0, refused_at = NULL, expires_at = NULL
-WHERE id = :id;
+WHERE CHOSEN(id);
 
 -- name: keys_in_use
 SELECT
@@ -490,13 +490,13 @@ INSERT INTO reliablepub_messages (
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at, 0,
     0, 0, 0, min(uncertain + nacked, 2147483647), size, checksum, body, NULL, ordering_key
-FROM reliablepub_parked WHERE id = :id;
+FROM reliablepub_parked WHERE CHOSEN(id);
 
 -- name: delete_open
-DELETE FROM reliablepub_messages WHERE id = :id RETURNING min(max(size, 0), 1000000000000);
+DELETE FROM reliablepub_messages WHERE CHOSEN(id) RETURNING min(max(size, 0), 1000000000000);
 
 -- name: delete_parked
-DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 1000000000000);
+DELETE FROM reliablepub_parked WHERE CHOSEN(id) RETURNING min(max(size, 0), 1000000000000);
 
 -- Export and import.
 
@@ -505,15 +505,16 @@ UPDATE reliablepub_ledger SET last_id = max(last_id, stored) + 1 RETURNING last_
 
 -- The state of a message, its shard (a file has one), and whether a statement can change or copy the
 -- row. No statement can if a flipped bit has changed the type of a value.
--- name: state
-SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END, 0, coalesce(HAS_NUMBERS AND HAS_CONTENT, 0)
-FROM reliablepub_messages WHERE id = :id
+-- `+ 0`: the application's connection may convert columns.
+-- name: states
+SELECT id + 0, CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END, 0, coalesce(HAS_NUMBERS AND HAS_CONTENT, 0), size + 0
+FROM reliablepub_messages WHERE CHOSEN(id)
 UNION ALL
-SELECT state, 0, coalesce(
+SELECT id + 0, state, 0, coalesce(
     max(stored_at, parked_at, reply_code, size, checksum, coalesce(expires_at, 0), is_skipped) < ''
     AND max(outcome, reply_text) < x'' AND HAS_CONTENT, 0
-)
-FROM reliablepub_parked WHERE id = :id;
+), size + 0
+FROM reliablepub_parked WHERE CHOSEN(id);
 
 -- name: import_open
 INSERT INTO reliablepub_messages (

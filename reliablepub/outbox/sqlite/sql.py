@@ -56,6 +56,7 @@ QUERIES: Final = named(
         __package__,
         bytes_of="CAST({} AS BLOB)",
         utc_of="datetime({}, 'unixepoch')",
+        is_chosen="{} IN (SELECT value FROM json_each(:chosen))",
         infinity="9e999",
     )
     .replace("HAS_NUMBERS", _HAS_NUMBERS)

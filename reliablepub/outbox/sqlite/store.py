@@ -249,7 +249,7 @@ def park_damaged(
     """Park damaged rows with a reason each, given by id."""
     rows: list[DamagedRow] = []
     for id_, reason in damaged.items():
-        row = {"id": id_, "at": now, "outcome": "refused", "reply_text": reason}
+        row = {"chosen": f"[{id_}]", "at": now, "outcome": "refused", "reply_text": reason}
         connection.execute(QUERIES["park_as_it_is"], row)
         moved, _ = remove(connection, [id_])
         if moved:
