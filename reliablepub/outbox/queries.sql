@@ -93,7 +93,7 @@ FROM reliablepub_parked WHERE CHOSEN(id);
 SELECT
     id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), stored_at, NULL,
     0, 0, 0, 0, checksum, body, NULL, BYTES(ordering_key), NULL, size
-FROM reliablepub_confirmed WHERE id = :id;
+FROM reliablepub_confirmed WHERE CHOSEN(id);
 
 -- name: open_contents
 SELECT

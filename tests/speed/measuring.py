@@ -123,42 +123,6 @@ def in_rounds(
     return Results(runs)
 
 
-def in_transactions(
-    works: Mapping[str, Callable[[], None]],
-    commit: Callable[[], None],
-    *,
-    at_once: int,
-    count: int,
-    rounds: int,
-) -> Results:
-    """Each work stores so many messages at once, and is committed; so many times in a round."""
-
-    def committed(work: Callable[[], None]) -> Way:
-        def run(count: int) -> None:
-            for _ in range(count // at_once):
-                work()
-                commit()
-
-        return Way(run)
-
-    ways = {name: committed(work) for name, work in works.items()}
-    results = in_rounds(ways, count, rounds, lambda: None)
-    first, *_ = works
-    print_table(
-        (f"messages a transaction: {at_once}", "µs a message", "processor time", "of the first"),
-        [
-            (
-                name,
-                f"{1e6 / results[name].per_second:.1f}",
-                f"{results[name].cpu_us:.0f} µs",
-                f"{results.cpu_ratio(name, first):.1f}",
-            )
-            for name in results
-        ],
-    )
-    return results
-
-
 def measured(publish: Callable[[int], object], count: int) -> Run:
     """One run: wall time, and the processor time of this process and those it has waited for."""
     gc.collect()

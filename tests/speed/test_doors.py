@@ -30,6 +30,7 @@ from reliablepub.integrations.celery import use_outbox
 from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transactions
 from tests.amqp_probe import AmqpProbe
 from tests.rabbitmq import RabbitMQNode
+from tests.speed.joined import BARE, EACH, MANY, in_transactions
 from tests.speed.measuring import (
     Goal,
     Results,
@@ -37,7 +38,6 @@ from tests.speed.measuring import (
     Way,
     check,
     in_rounds,
-    in_transactions,
     measured,
     print_table,
     spaced,
@@ -57,9 +57,6 @@ EARLY = "`publish_many` before the connection is open"
 DRAIN = "`reliablepub relay --drain`, its start included"
 TASKS = "`AsyncPublisher.publish`, a task for each message, 1 000 at once"
 AT_ONCE = 1_000
-BARE = "`INSERT` of the same columns"
-ENQUEUE = "`Outbox.enqueue(connection=...)`"
-MANY = "`Outbox.enqueue_many(connection=...)`"
 PLAIN = "Celery alone"
 STORED = "with an outbox, each task stored at once"
 JOINED = "with an outbox, in a transaction"
@@ -215,7 +212,6 @@ def test_ways_in_beside_publish_many(rabbitmq_node: RabbitMQNode, tmp_path: Path
 def test_messages_in_a_transaction(tmp_path: Path, at_once: int, count: int) -> None:
     """Five hundred a commit, so that processor time decides; and one, as applications do."""
     path = tmp_path / "app.db"
-    messages = [Message(BODY, routing_key="orders")] * at_once
     outbox = Outbox(path)
     outbox.create()
     with closing(sqlite3.connect(path)) as db:
@@ -225,21 +221,13 @@ def test_messages_in_a_transaction(tmp_path: Path, at_once: int, count: int) -> 
         row = ("d41d8cd98f00b204e9800998ecf8427e", "", "orders", b"", 1.5, 1_100, 12_345, BODY)
 
         def bare() -> None:
-            for _ in messages:
+            for _ in range(at_once):
                 db.execute(into, row)
 
-        def each() -> None:
-            for message in messages:
-                outbox.enqueue(message, connection=db)
-
-        def many() -> None:
-            outbox.enqueue_many(messages, connection=db)
-
-        ways = {BARE: bare, ENQUEUE: each, MANY: many}
         results = in_transactions(
-            ways, db.commit, at_once=at_once, count=count, rounds=2 * ROUNDS + 1
+            outbox, db, bare, at_once=at_once, count=count, rounds=2 * ROUNDS + 1
         )
-    slower = results.ratio(BARE, ENQUEUE)
+    slower = results.ratio(BARE, EACH)
     goals = [Goal("time of enqueue / of the bare one", slower, 1.2, 30.0, is_most=True)]
     if at_once > 1:
         of_bare = results.cpu_ratio(MANY, BARE)

@@ -32,14 +32,13 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from tests import postgres
 from tests.amqp_probe import AmqpProbe
 from tests.postgres import PostgresServer
-from tests.speed import gopher
+from tests.speed import gopher, joined
 from tests.speed.alone import relay
 from tests.speed.measuring import (
     Goal,
     Results,
     Run,
     check,
-    in_transactions,
     measured,
     print_table,
     spaced,
@@ -62,7 +61,6 @@ POSTGRES = "relay on PostgreSQL"
 BY_HAND = "by hand: `FOR UPDATE SKIP LOCKED`, pika with confirms, `DELETE`"
 BARE = "`INSERT` and commit, no more"
 ENQUEUE = "`enqueue`"
-MANY = "`enqueue_many`"
 AT_ONCE = 500
 FILL = """
 INSERT INTO reliablepub.messages (message_id, exchange, routing_key, body, stored_at, size)
@@ -305,30 +303,33 @@ def test_a_message_is_enqueued(url: str) -> None:
 def test_messages_in_a_transaction(url: str) -> None:
     """Five hundred a commit, on the application's connection."""
     run(url, MAKE_BY_HAND)
-    messages = [Message(BODY, routing_key="orders")] * AT_ONCE
     with psycopg.connect(url) as db, Outbox(url) as outbox:
 
         def bare() -> None:
-            for _ in messages:
+            for _ in range(AT_ONCE):
                 db.execute(
                     "INSERT INTO outbox (routing_key, body) VALUES (%s, %s)", ["orders", BODY]
                 )
 
-        def each() -> None:
-            for message in messages:
-                outbox.enqueue(message, connection=db)
-
-        def many() -> None:
-            outbox.enqueue_many(messages, connection=db)
-
-        ways = {BARE: bare, ENQUEUE: each, MANY: many}
-        results = in_transactions(
-            ways, db.commit, at_once=AT_ONCE, count=10 * AT_ONCE, rounds=2 * ROUNDS + 1
+        results = joined.in_transactions(
+            outbox, db, bare, at_once=AT_ONCE, count=10 * AT_ONCE, rounds=2 * ROUNDS + 1
         )
     check(
         [
-            Goal("time of enqueue / bare", results.ratio(BARE, ENQUEUE), 1.6, 3.0, is_most=True),
-            Goal("time of many / bare", results.ratio(BARE, MANY), 0.4, 1.0, is_most=True),
+            Goal(
+                "time of enqueue / bare",
+                results.ratio(joined.BARE, joined.EACH),
+                1.6,
+                3.0,
+                is_most=True,
+            ),
+            Goal(
+                "time of many / bare",
+                results.ratio(joined.BARE, joined.MANY),
+                0.4,
+                1.0,
+                is_most=True,
+            ),
         ]
     )
 

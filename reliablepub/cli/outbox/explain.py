@@ -70,9 +70,8 @@ def explain(name: str, database: Database, as_json: bool) -> int:
     """Explain a message: where it is and why, every attempt, and what happens next.
 
     ID is the number of a row, a message id, a key of Outbox.enqueue, or a correlation id, which is
-    the id of a Celery task. Each attempt is shown with
-    the channel epoch, the delivery tag, the broker's answer, and whether a queue may have the
-    message.
+    the id of a Celery task. Each attempt is shown with the channel epoch, the delivery tag, the
+    broker's answer, and whether a queue may have the message.
 
     \b
     Examples:

@@ -112,7 +112,9 @@ policy_options: Final = together(
     click.option(
         "--confirm-timeout",
         "confirm_timeout_s",
-        help="How long a confirm may take before the channel counts as broken: 30s unless given.",
+        default="30s",
+        show_default=True,
+        help="How long a confirm may take before the channel counts as broken.",
         **_TIME,
     ),
 )
@@ -267,8 +269,7 @@ def _settings(ctx: click.Context) -> Settings:
     options["rate_max"] = values["rate_max"]
     options["rate_burst"] = values["rate_burst"]
     options["retry"] = _policy(values)
-    if values["confirm_timeout_s"] is not None:
-        options["confirm_timeout_s"] = values["confirm_timeout_s"]
+    options["confirm_timeout_s"] = values["confirm_timeout_s"]
     given = outbox_as_given(ctx) or ""
     return Settings(urls_as_given(ctx), values["database"], options, given)
 

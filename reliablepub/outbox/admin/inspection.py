@@ -297,8 +297,7 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
             return None
         with_doubt(columns)
         kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
-        named = {"id": id_, "chosen": [id_]}
-        raw = MessageRow._make(session.run(kept, named).fetchone())
+        raw = MessageRow._make(session.run(kept, {"chosen": [id_]}).fetchone())
     problem = None
     try:
         entry_of(raw, keys)

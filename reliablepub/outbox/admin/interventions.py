@@ -301,21 +301,11 @@ class _Step:
 
     def change(self, ids: Sequence[int]) -> Effect:
         """Change the messages that can be changed; return the result for all ids."""
-        effect, is_unsent = self._effect, self._intervention.is_unsent
-        states = self._states(ids)
-        spoiled = self._spoiled(states)
+        effect = self._effect
         self._possible = self._possible_among(ids)
         groups: dict[tuple[str, int], list[int]] = {}  # by state and shard
-        for id_ in ids:
-            state, shard, is_changeable = states.get(id_, ("", 0, True))
-            if state not in self._intervention.states:
-                effect.unfit.append(id_)
-            elif id_ in self._in_flight or (is_unsent and id_ in self._possible):
-                effect.in_flight.append(id_)
-            elif id_ in spoiled or not self._is_fit(id_, is_changeable=is_changeable):
-                effect.damaged.append(id_)
-            else:
-                groups.setdefault((state, shard), []).append(id_)
+        for id_, state, shard in self._fit_among(ids, self._states(ids)):
+            groups.setdefault((state, shard), []).append(id_)
         for (state, shard), chosen in groups.items():
             ledger = dict(NO_CHANGE)
             self._apply(chosen, state, ledger)
@@ -327,29 +317,33 @@ class _Step:
 
     def foresee(self, ids: Sequence[int], left: set[int]) -> Effect:
         """Return what `change` would do; see the function of this name."""
-        effect, action = self._effect, self._intervention.action
-        is_unsent, is_discard = self._intervention.is_unsent, action is Action.DISCARD
-        states = self._states(ids)
+        effect, states = self._effect, self._states(ids)
         # In PostgreSQL only the turn that `change` takes gives a new message its state.
         missing = [id_ for id_ in ids if id_ not in states]
         for state in self._intervention.states:
             found = those_that_match(self._session, Selection(states=(state,)), missing)
             states |= dict.fromkeys(found, (state, 0, True))
-        spoiled = self._spoiled(states)
-        possible = self._possible_among(ids) | left
+        self._possible = self._possible_among(ids) | (left if self._asks_for_possible else set())
+        for id_, _, _ in self._fit_among(ids, states):
+            effect.changed += 1
+            effect.possible += [id_] if id_ in self._possible else []
+        return effect
+
+    def _fit_among(
+        self, ids: Sequence[int], states: Mapping[int, tuple[str, int, bool]]
+    ) -> Iterator[tuple[int, str, int]]:
+        """Yield the messages that can be changed, with state and shard; note why others cannot."""
+        effect, spoiled = self._effect, self._spoiled(states)
         for id_ in ids:
-            state, _, is_changeable = states.get(id_, ("", 0, True))
-            is_possible = (is_unsent or is_discard) and id_ in possible
+            state, shard, _ = states.get(id_, ("", 0, True))
             if state not in self._intervention.states:
                 effect.unfit.append(id_)
-            elif id_ in self._in_flight or (is_unsent and is_possible):
+            elif id_ in self._in_flight or (self._intervention.is_unsent and id_ in self._possible):
                 effect.in_flight.append(id_)
-            elif id_ in spoiled or not self._is_fit(id_, is_changeable=is_changeable):
+            elif id_ in spoiled:
                 effect.damaged.append(id_)
             else:
-                effect.changed += 1
-                effect.possible += [id_] if is_possible else []
-        return effect
+                yield id_, state, shard
 
     def _states(self, ids: Sequence[int]) -> dict[int, tuple[str, int, bool]]:
         """Return state and shard of messages, and whether each column has the right type."""
@@ -357,32 +351,35 @@ class _Step:
         self._sizes = {id_: size for id_, *_, size in rows if isinstance(size, int)}
         return {id_: (state, shard, bool(is_fit)) for id_, state, shard, is_fit, _ in rows}
 
+    @property
+    def _asks_for_possible(self) -> bool:
+        """Whether it matters that a queue may hold a message."""
+        return self._intervention.is_unsent or self._intervention.action is Action.DISCARD
+
     def _possible_among(self, ids: Sequence[int]) -> set[int]:
         """Return the messages that a queue may hold, where that matters."""
-        if not (self._intervention.is_unsent or self._intervention.action is Action.DISCARD):
+        if not self._asks_for_possible:
             return set()
         return {id_ for (id_,) in self._session.run("possible_among", {"chosen": list(ids)})}
 
-    def _is_fit(self, id_: int, *, is_changeable: bool) -> bool:
-        """Whether a row can be changed, before anything is."""
-        action = self._intervention.action
-        if not is_changeable and action not in _OF_ANY_ROW:
-            return False
-        return action not in (Action.RETRY, Action.REROUTE) or 1 <= id_ <= ID_MAX
-
     def _spoiled(self, states: Mapping[int, tuple[str, int, bool]]) -> set[int]:
-        """Return the messages that cannot have the new address, if there is one."""
-        if self._intervention.action is not Action.REROUTE:
+        """Return the messages whose rows cannot be changed so, before anything is."""
+        action = self._intervention.action
+        if action in _OF_ANY_ROW:
             return set()
-        allowed = self._intervention.states
-        asked = [id_ for id_, (state, _, is_fit) in states.items() if is_fit and state in allowed]
-        found = set()
-        for row in chain.from_iterable(self._read(asked)):
-            try:
-                self._rerouted(row)
-            except _UNFIT:
-                found.add(row.id)
-        return found
+        is_numbered = action in (Action.RETRY, Action.REROUTE)
+        spoiled = {
+            id_
+            for id_, (_, _, is_fit) in states.items()
+            if not is_fit or (is_numbered and not 1 <= id_ <= ID_MAX)
+        }
+        if action is Action.REROUTE:
+            for row in chain.from_iterable(self._read([*(states.keys() - spoiled)])):
+                try:
+                    self._rerouted(row)
+                except _UNFIT:
+                    spoiled.add(row.id)
+        return spoiled
 
     def _read(self, ids: Sequence[int]) -> Iterator[list[MessageRow]]:
         """Yield rows with their bodies, so many at a time as memory should hold."""

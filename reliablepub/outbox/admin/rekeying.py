@@ -76,7 +76,7 @@ def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys, n
     step, size = _Step(), 0
     for place, id_ in rows:
         query = "confirmed_message" if place == "confirmed" else "any_message"
-        found = session.run(query, {"id": id_, "chosen": [id_]}).fetchone()
+        found = session.run(query, {"chosen": [id_]}).fetchone()
         step.seen += 1
         if found is None:
             continue  # deleted since its id was read

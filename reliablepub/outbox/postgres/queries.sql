@@ -27,7 +27,7 @@ SELECT
 -- name: enqueue_many
 SELECT
     (
-        SELECT count(reliablepub_store(
+        SELECT pg_catalog.count(reliablepub_store(
             m.id, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, m.size, m.checksum,
             m.body, m.due_at, m.expires_at, m.ordering_key
         ))
