@@ -17,7 +17,7 @@ import click
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.options import Duration
 from reliablepub.cli.output import count_of
-from reliablepub.outbox.admin.selection import STATES, Selection
+from reliablepub.outbox.admin.selection import CONFIRMED, STATES, Selection
 from reliablepub.outbox.admin.story import resolve, tell
 from reliablepub.outbox.database import Database
 from reliablepub.printable import printable
@@ -28,9 +28,10 @@ _NAMED_MAX: Final = 5
 
 _FILTERS: Final[dict[str, dict[str, Any]]] = {
     "--state": {
-        "type": click.Choice(STATES),
+        "type": click.Choice((*STATES, CONFIRMED)),
         "multiple": True,
-        "help": "Only messages in this state; may be repeated.",
+        "help": "Only messages in this state; may be repeated. Confirmed messages are there if the "
+        "relay keeps them.",
     },
     "--exchange": {
         "metavar": "PATTERN",

@@ -363,6 +363,17 @@ WHERE NOT EXISTS (
     WHERE a.id = gone.id AND a.persistence <> 'not written'
 );
 
+-- A confirm at the first attempt leaves no history. Before such a message is replayed, its confirm becomes
+-- history.
+-- name: remember_confirm
+INSERT INTO reliablepub_attempts (
+    id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
+)
+SELECT id, message_id, confirmed_at, '0-0', 0, 'confirmed', 0, '', 'persisted'
+FROM reliablepub_confirmed AS c WHERE CHOSEN(id) AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = c.id AND a.outcome = 'confirmed'
+);
+
 -- name: figures
 WITH everything AS (
     SELECT :now - stored_at AS age, nacked + returned + refused + uncertain AS tries, size

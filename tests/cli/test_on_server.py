@@ -293,7 +293,8 @@ def test_a_function_in_public_gets_no_one_s_rights(
             outbox.enqueue_many(Message(b"lost", routing_key="nowhere") for _ in range(2))
         execute(app, enqueue)
         until(lambda: fake.published_count >= 5 and publisher.status.counters.parked == 2)
-        looks = ("list", "list --state waiting", "list --reason x", "status", "stats", "keys")
+        lists = ("list", "list --state waiting", "list --state confirmed", "list --reason x")
+        looks = (*lists, "summary", "status", "stats", "keys")
         for command in (*looks, "in-flight"):
             run("outbox", *command.split(), "--outbox", relay)
         for view in ("open", "parked_messages", "held_keys", "history", "in_flight_tags", "audit"):

@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "park": "reliablepub.cli.outbox.changing:park",
     "prune": "reliablepub.cli.outbox.upkeep:prune",
     "rekey": "reliablepub.cli.outbox.upkeep:rekey",
+    "replay": "reliablepub.cli.outbox.changing:replay",
     "reroute": "reliablepub.cli.outbox.changing:reroute",
     "reschedule": "reliablepub.cli.outbox.changing:reschedule",
     "retry": "reliablepub.cli.outbox.changing:retry",
@@ -38,6 +39,7 @@ _COMMANDS: Final = {
     "show": "reliablepub.cli.outbox.show:show",
     "stats": "reliablepub.cli.outbox.figures:stats",
     "status": "reliablepub.cli.outbox.figures:status",
+    "summary": "reliablepub.cli.outbox.listing:summary",
 }
 
 
@@ -50,7 +52,7 @@ def outbox() -> None:
     \b
     Examples:
       reliablepub outbox status --outbox outbox.db
-      reliablepub outbox list --state parked --outbox outbox.db
+      reliablepub outbox summary --outbox outbox.db
       reliablepub outbox explain 17 --outbox outbox.db
       reliablepub outbox retry 17 18 --outbox outbox.db
       reliablepub outbox audit --outbox outbox.db

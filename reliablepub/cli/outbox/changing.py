@@ -1,4 +1,4 @@
-"""``reliablepub outbox retry | park | discard | reroute | cancel | reschedule``: changes messages.
+"""``reliablepub outbox retry | park | discard | reroute | replay | cancel | reschedule``.
 
 Knows: how messages are selected and shown, and the question before a change. Must never know: SQL,
 or how a relay learns of a change.
@@ -6,6 +6,7 @@ or how a relay learns of a change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -41,8 +42,15 @@ from reliablepub.outbox.admin.interventions import (
     foresee,
     intervene,
 )
-from reliablepub.outbox.admin.scheduling import cancelling, rescheduling
-from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
+from reliablepub.outbox.admin.scheduling import cancelling, replaying, rescheduling
+from reliablepub.outbox.admin.selection import (
+    CONFIRMED,
+    GIVEN_UP_STATES,
+    STATES,
+    Selection,
+    find,
+    find_ids,
+)
 from reliablepub.outbox.admin.story import tell
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -52,10 +60,13 @@ _PREVIEW: Final = 10
 
 _TRIES: Final = ("nacked", "returned", "refused", "uncertain")
 _DONE: Final = {
-    Action.RETRY: "put back",
-    Action.PARK: "parked",
-    Action.DISCARD: "discarded",
-    Action.REROUTE: "rerouted",
+    "retry": "put back",
+    "park": "parked",
+    "discard": "discarded",
+    "reroute": "rerouted",
+    "replay": "put back",
+    "cancel": "cancelled",
+    "reschedule": "rescheduled",
 }
 _REFUSED: Final = (
     "bad usage, an unknown ID, or the question was not answered with yes: nothing was changed; or a"
@@ -64,7 +75,6 @@ _EXITS: Final = {
     2: f"{_REFUSED} message was left alone because of its state or damage: the others were changed",
     3: "some messages are in flight and were left alone, or interrupted",
 }
-_UNSENT_DONE: Final = {"cancel": "cancelled", "reschedule": "rescheduled"}
 _TOO_LATE: Final = "it was too late for some messages, which a queue may have, or interrupted"
 _note_option: Final = click.option("--note", default="", help="Reason, shown by explain.")
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -83,7 +93,7 @@ _intervention: Final = together(
     _yes_option,
     json_option,
 )
-"""What `retry`, `park`, `discard` and `reroute` have in common."""
+"""What the commands that select messages by ID or by filter have in common."""
 
 
 @click.command(cls=Command, exits=_EXITS)
@@ -101,7 +111,7 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
         --outbox outbox.db
       reliablepub outbox retry --all --yes --outbox outbox.db
     """
-    return _step_in(Action.RETRY, GIVEN_UP_STATES, **common)
+    return _step_in(partial(Intervention, Action.RETRY), GIVEN_UP_STATES, **common)
 
 
 @click.command(cls=Command, exits=_EXITS)
@@ -118,7 +128,7 @@ def park(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox park 17 --note 'wrong price' --outbox outbox.db
       reliablepub outbox park --exchange orders --dry-run --outbox outbox.db
     """
-    return _step_in(Action.PARK, FIT[Action.PARK], **common)
+    return _step_in(partial(Intervention, Action.PARK), FIT[Action.PARK], **common)
 
 
 @click.command(cls=Command, exits=_EXITS)
@@ -136,7 +146,7 @@ def discard(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox discard --state expired --older-than 7d --yes \\
         --outbox outbox.db
     """
-    return _step_in(Action.DISCARD, GIVEN_UP_STATES, **common)
+    return _step_in(partial(Intervention, Action.DISCARD), GIVEN_UP_STATES, **common)
 
 
 @click.command(cls=Command, exits=_EXITS)
@@ -164,18 +174,32 @@ def reroute(
     """
     if to_exchange is None and to_routing_key is None:
         raise click.UsageError("give --to-exchange or --to-routing-key")
-    return _step_in(
-        Action.REROUTE,
-        STATES,
-        exchange=to_exchange,
-        routing_key=to_routing_key,
-        keys=outbox_keys,
-        **common,
-    )
+    what = partial(Intervention, Action.REROUTE, exchange=to_exchange, routing_key=to_routing_key)
+    return _step_in(what, STATES, keys=outbox_keys, **common)
+
+
+@click.command(cls=Command, exits=_EXITS)
+@_intervention
+def replay(**common: Any) -> int:  # noqa: ANN401
+    """Send confirmed messages again, such as those of a queue that was deleted.
+
+    A relay with --keep-confirmed keeps each message for that time after its confirm; `outbox list
+    --state confirmed` lists them. They are sent under the same message id, so a consumer that
+    remembers ids leaves out those that it has. Messages are selected by ID (row number, message
+    id, key or correlation id), or by a filter.
+
+    \b
+    Examples:
+      reliablepub outbox replay --exchange '' --routing-key invoices \
+        --newer-than 2h --dry-run --outbox outbox.db
+      reliablepub outbox replay --exchange orders --note 'queue was deleted' \
+        --outbox outbox.db
+    """
+    return _step_in(replaying, (CONFIRMED,), **common)
 
 
 def _step_in(
-    action: Action,
+    make: Callable[..., Intervention],  # gets the note
     states: tuple[str, ...],
     *,
     names: tuple[str, ...],
@@ -186,8 +210,6 @@ def _step_in(
     dry_run: bool,
     yes: bool,
     as_json: bool,
-    exchange: str | None = None,
-    routing_key: str | None = None,
     keys: OutboxKeys | None = None,
 ) -> int:
     """Select the messages, ask, change them, and report."""
@@ -195,13 +217,13 @@ def _step_in(
     if bool(names) + is_filter + is_all != 1:
         raise click.UsageError("give IDs, or a filter, or --all: one of the three")
     try:
-        what = Intervention(action, exchange, routing_key, note)
+        what = make(note=note)
     except InvalidMessage as error:
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
-    if is_filter and (unfit := [one for one in chosen.states if one not in FIT[action]]):
-        takes = _any_of(FIT[action])
-        raise click.UsageError(f"{action.value} takes messages that are {takes}, not {unfit[0]}")
+    if is_filter and (unfit := [one for one in chosen.states if one not in what.states]):
+        takes = _any_of(what.states)
+        raise click.UsageError(f"{_verb()} takes messages that are {takes}, not {unfit[0]}")
     with patiently("looking through the outbox"):
         ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
     if dry_run:
@@ -211,7 +233,7 @@ def _step_in(
             rows = _rows(database, ids) if names else find(database, chosen, limit=_PREVIEW)
             print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
     else:
-        if ids and not yes and (not names or action is Action.DISCARD):
+        if ids and not yes and (not names or what.action is Action.DISCARD):
             which = identified(database, ids) if names else count_of(len(ids), "message")
             ask(_question(what, which, database.name))
         selection = None if names else chosen
@@ -220,7 +242,12 @@ def _step_in(
             effect = intervene(
                 database, ids, what, selection=selection, keys=keys, progress=progress
             )
-    return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
+    return _report(what, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
+
+
+def _verb() -> str:
+    """The name of the command, such as ``retry``."""
+    return click.get_current_context().info_name or ""
 
 
 def _rows(database: Database, ids: list[int]) -> list[dict[str, Any]]:
@@ -249,14 +276,20 @@ def _question(what: Intervention, which: str, outbox: str) -> str:
     to = [f"exchange {what.exchange!r}"] if what.exchange is not None else []
     to += [f"routing key {what.routing_key!r}"] if what.routing_key is not None else []
     where = f" to {', '.join(to)}" if to else ""
-    return f"{what.action.value} {which} of {outbox}{where}{for_good}?"
+    return f"{_verb()} {which} of {outbox}{where}{for_good}?"
 
 
 def _report(
-    action: Action, ids: list[int], effect: Effect, *, dry_run: bool, as_json: bool, is_named: bool
+    what: Intervention,
+    ids: list[int],
+    effect: Effect,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    is_named: bool,
 ) -> int:
-    result = _counts(action.value, ids, effect, dry_run=dry_run)
-    _print(result | {"possibly_persisted": effect.possible}, _DONE[action], as_json=as_json)
+    result = _counts(ids, effect, dry_run=dry_run)
+    _print(result | {"possibly_persisted": effect.possible}, as_json=as_json)
     left_alone = "would be left alone" if dry_run else "left alone"
     if effect.possible:
         print_note(
@@ -264,7 +297,8 @@ def _report(
             "or was nacked; do not publish them again under another message id"
         )
     if effect.damaged:
-        why = "damaged, or unfit for the new address" if action is Action.REROUTE else "damaged"
+        is_new = what.action is Action.REROUTE
+        why = "damaged, or unfit for the new address" if is_new else "damaged"
         print_error(f"{named(effect.damaged)} {left_alone}: {why}")
     if effect.in_flight:
         print_note(
@@ -272,7 +306,7 @@ def _report(
             "for its answer, or stop the relay first"
         )
     if effect.unfit and is_named:
-        states = _any_of(FIT[action])
+        states = _any_of(what.states)
         print_error(f"{named(effect.unfit)} {left_alone}: gone, or in a state other than {states}")
     elif effect.unfit:
         print_note(f"{named(effect.unfit)} left alone: gone or changed since they were selected")
@@ -319,7 +353,7 @@ def cancel(
     ids = rows_named_or_nothing(database, names)
     if not (dry_run or yes):
         ask(f"cancel {identified(database, ids)} of {database.name} for good?")
-    return _change(database, ids, what, "cancel", dry_run=dry_run, as_json=as_json)
+    return _change(database, ids, what, dry_run=dry_run, as_json=as_json)
 
 
 @click.command(
@@ -363,14 +397,13 @@ def reschedule(
     """
     what = rescheduling(not_before, note)
     ids = rows_named_or_nothing(database, names)
-    return _change(database, ids, what, "reschedule", dry_run=dry_run, as_json=as_json)
+    return _change(database, ids, what, dry_run=dry_run, as_json=as_json)
 
 
 def _change(
     database: Database,
     ids: list[int],
     what: Intervention,
-    action: str,
     *,
     dry_run: bool,
     as_json: bool,
@@ -382,8 +415,8 @@ def _change(
         with changing(len(ids)) as show:
             effect = intervene(database, ids, what, progress=partial(show, "done"))
     left_alone = "would be left alone" if dry_run else "left alone"
-    result = _counts(action, ids, effect, dry_run=dry_run, in_flight="too_late")
-    _print(result, _UNSENT_DONE[action], as_json=as_json)
+    result = _counts(ids, effect, dry_run=dry_run, in_flight="too_late")
+    _print(result, as_json=as_json)
     left = effect.unfit + effect.damaged
     if effect.in_flight:
         print_note(
@@ -397,11 +430,11 @@ def _change(
 
 
 def _counts(
-    action: str, ids: list[int], effect: Effect, *, dry_run: bool, in_flight: str = "in_flight"
+    ids: list[int], effect: Effect, *, dry_run: bool, in_flight: str = "in_flight"
 ) -> dict[str, Any]:
     """The result as ``--json`` prints it; messages in flight stand under the given name."""
     return {
-        "action": action,
+        "action": _verb(),
         "dry_run": dry_run,
         "chosen": len(ids),
         "changed": 0 if dry_run else effect.changed,
@@ -411,8 +444,9 @@ def _counts(
     }
 
 
-def _print(result: dict[str, Any], done: str, *, as_json: bool) -> None:
+def _print(result: dict[str, Any], *, as_json: bool) -> None:
     """Print the result: as JSON, or how many messages were changed or would be."""
+    done = _DONE[result["action"]]
     if as_json:
         print_json(result)
     elif result["dry_run"]:

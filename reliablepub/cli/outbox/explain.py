@@ -154,7 +154,7 @@ def _why(story: Story) -> list[str]:
     last = story.message if story.message.get("outcome") else None
     if last is None and story.message and story.attempts:
         last = story.attempts[-1]
-    if last is None:
+    if last is None or last["outcome"] == "confirmed":  # and replayed since
         return []
     lines = [f"Why: {answer_words(last)}"]
     # The relay itself refuses what it cannot send, such as a damaged row; it has no code.
@@ -257,8 +257,8 @@ def _history(story: Story, now: float) -> list[str]:
 def _attempt(attempt: dict[str, Any]) -> str:
     code = f"{attempt['reply_code']} " if attempt["reply_code"] else ""
     words = one_line(f"{code}{attempt['reply_text']}")
-    where = f"epoch {attempt['epoch']}, tag {attempt['tag']}"
-    return f"{attempt['outcome']} ({where}; {attempt['persistence']}){': ' if words else ''}{words}"
+    where = f"epoch {attempt['epoch']}, tag {attempt['tag']}; " if attempt["tag"] else ""
+    return f"{attempt['outcome']} ({where}{attempt['persistence']}){': ' if words else ''}{words}"
 
 
 def _intervention(event: dict[str, Any]) -> str:

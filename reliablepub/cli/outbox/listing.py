@@ -30,13 +30,15 @@ from reliablepub.cli.output import (
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.inspection import HeldKey, read_ambiguous, read_in_flight
 from reliablepub.outbox.admin.scheduling import due
-from reliablepub.outbox.admin.selection import NAMES, SORTS, Selection, find
+from reliablepub.outbox.admin.selection import NAMES, SORTS, SUMMED, Selection, find, summed
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 
 
 def _said(row: Mapping[str, Any]) -> str:
     """The outcome of a message's last attempt, and whether any attempt may have delivered it."""
+    if row.get("confirmed_at") is not None:
+        return f"confirmed {ago(row['confirmed_at'])}"
     if row["outcome"] is None:
         return ""
     doubt = "; may have arrived" if row["may_have_arrived"] else ""
@@ -44,6 +46,8 @@ def _said(row: Mapping[str, Any]) -> str:
 
 
 _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
+    "answer": lambda row: answer_words(row) if row["outcome"] else "",
+    "bytes": lambda row: size_of(row["bytes"]),
     "confirmed": lambda row: "yes" if row["is_confirmed"] else "no",
     "due": lambda row: ago(row["due_at"]),
     "epoch": itemgetter("epoch"),
@@ -54,6 +58,10 @@ _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
     "key": itemgetter("ordering_key"),
     "last": lambda row: ago(row["last_at"]),
     "message id": itemgetter("message_id"),
+    "messages": itemgetter("messages"),
+    "newest": lambda row: ago(row["newest_at"]),
+    "of routing key": lambda row: "(several)" if row["is_several"] else row["routing_key"],
+    "oldest": lambda row: ago(row["oldest_at"]),
     "routing key": itemgetter("routing_key"),
     "said": _said,
     "sent": lambda row: ago(row["sent_at"]),
@@ -94,6 +102,8 @@ def list_messages(
 ) -> int:
     """List open, parked and expired messages, with the answer to the last attempt; never a body.
 
+    --state confirmed lists the confirmed messages that a relay with --keep-confirmed keeps.
+
     \b
     Examples:
       reliablepub outbox list --state parked --outbox outbox.db
@@ -110,6 +120,39 @@ def list_messages(
         nothing="no message matches",
         names=NAMES,
         lesser=LESSER,
+        limit=limit,
+    )
+    return Exit.CONFIRMED
+
+
+@click.command(cls=Command, exits={0: "done, also if there are none"})
+@inspected_option
+@selection_options
+@limit_option
+@form_option
+def summary(database: Database, chosen: Selection, limit: int, form: str | None) -> int:
+    """Count messages by state, destination and last answer: what is stuck, why, and since when.
+
+    A destination is an exchange, and a queue in the default exchange. The same filters select the
+    messages of a line for `outbox list`, `retry`, `reroute` and `discard`.
+
+    \b
+    Examples:
+      reliablepub outbox summary --outbox outbox.db
+      reliablepub outbox summary --state parked --outbox outbox.db
+    """
+    with patiently("counting"):
+        found = summed(database, chosen)[:limit]
+    columns = _columns(
+        "messages", "state", "exchange", "of routing key", "oldest", "newest", "bytes", "answer"
+    )
+    print_rows(
+        found,
+        form,
+        columns,
+        nothing="no message matches",
+        names=SUMMED,
+        lesser=("bytes", "newest"),
         limit=limit,
     )
     return Exit.CONFIRMED

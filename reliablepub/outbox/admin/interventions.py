@@ -30,6 +30,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 from reliablepub.errors import InvalidMessage, OutboxDiskFull
 from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import (
+    CONFIRMED,
     GIVEN_UP_STATES,
     OPEN_STATES,
     STATES,
@@ -137,6 +138,7 @@ class Intervention:
     due_at: float | None = None  # when to send an open message, for `Action.RETRY`; None: now
     # Changes only messages that no queue can hold; a discard forgets their deduplication keys
     is_unsent: bool = False
+    is_replay: bool = False  # sends messages again that were confirmed, for `Action.RETRY`
 
     def __post_init__(self) -> None:
         """Check the address, and that every database can store the texts."""
@@ -153,6 +155,8 @@ class Intervention:
     @property
     def states(self) -> tuple[str, ...]:
         """States of a message in which the intervention is possible."""
+        if self.is_replay:
+            return (CONFIRMED,)
         return FIT[self.action] if self.due_at is None else OPEN_STATES
 
 
@@ -460,6 +464,12 @@ class _Step:
             self._session.run("due_at", chosen | {"due_at": self._intervention.due_at})
         elif state in OPEN_STATES:
             self._session.run("due_now", chosen)
+        elif state == CONFIRMED:
+            # Stored again, so that no counter goes back; and marked as one that a queue may hold.
+            self._session.run("remember_confirm", chosen)
+            self._session.run("open_again", chosen)
+            size = self._delete("delete_confirmed", ids)
+            came_to = {"stored": len(ids), "open_bytes": size}
         else:
             self._session.run("unpark", chosen)
             came_to = {state: -len(ids), "open_bytes": self._delete("delete_parked", ids)}

@@ -3,9 +3,9 @@
 Knows: the columns that operators filter by, and how conditions become a statement that every
 database runs; values are bound. Must never know: bodies, what the caller does with the messages.
 
-Open messages and those given up are in two tables with the same columns. A table is read only if it
-can have a match, in the requested order, and only up to the limit: the first 50 of a million
-messages, by id, are found by reading 50 rows.
+Open messages, those given up and those kept after their confirm are in three tables. A table is
+read only if it can have a match, in the requested order, and only up to the limit: the first 50 of
+a million messages, by id, are found by reading 50 rows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from reliablepub.outbox.database import Database, Session
 
 OPEN_STATES: Final = ("ready", "waiting")
 GIVEN_UP_STATES: Final = ("parked", "expired")
+CONFIRMED: Final = "confirmed"
+"""State of a confirmed message that the relay keeps for a while; never selected unless named."""
 STATES: Final = (*OPEN_STATES, *GIVEN_UP_STATES)
 SORTS: Final = {
     "id": "id",
@@ -33,30 +35,38 @@ SORTS: Final = {
 NAMES: Final = (
     *("id", "message_id", "exchange", "routing_key", "ordering_key", "state", "attempts"),
     *("stored_at", "expires_at", "size", "due_at", "parked_at"),
-    *("outcome", "reply_code", "reply_text", "may_have_arrived"),
+    *("outcome", "reply_code", "reply_text", "may_have_arrived", "confirmed_at"),
 )
 """Keys of each dictionary that `find` returns, in their order."""
 
 _ZERO: Final = "CAST(0 AS double precision)"
 _FINITE: Final = "CAST(1e300 AS double precision)"
 """Of the column's type: see the top of ``postgres/queries.sql``."""
-_COMMON: Final = (
-    "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
-    "nacked + returned + refused + uncertain AS attempts, stored_at, expires_at, size"
+_NAMES: Final = "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
+_COUNTS: Final = (
+    "nacked + returned + refused + uncertain AS attempts, stored_at, expires_at, size, "
+    "nacked + uncertain > 0 AS may_have_arrived, NULL AS confirmed_at"
 )
-_DOUBT: Final = ", nacked + uncertain > 0 AS may_have_arrived"
 _TABLES: Final = {
     "reliablepub_messages": (
         OPEN_STATES,
-        _COMMON.format(state=f"CASE WHEN due_at > {_ZERO} THEN 'waiting' ELSE 'ready' END")
+        _NAMES.format(state=f"CASE WHEN due_at > {_ZERO} THEN 'waiting' ELSE 'ready' END")
+        + _COUNTS
         + f", CASE WHEN due_at <> {_ZERO} AND due_at < {_FINITE} THEN due_at END AS due_at"
-        ", NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text" + _DOUBT,
+        ", NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
     ),
     "reliablepub_parked": (
         GIVEN_UP_STATES,
-        _COMMON.format(state="state")
-        + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text"
-        + _DOUBT,
+        _NAMES.format(state="state")
+        + _COUNTS
+        + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text",
+    ),
+    "reliablepub_confirmed": (
+        (CONFIRMED,),
+        _NAMES.format(state=f"'{CONFIRMED}'")
+        + "0 AS attempts, stored_at, NULL AS expires_at, size, 1 > 0 AS may_have_arrived"
+        ", confirmed_at, NULL AS due_at, NULL AS parked_at"
+        ", NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
     ),
 }
 _OF_STATE: Final = {
@@ -81,6 +91,7 @@ _CONDITIONS: Final = {
         "given_up_before": "1 = 0",
         "due_before": "due_at <= :due_before",
     },
+    "reliablepub_confirmed": dict.fromkeys(("reason", "given_up_before", "due_before"), "1 = 0"),
 }
 _OF_BOTH: Final = {
     "stored_before": "stored_at <= :stored_before",
@@ -127,9 +138,9 @@ class Selection:
             conditions.append(texts.get(name) or session.glob.format(column=name))
             if name not in texts:
                 values[name] = session.pattern(value)
-        asked = [_OF_STATE[state] for state in _TABLES[table][0] if state in self.states]
+        asked = [state for state in _TABLES[table][0] if state in self.states]
         if len(asked) < len(_TABLES[table][0]):
-            conditions += asked
+            conditions += [_OF_STATE[state] for state in asked]
         if among is not None:
             conditions.append(f"id IN ({', '.join(map(str, map(int, among)))})")
         where = " AND ".join(f"({condition})" for condition in conditions) or "1 = 1"
@@ -155,6 +166,62 @@ def found_by_due_time(
     with database.reading() as session:
         query, values = selection.query(table, session, columns=_TABLES[table][1], order=order)
         return _with_last_attempt(session, list(session.select(query, values | {"limit": limit})))
+
+
+SUMMED: Final = (
+    *("messages", "state", "exchange", "routing_key", "is_several", "outcome", "reply_code"),
+    *("reply_text", "oldest_at", "newest_at", "bytes"),
+)
+"""Keys of each dictionary that `summed` returns, in their order."""
+_NO_REPLY: Final = "CAST(NULL AS integer) AS reply_code, NULL AS reply_text"
+_LAST: Final = (
+    "CASE WHEN nacked + returned + refused + uncertain > 0 THEN (SELECT max(a.attempt) "
+    "FROM reliablepub_attempts AS a WHERE a.id = reliablepub_messages.id) END AS attempt, "
+)
+_NONE: Final = "CAST(NULL AS bigint) AS attempt, "
+_PARTS: Final = {
+    "reliablepub_messages": _LAST
+    + f"CASE WHEN due_at > {_ZERO} THEN 'waiting' ELSE 'ready' END AS state, "
+    f"CASE WHEN due_at > {_FINITE} THEN 'paused' END AS outcome, {_NO_REPLY}",
+    "reliablepub_parked": _NONE + "state, outcome, reply_code, reply_text",
+    "reliablepub_confirmed": _NONE + f"'{CONFIRMED}' AS state, NULL AS outcome, {_NO_REPLY}",
+}
+_GROUPS: Final = """
+SELECT
+    sum(one) AS messages, state, exchange, min(routing_key) AS routing_key,
+    min(routing_key) <> max(routing_key) AS is_several, outcome, reply_code, reply_text,
+    min(stored_at) AS oldest_at, max(stored_at) AS newest_at,
+    sum(CAST(size AS double precision)) AS bytes
+FROM (
+    SELECT
+        f.one, f.state, f.exchange, f.routing_key, f.stored_at, f.size,
+        CASE WHEN f.exchange = '' THEN f.routing_key END AS queue,
+        coalesce(a.outcome, f.outcome) AS outcome,
+        coalesce(a.reply_code, f.reply_code) AS reply_code,
+        coalesce(a.reply_text, f.reply_text) AS reply_text
+    FROM ({found}) AS f LEFT JOIN reliablepub_attempts AS a ON a.attempt = f.attempt
+) AS each GROUP BY state, exchange, queue, outcome, reply_code, reply_text
+"""
+
+
+def summed(database: Database, selection: Selection) -> list[dict[str, Any]]:
+    """Count messages by state, destination and last answer, the largest group first.
+
+    A destination is an exchange, and a queue in the default exchange. Of a group with several
+    routing keys, ``routing_key`` is one of them. A message that waits for a paused destination and
+    was never refused itself has the outcome ``paused``.
+    """
+    columns = "1 AS one, exchange, routing_key, stored_at, size, "
+    rows: list[dict[str, Any]] = []
+    with database.reading() as session:
+        for table in _asked(selection):
+            parts = columns + _PARTS[table]
+            found, values = selection.query(table, session, columns=parts, order="id")
+            rows += session.select(_GROUPS.format(found=found), values)
+    for row in rows:
+        row["is_several"] = bool(row["is_several"])
+        row["messages"], row["bytes"] = int(row["messages"]), int(row["bytes"])
+    return sorted(rows, key=lambda row: (-row["messages"], _rank(row["oldest_at"])))
 
 
 def with_doubt(row: dict[str, Any]) -> dict[str, Any]:

@@ -164,11 +164,9 @@ def _following(
 
 def _last_recorded(attempts: list[dict[str, Any]], interventions: list[dict[str, Any]]) -> str:
     """Return the last recorded state of a message that has left the outbox, or ``gone``."""
-    if attempts and attempts[-1]["outcome"] == "confirmed":
-        return "confirmed"
     if interventions and interventions[-1]["action"] == "discard":
         return "discarded"
-    return "gone"
+    return "confirmed" if attempts and attempts[-1]["outcome"] == "confirmed" else "gone"
 
 
 def _persistence(

@@ -803,7 +803,10 @@ AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, (
     SELECT t.seen FROM reliablepub_turns AS t WHERE t.shard = m.shard ORDER BY t.turn DESC LIMIT 1
 )))
 UNION ALL
-SELECT p.id, p.state, p.shard, true, p.size FROM reliablepub_parked AS p WHERE CHOSEN(p.id);
+SELECT p.id, p.state, p.shard, true, p.size FROM reliablepub_parked AS p WHERE CHOSEN(p.id)
+UNION ALL
+SELECT c.id, 'confirmed', reliablepub_shard_of(c.ordering_key, c.exchange, c.routing_key), true, c.size
+FROM reliablepub_confirmed AS c WHERE CHOSEN(c.id);
 
 -- name: insert_intervention
 INSERT INTO reliablepub_interventions (
@@ -814,6 +817,8 @@ FROM (
     SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_messages WHERE CHOSEN(id)
     UNION ALL
     SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_parked WHERE CHOSEN(id)
+    UNION ALL
+    SELECT id, message_id, exchange, routing_key, ordering_key FROM reliablepub_confirmed WHERE CHOSEN(id)
 ) AS found;
 
 -- With the ordering key: the transaction may have removed the first message of the key, and not seen the
@@ -895,6 +900,19 @@ DELETE FROM reliablepub_messages WHERE CHOSEN(id) RETURNING size;
 
 -- name: delete_parked
 DELETE FROM reliablepub_parked WHERE CHOSEN(id) RETURNING size;
+
+-- name: delete_confirmed
+DELETE FROM reliablepub_confirmed WHERE CHOSEN(id) RETURNING size;
+
+-- name: open_again
+INSERT INTO reliablepub_messages (
+    id, run, shard, message_id, exchange, routing_key, properties, stored_at, due_at,
+    uncertain, size, checksum, body, ordering_key
+)
+SELECT
+    id, 0, reliablepub_shard_of(ordering_key, exchange, routing_key), message_id, exchange, routing_key,
+    properties, stored_at, 0, 1, size, checksum, body, ordering_key
+FROM reliablepub_confirmed WHERE CHOSEN(id);
 
 -- The deadline is dropped: an operator who retries a message wants it to be sent.
 -- name: unpark

@@ -390,6 +390,8 @@ FROM (
     SELECT id, message_id, exchange, routing_key FROM reliablepub_messages WHERE CHOSEN(id)
     UNION ALL
     SELECT id, message_id, exchange, routing_key FROM reliablepub_parked WHERE CHOSEN(id)
+    UNION ALL
+    SELECT id, message_id, exchange, routing_key FROM reliablepub_confirmed WHERE CHOSEN(id)
 ) AS found;
 
 -- Without the ordering key: there is one write lock, so the removal of a message sees each later one of
@@ -492,11 +494,23 @@ SELECT
     0, 0, 0, min(uncertain + nacked, 2147483647), size, checksum, body, NULL, ordering_key
 FROM reliablepub_parked WHERE CHOSEN(id);
 
+-- name: open_again
+INSERT INTO reliablepub_messages (
+    id, message_id, exchange, routing_key, properties, stored_at, due_at,
+    uncertain, size, checksum, body, ordering_key
+)
+SELECT
+    id, message_id, exchange, routing_key, properties, stored_at, 0, 1, size, checksum, body, ordering_key
+FROM reliablepub_confirmed WHERE CHOSEN(id);
+
 -- name: delete_open
 DELETE FROM reliablepub_messages WHERE CHOSEN(id) RETURNING min(max(size, 0), 1000000000000);
 
 -- name: delete_parked
 DELETE FROM reliablepub_parked WHERE CHOSEN(id) RETURNING min(max(size, 0), 1000000000000);
+
+-- name: delete_confirmed
+DELETE FROM reliablepub_confirmed WHERE CHOSEN(id) RETURNING min(max(size, 0), 1000000000000);
 
 -- Export and import.
 
@@ -514,7 +528,10 @@ SELECT id + 0, state, 0, coalesce(
     max(stored_at, parked_at, reply_code, size, checksum, coalesce(expires_at, 0), is_skipped) < ''
     AND max(outcome, reply_text) < x'' AND HAS_CONTENT, 0
 ), size + 0
-FROM reliablepub_parked WHERE CHOSEN(id);
+FROM reliablepub_parked WHERE CHOSEN(id)
+UNION ALL
+SELECT id + 0, 'confirmed', 0, coalesce(max(stored_at, confirmed_at, size, checksum) < '' AND HAS_CONTENT, 0), size + 0
+FROM reliablepub_confirmed WHERE CHOSEN(id);
 
 -- name: import_open
 INSERT INTO reliablepub_messages (

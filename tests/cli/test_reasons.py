@@ -1,0 +1,89 @@
+"""`outbox summary`: what is stuck, by state, destination and last answer."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from reliablepub import Message, Outbox, Publisher, RetryPolicy
+from reliablepub.cli import main
+from reliablepub.testing import FakeBroker
+from tests.stores import DURABLE, outbox_of
+from tests.waiting import until
+
+
+@pytest.fixture(params=DURABLE)
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An outbox with five parked messages, one that waits for its destination and a new one."""
+    where = str(outbox_of(request.param, request, tmp_path))
+    with FakeBroker() as broker:
+        broker.declare_exchange("orders", "topic")
+        broker.declare_queue("q")
+        options: dict[str, Any] = {"outbox": where, "keep_confirmed_s": 60.0}
+        with Publisher(broker.url, retry=RetryPolicy.prompt(), **options) as publisher:
+            for n in range(3):
+                publisher.publish(b"xx", exchange="orders", routing_key=f"order.{n}")
+            for _ in range(2):
+                publisher.publish(b"x", routing_key="gone")
+            publisher.publish(b"x", routing_key="q").result(20)
+            until(lambda: Outbox(where).status().parked == 5)
+        with Publisher(broker.url, **options) as publisher:
+            publisher.publish(b"x", exchange="missing")
+            until(lambda: bool(publisher.status.paused))
+    with Outbox(where) as outbox:
+        outbox.enqueue(Message(b"x", routing_key="later"))
+    return where
+
+
+def summary(where: str, *arguments: str) -> str:
+    result = CliRunner().invoke(main, ["outbox", "summary", *arguments, "--outbox", where])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def found(where: str, *arguments: str) -> list[tuple[object, ...]]:
+    names = ("messages", "state", "exchange", "routing_key", "is_several", "outcome", "reply_code")
+    rows = json.loads(summary(where, "--json", *arguments))
+    assert all(row["oldest_at"] <= row["newest_at"] for row in rows)
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def test_the_largest_group_comes_first(where: str) -> None:
+    orders = (3, "parked", "orders", "order.0", True, "returned", 312)
+    gone = (2, "parked", "", "gone", False, "returned", 312)
+    missing = (1, "waiting", "missing", "", False, "refused", 404)
+    later = (1, "ready", "", "later", False, None, None)
+    assert found(where)[:2] == [orders, gone]
+    assert set(found(where)[2:]) == {missing, later}
+    assert found(where, "--exchange", "orders", "--state", "parked") == [orders]
+    assert found(where, "--state", "confirmed") == [
+        (1, "confirmed", "", "q", False, None, None),
+    ]
+    assert len(found(where, "--limit", "1")) == 1
+
+
+def test_each_line_says_what_and_why(where: str) -> None:
+    head, orders, *_ = summary(where, "--state", "parked").splitlines()
+    assert head.split() == [
+        *("messages", "state", "exchange", "of", "routing", "key"),
+        *("oldest", "newest", "bytes", "answer"),
+    ]
+    assert orders.split()[:4] == ["3", "parked", "orders", "(several)"]
+    assert orders.endswith("returned: 312 NO_ROUTE")
+    (line,) = csv.DictReader(summary(where, "--csv", "--exchange", "missing").splitlines())
+    assert "no exchange 'missing'" in line["reply_text"]
+    assert "no message matches" in summary(where, "--exchange", "other")
+
+
+def test_a_message_whose_destination_is_paused_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with FakeBroker() as broker, Publisher(broker.url, outbox=path) as publisher:
+        publisher.publish(b"x", exchange="missing")
+        until(lambda: bool(publisher.status.paused))
+        for _ in range(3):
+            publisher.publish(b"x", exchange="missing")
+        until(lambda: "paused" in summary(str(path)))
+        assert sum(int(str(row[0])) for row in found(str(path))) == 4
