@@ -229,6 +229,15 @@ class Database(Protocol):
     def create(self, connection: Any) -> None:  # noqa: ANN401 - the application's, or None
         """Create the outbox, if there is none; see `Outbox.create`."""
 
+    def upgrade(self) -> list[str]:
+        """Bring the outbox to this version; return what was done, in words.
+
+        Raises:
+            NotAnOutbox: there is no outbox, or it is of a later version, or too old.
+            OutboxInUse: a relay runs on the file.
+            OutboxError: nothing was changed.
+        """
+
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> Store:
         """Open the outbox as its relay; see `PublisherOptions` for the options.
 

@@ -312,6 +312,22 @@ class Outbox:
         """
         self._database.create(connection)
 
+    def upgrade(self) -> list[str]:
+        """Bring an outbox that an earlier version has created to this version.
+
+        Processes with the earlier version cannot use a file afterwards, and start no relay; they
+        can still enqueue in PostgreSQL.
+
+        Returns:
+            what was done, in words; empty if the outbox is of this version.
+
+        Raises:
+            NotAnOutbox: there is no outbox, or it is of a later version, or too old.
+            OutboxInUse: a relay runs on the file.
+            OutboxError: nothing was changed.
+        """
+        return self._database.upgrade()
+
     def status(self) -> OutboxStatus:
         """Return counts and the state of the relay. Neither writers nor the relay wait for it.
 

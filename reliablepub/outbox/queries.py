@@ -10,6 +10,7 @@ import pkgutil
 import re
 from typing import Final
 
+_STEP: Final = re.compile(r"^-- From version (\d+)\.$", re.MULTILINE)
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -46,6 +47,18 @@ def named(text: str) -> dict[str, str]:
             raise ValueError(f"two statements are named {name}")
         found[name] = statement
     return found
+
+
+UPGRADE: Final = (
+    "when every process that uses the outbox has this reliablepub, run `reliablepub outbox upgrade`"
+)
+"""What to do with an outbox of an earlier version."""
+
+
+def steps_of(package: str) -> dict[int, str]:
+    """Return the steps of ``upgrade.sql``, by the version that each upgrades."""
+    parts = _STEP.split(text_of(package, "upgrade.sql"))[1:]
+    return {int(version): text for version, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _without_comments(text: str) -> str:

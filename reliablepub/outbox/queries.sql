@@ -153,7 +153,7 @@ FROM reliablepub_parked WHERE id = :id;
 -- name: in_flight_ids
 SELECT DISTINCT id + 0 FROM reliablepub_in_flight_tags;
 
--- name: reroute
+-- name: revise
 UPDATE reliablepub_messages SET
     exchange = :exchange, routing_key = :routing_key, properties = :properties, size = :size,
     checksum = :checksum, body = :body
@@ -165,6 +165,8 @@ UNION ALL
 SELECT 'parked', id FROM reliablepub_parked WHERE properties <> :mark
 UNION ALL
 SELECT 'confirmed', id FROM reliablepub_confirmed WHERE properties <> :mark
+UNION ALL
+SELECT 'original', intervention FROM reliablepub_originals WHERE properties <> :mark
 ORDER BY id;
 
 -- Whether a message has one of these properties, of a row that is encrypted with one key.
@@ -185,6 +187,10 @@ WHERE id = :id;
 -- name: rekey_confirmed
 UPDATE reliablepub_confirmed SET properties = :properties, checksum = :checksum, body = :body
 WHERE id = :id;
+
+-- name: rekey_original
+UPDATE reliablepub_originals SET properties = :properties, checksum = :checksum, body = :body
+WHERE intervention = :id;
 
 -- name: waiting_count
 SELECT count(*) FROM reliablepub_messages WHERE due_at > CAST(0 AS double precision);
@@ -373,6 +379,32 @@ SELECT id, message_id, confirmed_at, '0-0', 0, 'confirmed', 0, '', 'persisted'
 FROM reliablepub_confirmed AS c WHERE CHOSEN(id) AND NOT EXISTS (
     SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = c.id AND a.outcome = 'confirmed'
 );
+
+-- A message as it was before the newest intervention in it.
+-- name: keep_originals
+INSERT INTO reliablepub_originals (
+    intervention, id, message_id, exchange, routing_key, ordering_key, properties, checksum, body
+)
+SELECT
+    (SELECT max(i.intervention) FROM reliablepub_interventions AS i WHERE i.id = found.id),
+    id, message_id, exchange, routing_key, ordering_key, properties, checksum, body
+FROM (
+    SELECT id, message_id, exchange, routing_key, ordering_key, properties, checksum, body
+    FROM reliablepub_messages WHERE CHOSEN(id)
+    UNION ALL
+    SELECT id, message_id, exchange, routing_key, ordering_key, properties, checksum, body
+    FROM reliablepub_parked WHERE CHOSEN(id)
+) AS found;
+
+-- Of several edits, the original is that of the first one.
+-- name: first_original
+SELECT min(intervention) FROM reliablepub_originals WHERE id = :id;
+
+-- name: original_message
+SELECT
+    id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), 0, NULL,
+    0, 0, 0, 0, checksum, body, NULL, BYTES(ordering_key), NULL, 0
+FROM reliablepub_originals WHERE CHOSEN(intervention);
 
 -- name: figures
 WITH everything AS (

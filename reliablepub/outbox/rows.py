@@ -425,40 +425,36 @@ def content_of(row: MessageRow, keys: OutboxKeys | None) -> tuple[str, bytes]:
         raise Unreadable(str(error)) from error
 
 
-def rewritten(
-    row: MessageRow,
-    keys: OutboxKeys | None,
-    *,
-    exchange: str | None = None,
-    routing_key: str | None = None,
-    seals: bool = False,  # encrypt the row also if it is not encrypted
+def revised(
+    row: MessageRow, keys: OutboxKeys | None, change: Callable[[Message], Message]
 ) -> dict[str, Any]:
-    """The columns of a row at another address, or under another key, with their new checksum."""
-    row.check()
-    body = row.body
-    try:
-        before = row.where()
-        message_id, old_exchange, old_routing_key, ordering_key = before
-        properties = row.properties.decode()
-        exchange = old_exchange if exchange is None else exchange
-        routing_key = old_routing_key if routing_key is None else routing_key
-        # Encrypted afresh, under the first key: the address is bound to what is encrypted.
-        if seals or is_sealed(properties):
-            content = opened(keys, row.id, before, properties, body)
-            assert keys is not None
-            where = message_id, exchange, routing_key, ordering_key
-            properties, body = sealed(keys, row.id, where, *content)
-    except _DAMAGE as error:
-        raise Unreadable(str(error)) from error
-    texts = (row.message_id, exchange.encode(), routing_key.encode(), properties.encode())
+    """The columns of a row whose message is changed, with their new checksum and size.
+
+    An encrypted row is encrypted afresh, under the first key.
+    """
+    if not is_sealed(row.properties.decode(errors="replace")):
+        keys = None  # which would refuse the row
+    entry = entry_of(row, keys)
+    entry.message = change(entry.message)
+    _, _, exchange, routing_key, properties, _, size, checksum, body = plain_row_of(entry, keys)
     return {
         "id": row.id,
         "exchange": exchange,
         "routing_key": routing_key,
         "properties": properties,
+        "size": size,
+        "checksum": checksum,
         "body": body,
-        "checksum": checksum_of((*texts, row.ordering_key), body),
     }
+
+
+def rekeyed(row: MessageRow, keys: OutboxKeys) -> dict[str, Any]:
+    """The columns of a row that is encrypted afresh, under the first key."""
+    content = content_of(row, keys)
+    properties, body = sealed(keys, row.id, row.where(), *content)
+    texts = (row.message_id, row.exchange, row.routing_key, properties.encode())
+    checksum = checksum_of((*texts, row.ordering_key), body)
+    return {"id": row.id, "properties": properties, "body": body, "checksum": checksum}
 
 
 PASSED_MAX: Final = 5_000

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from reliablepub.outbox.rows import (
     Unreadable,
     checksum_of,
     entry_of,
-    rewritten,
+    rekeyed,
+    revised,
     to_text,
 )
 from tests.fuzz.bending import bent
@@ -92,7 +94,10 @@ def becomes_an_entry_or_is_damaged(row: MessageRow, keys: OutboxKeys | None) -> 
         except (Unreadable, OutboxSealed) as error:
             words = str(error)
         with suppress(Unreadable, OutboxSealed):
-            rewritten(row, keys, exchange="other")
+            revised(row, keys, lambda message: replace(message, exchange="other"))
+        if keys is not None:
+            with suppress(Unreadable, OutboxSealed):
+                rekeyed(row, keys)
     assert isinstance(entry, Entry) or 0 < len(words) < 4_000 + size
 
 

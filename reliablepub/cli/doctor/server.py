@@ -106,8 +106,8 @@ def _functions(changed: Sequence[str]) -> Finding:
         f"not as this version creates them: {', '.join(changed)}"
         if changed
         else "its functions are those of this version",
-        "another version has created the outbox, or another program has changed it: take these "
-        "functions from `reliablepub outbox create --sql`, as CREATE OR REPLACE FUNCTION",
+        "another version has created the outbox, or another program has changed it: its owner runs "
+        "`reliablepub outbox upgrade`",
     )
 
 

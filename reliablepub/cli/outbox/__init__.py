@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "create": "reliablepub.cli.outbox.upkeep:create",
     "discard": "reliablepub.cli.outbox.changing:discard",
     "duplicates": "reliablepub.cli.outbox.listing:duplicates",
+    "edit": "reliablepub.cli.outbox.editing:edit",
     "explain": "reliablepub.cli.outbox.explain:explain",
     "export": "reliablepub.cli.outbox.transfer:export_messages",
     "import": "reliablepub.cli.outbox.transfer:import_messages",
@@ -40,6 +41,7 @@ _COMMANDS: Final = {
     "stats": "reliablepub.cli.outbox.figures:stats",
     "status": "reliablepub.cli.outbox.figures:status",
     "summary": "reliablepub.cli.outbox.listing:summary",
+    "upgrade": "reliablepub.cli.outbox.upkeep:upgrade",
 }
 
 

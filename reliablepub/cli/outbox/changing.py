@@ -42,9 +42,8 @@ from reliablepub.outbox.admin.interventions import (
     foresee,
     intervene,
 )
-from reliablepub.outbox.admin.scheduling import cancelling, replaying, rescheduling
+from reliablepub.outbox.admin.scheduling import cancelling, rescheduling
 from reliablepub.outbox.admin.selection import (
-    CONFIRMED,
     GIVEN_UP_STATES,
     STATES,
     Selection,
@@ -64,21 +63,32 @@ _DONE: Final = {
     "park": "parked",
     "discard": "discarded",
     "reroute": "rerouted",
+    "edit": "edited",
     "replay": "put back",
     "cancel": "cancelled",
     "reschedule": "rescheduled",
 }
+_UNFIT: Final = {
+    Action.REROUTE: "damaged, or unfit for the new address",
+    Action.EDIT: "damaged, or unfit for the change",
+}
 _REFUSED: Final = (
     "bad usage, an unknown ID, or the question was not answered with yes: nothing was changed; or a"
 )
-_EXITS: Final = {
+EXITS: Final = {
     2: f"{_REFUSED} message was left alone because of its state or damage: the others were changed",
     3: "some messages are in flight and were left alone, or interrupted",
 }
 _TOO_LATE: Final = "it was too late for some messages, which a queue may have, or interrupted"
 _note_option: Final = click.option("--note", default="", help="Reason, shown by explain.")
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
-_intervention: Final = together(
+to_exchange_option: Final = click.option(
+    "--to-exchange", metavar="NAME", help="New exchange; unchanged unless given."
+)
+to_routing_key_option: Final = click.option(
+    "--to-routing-key", metavar="KEY", help="New routing key; unchanged unless given."
+)
+change_options: Final = together(
     click.argument("names", metavar="[ID...]", nargs=-1),
     inspected_option,
     selection_options,
@@ -96,9 +106,9 @@ _intervention: Final = together(
 """What the commands that select messages by ID or by filter have in common."""
 
 
-@click.command(cls=Command, exits=_EXITS)
-@_intervention
-def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
+@click.command(cls=Command, exits=EXITS)
+@change_options
+def retry(**common: Any) -> int:  # noqa: ANN401 - see `step_in`
     """Send messages again now: parked and expired ones are put back, waiting ones become due.
 
     Their earlier refusals no longer count. Messages are selected by ID (row number, message id or
@@ -111,11 +121,11 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
         --outbox outbox.db
       reliablepub outbox retry --all --yes --outbox outbox.db
     """
-    return _step_in(partial(Intervention, Action.RETRY), GIVEN_UP_STATES, **common)
+    return step_in(partial(Intervention, Action.RETRY), GIVEN_UP_STATES, **common)
 
 
-@click.command(cls=Command, exits=_EXITS)
-@_intervention
+@click.command(cls=Command, exits=EXITS)
+@change_options
 def park(**common: Any) -> int:  # noqa: ANN401
     """Park open messages: they are kept, and not sent until an operator retries them.
 
@@ -128,11 +138,11 @@ def park(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox park 17 --note 'wrong price' --outbox outbox.db
       reliablepub outbox park --exchange orders --dry-run --outbox outbox.db
     """
-    return _step_in(partial(Intervention, Action.PARK), FIT[Action.PARK], **common)
+    return step_in(partial(Intervention, Action.PARK), FIT[Action.PARK], **common)
 
 
-@click.command(cls=Command, exits=_EXITS)
-@_intervention
+@click.command(cls=Command, exits=EXITS)
+@change_options
 def discard(**common: Any) -> int:  # noqa: ANN401
     """Delete messages for good; they are counted as discarded, and cannot be restored.
 
@@ -146,13 +156,13 @@ def discard(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox discard --state expired --older-than 7d --yes \\
         --outbox outbox.db
     """
-    return _step_in(partial(Intervention, Action.DISCARD), GIVEN_UP_STATES, **common)
+    return step_in(partial(Intervention, Action.DISCARD), GIVEN_UP_STATES, **common)
 
 
-@click.command(cls=Command, exits=_EXITS)
-@_intervention
-@click.option("--to-exchange", metavar="NAME", help="New exchange; unchanged unless given.")
-@click.option("--to-routing-key", metavar="KEY", help="New routing key; unchanged unless given.")
+@click.command(cls=Command, exits=EXITS)
+@change_options
+@to_exchange_option
+@to_routing_key_option
 @keys_option
 def reroute(
     to_exchange: str | None,
@@ -175,11 +185,11 @@ def reroute(
     if to_exchange is None and to_routing_key is None:
         raise click.UsageError("give --to-exchange or --to-routing-key")
     what = partial(Intervention, Action.REROUTE, exchange=to_exchange, routing_key=to_routing_key)
-    return _step_in(what, STATES, keys=outbox_keys, **common)
+    return step_in(what, STATES, keys=outbox_keys, **common)
 
 
-@click.command(cls=Command, exits=_EXITS)
-@_intervention
+@click.command(cls=Command, exits=EXITS)
+@change_options
 def replay(**common: Any) -> int:  # noqa: ANN401
     """Send confirmed messages again, such as those of a queue that was deleted.
 
@@ -195,10 +205,10 @@ def replay(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox replay --exchange orders --note 'queue was deleted' \
         --outbox outbox.db
     """
-    return _step_in(replaying, (CONFIRMED,), **common)
+    return step_in(partial(Intervention, Action.REPLAY), FIT[Action.REPLAY], **common)
 
 
-def _step_in(
+def step_in(
     make: Callable[..., Intervention],  # gets the note
     states: tuple[str, ...],
     *,
@@ -297,8 +307,7 @@ def _report(
             "or was nacked; do not publish them again under another message id"
         )
     if effect.damaged:
-        is_new = what.action is Action.REROUTE
-        why = "damaged, or unfit for the new address" if is_new else "damaged"
+        why = _UNFIT.get(what.action, "damaged")
         print_error(f"{named(effect.damaged)} {left_alone}: {why}")
     if effect.in_flight:
         print_note(

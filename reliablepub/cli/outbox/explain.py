@@ -266,6 +266,8 @@ def _intervention(event: dict[str, Any]) -> str:
         "retry": "put back",
         "park": "parked",
         "discard": "discarded",
+        "edit": "edited",
+        "replay": "put back after its confirm",
         "skip": "skipped, so that the next message of its key is sent,",
         "reroute": f"rerouted from exchange {event['exchange']!r}, routing key "
         f"{event['routing_key']!r},",

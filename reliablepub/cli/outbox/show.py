@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from reliablepub.cli.output import (
     print_text,
     size_of,
 )
-from reliablepub.outbox.admin.inspection import Contents, read_contents
+from reliablepub.outbox.admin.inspection import Contents, read_contents, read_original
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.printable import one_line
@@ -52,12 +53,17 @@ _GIVE_KEYS: Final = "give the keys of the outbox (--outbox-keys FILE)"
     type=click.Path(path_type=Path),
     help="Write the body, byte for byte, into a new file, readable by you alone.",
 )
+@click.option(
+    "--original", "is_original", is_flag=True, help="Show the message as it was before its edit."
+)
 @keys_option
 @json_option
 def show(
+    *,
     name: str,
     database: Database,
     body_out: Path | None,
+    is_original: bool,
     outbox_keys: OutboxKeys | None,
     as_json: bool,
 ) -> int:
@@ -73,7 +79,7 @@ def show(
       reliablepub outbox show 17 --outbox-keys keys --outbox outbox.db
       reliablepub outbox show 17 --body-out body.bin --outbox outbox.db
     """
-    found = _found(name, database, outbox_keys)
+    found = _found(name, database, outbox_keys, read_original if is_original else read_contents)
     if body_out is not None:
         if found.is_sealed:
             raise Failure(f"nothing was written: {found.problem}; {_GIVE_KEYS}", Exit.OUTBOX)
@@ -94,12 +100,17 @@ def show(
     return Exit.CONFIRMED
 
 
-def _found(name: str, database: Database, keys: OutboxKeys | None) -> Contents:
+def _found(
+    name: str,
+    database: Database,
+    keys: OutboxKeys | None,
+    read: Callable[[Database, int, OutboxKeys | None], Contents | None],
+) -> Contents:
     """The message of this name; of several, the one of the highest row, with a note."""
     found = None
     rows = []
     for id_ in rows_named(database, (name,)):
-        contents = read_contents(database, id_, keys)
+        contents = read(database, id_, keys)
         if contents is not None:
             found = contents
             rows.append(id_)
@@ -110,6 +121,8 @@ def _found(name: str, database: Database, keys: OutboxKeys | None) -> Contents:
         )
     if found is not None:
         return found
+    if read is read_original:
+        raise Failure(f"message {name} has no original: it was not edited", Exit.BAD_INPUT)
     if name.isdigit():
         raise Failure(
             f"message {name} is no longer in {database.name}; `reliablepub outbox explain "
@@ -135,7 +148,7 @@ def _values(found: Contents) -> dict[str, Any]:
 
 def _head(found: Contents) -> dict[str, object]:
     columns = found.columns
-    has_doubt = columns["may_have_arrived"] and columns["state"] != "confirmed"
+    has_doubt = columns.get("may_have_arrived") and columns["state"] != "confirmed"
     return {
         "id": columns["id"],
         "message id": columns["message_id"],
@@ -143,15 +156,15 @@ def _head(found: Contents) -> dict[str, object]:
         "exchange": columns["exchange"] or "(default)",
         "routing key": columns["routing_key"],
         "ordering key": columns["ordering_key"],
-        "stored": ago(columns["stored_at"]),
-        "due": ago(columns["due_at"]),
-        "parked": ago(columns["parked_at"]),
-        "confirmed": ago(columns["confirmed_at"]),
-        "expires": ago(columns["expires_at"]),
+        "stored": ago(columns.get("stored_at")),
+        "due": ago(columns.get("due_at")),
+        "parked": ago(columns.get("parked_at")),
+        "confirmed": ago(columns.get("confirmed_at")),
+        "expires": ago(columns.get("expires_at")),
         "may have arrived": "yes" if has_doubt else None,
         **{name.replace("_", " "): one_line(str(v)) for name, v in found.properties.items()},
         **{f"header {name}": one_line(json.dumps(v)) for name, v in found.headers.items()},
-        "size": size_of(columns["size"]),
+        "size": size_of(columns["size"]) if "size" in columns else None,
         "body": size_of(len(found.body)) + ", encrypted" * found.is_sealed,
     }
 

@@ -1,4 +1,4 @@
-"""``reliablepub outbox create | prune | rekey``: makes an outbox, and keeps it small and encrypted.
+"""``reliablepub outbox create | upgrade | prune | rekey``: makes an outbox, and keeps it in shape.
 
 Knows: options, the question before messages are deleted, and which SQL scripts there are. Must
 never know: what is in a script, or ciphers.
@@ -102,6 +102,44 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
         _check_made_with(database, shards, allows_loss=allows_loss)
         _tell_privileges(database)
         return code
+    return Exit.CONFIRMED
+
+
+@click.command(
+    cls=Command, exits={0: "done, or there was nothing to do", 4: "the outbox was not upgraded"}
+)
+@inspected_option
+@click.option(
+    "--sql", "is_sql", is_flag=True, help="PostgreSQL: only print the SQL that upgrades it."
+)
+def upgrade(database: Database, is_sql: bool) -> int:
+    """Bring an outbox that an earlier version has created to this version.
+
+    First install this version in every process that uses the file, and stop its relay. In
+    PostgreSQL, processes that enqueue may have either version, and relays run: install this version
+    and restart them afterwards. --sql prints what the owner of the schema has to run.
+
+    \b
+    Examples:
+      reliablepub outbox upgrade --outbox outbox.db
+      reliablepub outbox upgrade --outbox postgresql://app@db/shop --sql | \\
+        psql -1 shop
+    """
+    if is_sql:
+        if database.file is not None:
+            raise click.UsageError("--sql is for an outbox in PostgreSQL, not for a file")
+        from reliablepub.outbox.postgres.database import PostgresDatabase  # noqa: PLC0415
+        from reliablepub.outbox.postgres.upgrade import upgrade_sql  # noqa: PLC0415
+
+        assert isinstance(database, PostgresDatabase)
+        if text := upgrade_sql(database.server):
+            print_text(text)
+        return Exit.CONFIRMED
+    done = database.upgrade()
+    for words in done:
+        print_note(words)
+    if not done:
+        print_note(f"outbox {database.name} is of this version; nothing was changed")
     return Exit.CONFIRMED
 
 

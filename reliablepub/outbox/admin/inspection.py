@@ -298,6 +298,23 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
         with_doubt(columns)
         kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
         raw = MessageRow._make(session.run(kept, {"chosen": [id_]}).fetchone())
+    return _contents(columns, raw, keys)
+
+
+def read_original(database: Database, id_: int, keys: OutboxKeys | None = None) -> Contents | None:
+    """Return a message as it was before it was first edited, or None if it was not."""
+    with database.reading() as session:
+        ((edited,),) = session.run("first_original", {"id": id_}).fetchall()
+        if edited is None:
+            return None
+        raw = MessageRow._make(session.run("original_message", {"chosen": [edited]}).fetchone())
+    names = ("message_id", "exchange", "routing_key", "ordering_key")
+    columns: dict[str, Any] = dict(zip(names, raw.where(), strict=True))
+    columns |= {"id": id_, "state": "original", "properties": raw.properties.decode()}
+    return _contents(columns, raw, keys)
+
+
+def _contents(columns: dict[str, Any], raw: MessageRow, keys: OutboxKeys | None) -> Contents:
     problem = None
     try:
         entry_of(raw, keys)

@@ -1,4 +1,4 @@
-"""Operator actions on messages: retry, park, discard, reroute, skip; also while a relay runs.
+"""Operator actions on messages, such as retry, park and edit; also while a relay runs.
 
 Knows: the effect of each action on a row and on the ledger, which rows must not be changed, how a
 large change is split into small transactions. Must never know: what a selection asks for, how a
@@ -23,11 +23,12 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from reliablepub.errors import InvalidMessage, OutboxDiskFull
+from reliablepub.headers import FieldValue
 from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import (
     CONFIRMED,
@@ -44,7 +45,7 @@ from reliablepub.outbox.rows import (
     REPLY_TEXT_MAX,
     MessageRow,
     Unreadable,
-    rewritten,
+    revised,
 )
 from reliablepub.printable import printable
 
@@ -106,14 +107,19 @@ class Action(StrEnum):
     PARK = "park"
     DISCARD = "discard"
     REROUTE = "reroute"
+    EDIT = "edit"
+    """Change properties, headers or body; the original is kept with the intervention."""
+    REPLAY = "replay"
+    """Send a confirmed message again, which the relay has kept."""
     SKIP = "skip"
     """Leave the message parked, and send the later messages of its ordering key."""
 
 
 _OF_ANY_ROW: Final = (Action.PARK, Action.DISCARD)
 """Actions that need no column of the message to have the right type."""
+_REVISING: Final = (Action.REROUTE, Action.EDIT)
 _UNFIT: Final = (Unreadable, InvalidMessage, UnicodeDecodeError)
-"""Errors of a damaged row, and of a message that cannot have the new address."""
+"""Errors of a damaged row, and of a message that cannot be changed so."""
 EARLIER: Final = "an attempt before the message came to this outbox"
 
 FIT: Final[dict[Action, tuple[str, ...]]] = {
@@ -121,6 +127,8 @@ FIT: Final[dict[Action, tuple[str, ...]]] = {
     Action.PARK: OPEN_STATES,
     Action.DISCARD: STATES,
     Action.REROUTE: STATES,
+    Action.EDIT: STATES,
+    Action.REPLAY: (CONFIRMED,),
     Action.SKIP: ("parked",),
 }
 """States of a message in which each action is possible."""
@@ -131,17 +139,20 @@ class Intervention:
     """One decision of an operator about any number of messages."""
 
     action: Action
-    exchange: str | None = None  # for `Action.REROUTE`; None keeps the old one
+    exchange: str | None = None  # new one, for `Action.REROUTE` and `EDIT`; None keeps the old one
     routing_key: str | None = None  # as the exchange
+    # New properties, or body, by field of `Message`, for `Action.EDIT`; None removes a property
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, FieldValue] = field(default_factory=dict)  # new ones, for `Action.EDIT`
+    dropped: frozenset[str] = frozenset()  # names of headers to remove
     note: str = ""
     person: str = field(default_factory=lambda: printable(f"{_user()}@{socket.gethostname()}"))
     due_at: float | None = None  # when to send an open message, for `Action.RETRY`; None: now
     # Changes only messages that no queue can hold; a discard forgets their deduplication keys
     is_unsent: bool = False
-    is_replay: bool = False  # sends messages again that were confirmed, for `Action.RETRY`
 
     def __post_init__(self) -> None:
-        """Check the address, and that every database can store the texts."""
+        """Check what is new, and that every database can store the texts."""
         for name in ("exchange", "routing_key", "note", "person"):
             text = getattr(self, name) or ""
             if "\0" in text:
@@ -150,14 +161,24 @@ class Intervention:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise InvalidMessage(name, f"cannot be encoded as UTF-8: {error.reason}") from None
-        Message(b"", self.exchange or "", self.routing_key or "")
+        self.revise(Message(b""))
 
     @property
     def states(self) -> tuple[str, ...]:
         """States of a message in which the intervention is possible."""
-        if self.is_replay:
-            return (CONFIRMED,)
         return FIT[self.action] if self.due_at is None else OPEN_STATES
+
+    def revise(self, message: Message) -> Message:
+        """Return the message with all that is new."""
+        changes = dict(self.changes)
+        if self.exchange is not None:
+            changes["exchange"] = self.exchange
+        if self.routing_key is not None:
+            changes["routing_key"] = self.routing_key
+        if self.headers or self.dropped:
+            kept = {**(message.headers or {}), **self.headers}
+            changes["headers"] = {n: v for n, v in kept.items() if n not in self.dropped} or None
+        return replace(message, **changes)
 
 
 @dataclass(slots=True)
@@ -371,16 +392,16 @@ class _Step:
         action = self._intervention.action
         if action in _OF_ANY_ROW:
             return set()
-        is_numbered = action in (Action.RETRY, Action.REROUTE)
+        is_numbered = action is not Action.SKIP
         spoiled = {
             id_
             for id_, (_, _, is_fit) in states.items()
             if not is_fit or (is_numbered and not 1 <= id_ <= ID_MAX)
         }
-        if action is Action.REROUTE:
+        if action in _REVISING:
             for row in chain.from_iterable(self._read([*(states.keys() - spoiled)])):
                 try:
-                    self._rerouted(row)
+                    revised(row, self._keys, self._intervention.revise)
                 except _UNFIT:
                     spoiled.add(row.id)
         return spoiled
@@ -421,6 +442,8 @@ class _Step:
         asked, chosen = self._intervention, {"chosen": ids}
         record = {"at": self._now, "action": asked.action.value, "person": asked.person}
         self._session.run("insert_intervention", chosen | record | {"note": asked.note})
+        if asked.action is Action.EDIT:
+            self._session.run("keep_originals", chosen)
         match asked.action:
             case Action.PARK:
                 return self._park(ids)
@@ -473,31 +496,20 @@ class _Step:
         else:
             self._session.run("unpark", chosen)
             came_to = {state: -len(ids), "open_bytes": self._delete("delete_parked", ids)}
-        if self._intervention.action is Action.REROUTE:
-            came_to["open_bytes"] = came_to.get("open_bytes", 0) + self._reroute(ids)
+        if self._intervention.action in _REVISING:
+            came_to["open_bytes"] = came_to.get("open_bytes", 0) + self._revise(ids)
         return came_to
 
-    def _reroute(self, ids: Sequence[int]) -> int:
-        """Give messages their new address; return by how many bytes they have grown."""
+    def _revise(self, ids: Sequence[int]) -> int:
+        """Change the messages themselves; return by how many bytes they have grown."""
         grown_bytes = 0
         for rows in self._read(ids):
-            changed = [self._rerouted(row) for row in rows]
-            self._session.run_each("reroute", [columns for columns, _ in changed])
-            grown_bytes += sum(grown for _, grown in changed)
+            changed = [revised(row, self._keys, self._intervention.revise) for row in rows]
+            self._session.run_each("revise", changed)
+            grown_bytes += sum(
+                new["size"] - row.size for new, row in zip(changed, rows, strict=True)
+            )
         return grown_bytes
-
-    def _rerouted(self, row: MessageRow) -> tuple[dict[str, object], int]:
-        """Return the columns that the new address changes, and the message's growth in bytes."""
-        before = Message(b"", row.exchange.decode(), row.routing_key.decode())
-        asked = self._intervention
-        after = replace(
-            before,
-            exchange=before.exchange if asked.exchange is None else asked.exchange,
-            routing_key=before.routing_key if asked.routing_key is None else asked.routing_key,
-        )
-        grown_bytes = after.size - before.size
-        changed = rewritten(row, self._keys, exchange=after.exchange, routing_key=after.routing_key)
-        return {"size": row.size + grown_bytes, **changed}, grown_bytes
 
 
 def _user() -> str:

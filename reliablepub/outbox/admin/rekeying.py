@@ -20,10 +20,21 @@ from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
 from reliablepub.outbox.database import Database, Session
 from reliablepub.outbox.encryption import OutboxKeys, current_mark, fingerprints, marks
-from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
+from reliablepub.outbox.rows import MessageRow, Unreadable, rekeyed
 
 STEP_BYTES: Final = 4 << 20
 """Bytes of the bodies that one transaction encrypts, unless it is one large body."""
+
+
+# The statement that reads a row, and the tables in which it may be: a message may have been
+# parked or retried since its id was read.
+_OF_MESSAGES: Final = ("any_message", ("open", "parked"))
+_PLACES: Final = {
+    "open": _OF_MESSAGES,
+    "parked": _OF_MESSAGES,
+    "confirmed": ("confirmed_message", ("confirmed",)),
+    "original": ("original_message", ("original",)),
+}
 
 
 @dataclass(slots=True)
@@ -75,21 +86,21 @@ def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys, n
     _check_relays(session, name, keys)  # one may have started since the last step
     step, size = _Step(), 0
     for place, id_ in rows:
-        query = "confirmed_message" if place == "confirmed" else "any_message"
+        query, tables = _PLACES[place]
         found = session.run(query, {"chosen": [id_]}).fetchone()
         step.seen += 1
         if found is None:
             continue  # deleted since its id was read
+        row = MessageRow._make(found)
         try:
-            columns = rewritten(MessageRow._make(found), keys, seals=True)
+            columns = rekeyed(row, keys) | {"id": id_}
             size += len(columns["body"])
             session.check_room(size)
-            # The message may have been parked or retried since its id was read: try both tables.
             with session.attempt():
-                for table in ("confirmed",) if place == "confirmed" else ("open", "parked"):
+                for table in tables:
                     step.result.changed += session.run(f"rekey_{table}", columns).rowcount
         except Unreadable as error:
-            step.result.left[id_] = str(error)
+            step.result.left[row.id] = str(error)
         if size >= STEP_BYTES:
             break
     return step

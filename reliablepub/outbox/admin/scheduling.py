@@ -1,4 +1,4 @@
-"""Cancels and reschedules messages that were not sent; replays confirmed ones; lists by due time.
+"""Cancels and reschedules messages that were not sent; lists messages by due time.
 
 Knows: deduplication keys, and which intervention each request is. Must never know: how a relay
 learns of an intervention (see `reliablepub.outbox.admin.interventions`), how it publishes.
@@ -53,12 +53,6 @@ def rescheduling(not_before: datetime, note: str) -> Intervention:
     at = f"rescheduled to {not_before.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     note = f"{at}: {note}" if note else at
     return Intervention(Action.RETRY, note=note, due_at=not_before.timestamp(), is_unsent=True)
-
-
-def replaying(note: str) -> Intervention:
-    """Return the intervention that sends messages again that the broker has confirmed."""
-    note = f"replayed: {note}" if note else "replayed"
-    return Intervention(Action.RETRY, note=note, is_replay=True)
 
 
 def by_key(session: Session, key: str, intervention: Intervention) -> ScheduleChange:

@@ -48,6 +48,7 @@ from reliablepub.outbox.postgres.server import (
 )
 from reliablepub.outbox.postgres.sql import creation, for_dbapi, named, with_values, within
 from reliablepub.outbox.postgres.store import PostgresStore
+from reliablepub.outbox.postgres.upgrade import upgrade
 from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 
 T = TypeVar("T")
@@ -407,6 +408,10 @@ class PostgresDatabase:
         execute(connection, texts["wait_for_creators"], schema)
         if not execute(connection, texts["is_there"], schema):
             create_outbox(self.server, connection=connection)
+
+    def upgrade(self) -> list[str]:
+        """Give the outbox the tables, functions and views of this version."""
+        return upgrade(self.server)
 
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> PostgresStore:
         """Take over a shard of the outbox."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reliablepub.outbox.database import Database, LostCommits, Session
-from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, functions
+from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,8 @@ def _privileges(session: Session) -> dict[str, Any]:
 
 
 def _changed(session: Session) -> list[str]:
-    """Name the functions that another version has created, or another program has changed.
-
-    There are no migrations: an outbox keeps the functions that it was created with.
-    """
+    """Name the functions that another version has created, or another program has changed."""
     (made,) = session.rows("made_with")
     found = list(session.rows("functions"))
-    bodies = {row["name"]: row["body"] for row in found}
     schema = next((row["schema"] for row in found), DEFAULT_SCHEMA)
-    ours = functions(schema, made["shards"])
-    return sorted(name for name, body in ours.items() if bodies.get(name) != body)
+    return changed(schema, made["shards"], {row["name"]: row["body"] for row in found})

@@ -93,6 +93,10 @@ SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 -- name: made_with
 SELECT shards, allows_loss FROM reliablepub_outbox;
 
+-- Of any version.
+-- name: created_as
+SELECT version, shards FROM reliablepub_outbox;
+
 -- name: newest_turns
 SELECT
     shard, turn, run, is_free, alive_at::text,
@@ -940,6 +944,8 @@ FROM (
     SELECT properties FROM reliablepub_parked
     UNION ALL
     SELECT properties FROM reliablepub_confirmed
+    UNION ALL
+    SELECT properties FROM reliablepub_originals
 ) AS stored
 GROUP BY 1 ORDER BY 1 NULLS FIRST;
 

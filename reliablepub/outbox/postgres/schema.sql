@@ -1,4 +1,4 @@
--- The tables of an outbox in PostgreSQL 13 or later, version 3 (see `VERSION` in sql.py).
+-- The tables of an outbox in PostgreSQL 13 or later, version 4 (see `VERSION` in sql.py).
 --
 -- The outbox has a schema of its own. A name such as `reliablepub_messages` stands for the table
 -- `messages` in that schema, here and in queries.sql; see sql.py.
@@ -377,11 +377,25 @@ CREATE TABLE reliablepub_interventions (
     routing_key text COLLATE "C" NOT NULL,
     ordering_key text COLLATE "C",
     at double precision NOT NULL,
-    action text NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute', 'skip')),
+    action text NOT NULL,
     person text NOT NULL,
     note text NOT NULL
 );
 CREATE INDEX interventions_of_message ON reliablepub_interventions (id);
+
+-- Messages as they were before an operator edited them. They go with the history of the intervention.
+CREATE TABLE reliablepub_originals (
+    intervention bigint PRIMARY KEY REFERENCES reliablepub_interventions ON DELETE CASCADE,
+    id bigint NOT NULL,
+    message_id text COLLATE "C" NOT NULL,
+    exchange text COLLATE "C" NOT NULL,
+    routing_key text COLLATE "C" NOT NULL,
+    ordering_key text COLLATE "C",
+    properties text NOT NULL,
+    checksum bigint NOT NULL,
+    body bytea NOT NULL
+);
+CREATE INDEX originals_of_message ON reliablepub_originals (id);
 
 INSERT INTO reliablepub_outbox (version, shards, allows_loss) VALUES ({version}, {shards}, {allows_loss});
 INSERT INTO reliablepub_turns

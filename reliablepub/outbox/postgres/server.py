@@ -42,6 +42,7 @@ from reliablepub.errors import (
 )
 from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, VERSION, check_schema, queries
+from reliablepub.outbox.queries import UPGRADE
 
 T = TypeVar("T")
 _PATIENCE: Final = {
@@ -363,6 +364,13 @@ def emptied(server: Server) -> NotAnOutbox:
     )
 
 
+def refuse_version(server: Server, version: int) -> NotAnOutbox:
+    """The error for an outbox of another version than this library knows."""
+    remedy = "upgrade reliablepub" if version > VERSION else UPGRADE
+    known = f"this reliablepub knows version {VERSION}"
+    return NotAnOutbox(f"outbox {server} is of version {version}, and {known}; {remedy}")
+
+
 Row = tuple[Any, ...]
 Values = Mapping[str, object]
 
@@ -582,8 +590,7 @@ class Link:
             raise emptied(self.server)
         [(version, self.allows_loss)] = found
         if version != VERSION:
-            known = f"this library knows {VERSION}"
-            raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
+            raise refuse_version(self.server, version)
         if self._is_relays:
             with reported(self.server):
                 [standing] = self._run("standing", {"backend": self.backend})

@@ -10,7 +10,7 @@ In the files, ``reliablepub_messages`` stands for the table ``messages`` in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Final
 
@@ -18,7 +18,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.queries import named as queries_of
 from reliablepub.outbox.queries import text_of, text_of_queries
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the tables in schema.sql."""
 DEFAULT_SCHEMA: Final = "reliablepub"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -41,6 +41,9 @@ _NAME_MAX: Final = 63
 """Characters of a name in PostgreSQL."""
 _FUNCTION: Final = re.compile(
     r"^CREATE FUNCTION [^(]*\.(\w+)\(.*?AS \$\$(.*?)\$\$;", re.DOTALL | re.MULTILINE
+)
+_REPLACED: Final = re.compile(
+    r"^CREATE (FUNCTION [^;]*?\$\$.*?\$\$|VIEW .*?);$", re.DOTALL | re.MULTILINE
 )
 _VALUE: Final = re.compile(r"(?<!:):([a-z]\w*)")
 
@@ -74,6 +77,18 @@ def creation(schema: str, *, shards: int = 1, allows_loss: bool = False) -> str:
 def functions(schema: str, shards: int) -> dict[str, str]:
     """Return the body of each function of an outbox, by name."""
     return dict(_FUNCTION.findall(creation(schema, shards=shards)))
+
+
+def changed(schema: str, shards: int, bodies: Mapping[str, str]) -> list[str]:
+    """Name the functions of which an outbox has other bodies than those of this version."""
+    ours = functions(schema, shards)
+    return sorted(name for name, body in ours.items() if bodies.get(name) != body)
+
+
+def recreation(schema: str, shards: int) -> str:
+    """Return the SQL that creates the functions and views of an outbox anew."""
+    made = _REPLACED.findall(creation(schema, shards=shards))
+    return "".join(f"CREATE OR REPLACE {text};\n" for text in made)
 
 
 def roles(schema: str) -> str:

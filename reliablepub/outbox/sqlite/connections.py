@@ -34,6 +34,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from reliablepub.errors import NotAnOutbox, OutboxDiskFailed, OutboxError, OutboxLocked
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.patience import Patience
+from reliablepub.outbox.queries import UPGRADE
 from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.outbox.sqlite.failures import (
@@ -63,8 +64,10 @@ from reliablepub.outbox.sqlite.space import PAGE_BYTES, Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.transactions import roll_back, transaction
 
-VERSION: Final = 10
+VERSION: Final = 11
 """Version of the tables in ``schema.sql``."""
+OLDEST: Final = 10
+"""Version of the oldest outbox that can be upgraded."""
 
 
 def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
@@ -79,18 +82,18 @@ def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
     return True
 
 
-def check_version(version: int, path: Path) -> None:
-    """Check that an outbox is of the version that this library knows."""
+def check_version(version: int, path: Path, *, oldest: int = VERSION) -> None:
+    """Check that an outbox is of a version that this library knows, and can use or upgrade."""
     if version > VERSION:
         raise NotAnOutbox(
             f"outbox {path} has version {version}, and this reliablepub knows version {VERSION}; "
             "upgrade reliablepub"
         )
-    if version < VERSION:
+    if version < oldest:
+        remedy = UPGRADE if version >= OLDEST else "drain it with the reliablepub that made it"
         raise NotAnOutbox(
-            f"outbox {path} has version {version}, made before the first release, and this "
-            f"reliablepub knows version {VERSION}; drain it with the reliablepub that made it, or "
-            "export its messages with that one and import them into a new outbox"
+            f"outbox {path} has version {version}, and this reliablepub knows version {VERSION}; "
+            f"{remedy}"
         )
 
 

@@ -51,6 +51,7 @@ from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.status_file import relaying
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
 from reliablepub.outbox.sqlite.transactions import Turn, noting_trouble, transaction_at_path
+from reliablepub.outbox.sqlite.upgrade import upgrade
 
 T = TypeVar("T")
 
@@ -194,6 +195,10 @@ class SqliteDatabase:
             self._enqueuing.within(connection, lambda _: None)
         else:
             self._write(lambda _: None)
+
+    def upgrade(self) -> list[str]:
+        """Give the outbox the tables of this version, while no relay runs."""
+        return upgrade(self.file)
 
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> SqliteStore:
         """Take the relay lock, and open the file."""

@@ -422,6 +422,8 @@ FROM (
     SELECT properties FROM reliablepub_parked
     UNION ALL
     SELECT properties FROM reliablepub_confirmed
+    UNION ALL
+    SELECT properties FROM reliablepub_originals
 )
 GROUP BY name ORDER BY name;
 

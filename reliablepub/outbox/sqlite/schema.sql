@@ -1,4 +1,4 @@
--- The tables of an outbox, version 10 (see `VERSION` in connections.py).
+-- The tables of an outbox, version 11 (see `VERSION` in connections.py).
 --
 -- The database may belong to an application, so every name begins with `reliablepub_`. Indexes, triggers
 -- and rows name the database, `main`: otherwise they would become those of a temporary table of the
@@ -209,12 +209,32 @@ CREATE TABLE reliablepub_interventions (
     exchange TEXT NOT NULL,
     routing_key TEXT NOT NULL,
     at REAL NOT NULL,
-    action TEXT NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute', 'skip')),
+    action TEXT NOT NULL,
     person TEXT NOT NULL,
     note TEXT NOT NULL
 ) STRICT;
 
 CREATE INDEX main.reliablepub_interventions_of_message ON reliablepub_interventions (id);
+
+-- Messages as they were before an operator edited them. They go with the history of the intervention.
+CREATE TABLE reliablepub_originals (
+    intervention INTEGER PRIMARY KEY,
+    id INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
+    exchange TEXT NOT NULL,
+    routing_key TEXT NOT NULL,
+    ordering_key TEXT,
+    properties TEXT NOT NULL,
+    checksum INTEGER NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE INDEX main.reliablepub_originals_of_message ON reliablepub_originals (id);
+
+CREATE TRIGGER main.reliablepub_intervention_forgotten AFTER DELETE ON reliablepub_interventions
+BEGIN
+    DELETE FROM reliablepub_originals WHERE intervention = OLD.intervention;
+END;
 
 -- Views for operators. ---------------------------------------------------------------------------
 

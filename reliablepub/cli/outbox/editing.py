@@ -1,0 +1,195 @@
+"""``reliablepub outbox edit``: corrects properties, headers, body or address of messages.
+
+Knows: the properties that an operator may change, and how each is written. Must never know: how
+messages are selected, or how a row is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any, BinaryIO, Final
+
+import click
+
+from reliablepub.cli.commands import Command
+from reliablepub.cli.options import keys_option
+from reliablepub.cli.outbox.changing import (
+    EXITS,
+    change_options,
+    step_in,
+    to_exchange_option,
+    to_routing_key_option,
+)
+from reliablepub.outbox.admin.interventions import FIT, Action, Intervention
+from reliablepub.outbox.encryption import OutboxKeys
+
+_BOOLS: Final = {"true": True, "false": False}
+_PROPERTIES: Final[dict[str, Callable[[str], object]]] = {
+    "content_type": str,
+    "content_encoding": str,
+    "correlation_id": str,
+    "reply_to": str,
+    "type": str,
+    "user_id": str,
+    "app_id": str,
+    "priority": int,
+    "expiration": int,
+    "timestamp": datetime.fromisoformat,
+    "persistent": _BOOLS.__getitem__,
+}
+"""What makes the value of each property from its text."""
+_FORMS: Final = {
+    "priority": "a whole number",
+    "expiration": "a whole number of milliseconds",
+    "timestamp": "a time such as 2026-12-24T18:00:00+01:00",
+    "persistent": "true or false",
+}
+_HEADER: Final = "header."
+
+
+def _properties(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, Any]:
+    """The values of ``--set NAME=VALUE``, by name."""
+    found = {}
+    for one in given:
+        name, is_pair, text = one.partition("=")
+        if not is_pair:
+            raise click.BadParameter(f"{one!r} is not NAME=VALUE")
+        make = _PROPERTIES[_known(name)]
+        try:
+            found[name] = make(text)
+        except (ValueError, KeyError) as error:
+            raise click.BadParameter(f"{name} is {_FORMS[name]}, and not {text!r}") from error
+    return found
+
+
+def _headers(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, Any]:
+    """The values of ``--header NAME=TEXT`` and ``--header NAME:=JSON``, by name."""
+    found: dict[str, Any] = {}
+    for one in given:
+        name, is_pair, text = one.partition("=")
+        if not is_pair or name in ("", ":"):
+            raise click.BadParameter(f"{one!r} is neither NAME=TEXT nor NAME:=JSON")
+        if not name.endswith(":"):
+            found[name] = text
+            continue
+        try:
+            found[name[:-1]] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise click.BadParameter(f"{one!r}: {text!r} is not JSON") from error
+    return found
+
+
+def _names(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
+    """The properties and the headers that ``--unset`` names."""
+    headers = [name.removeprefix(_HEADER) for name in given if name.startswith(_HEADER)]
+    properties = [_known(name) for name in given if not name.startswith(_HEADER)]
+    if "persistent" in properties:
+        raise click.BadParameter("persistent is always true or false: use --set")
+    return properties, headers
+
+
+def _known(name: str) -> str:
+    if name not in _PROPERTIES:
+        known = ", ".join(_PROPERTIES)
+        raise click.BadParameter(f"{name!r} is not a property that can be changed: {known}")
+    return name
+
+
+def _revision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of what to change; the function receives them as ``make``; see `step_in`."""
+
+    @functools.wraps(function)
+    def with_revision(**values: Any) -> Any:  # noqa: ANN401 - click's
+        changes, headers = values.pop("properties"), values.pop("headers")
+        removed, dropped = values.pop("unset")
+        changes |= dict.fromkeys(removed)
+        body: BinaryIO | None = values.pop("body")
+        if body is not None:
+            changes["body"] = body.read()
+        to = {name: values.pop(f"to_{name}") for name in ("exchange", "routing_key")}
+        # Names alone: values may be secrets, and the note of an intervention is not encrypted.
+        names = [*changes, *(f"header {name}" for name in (*headers, *dropped))]
+        if not names and to == dict.fromkeys(to):
+            raise click.UsageError("give what to change: --set, --header, --unset, --body-file ...")
+
+        def make(note: str) -> Intervention:
+            what = partial(Intervention, Action.EDIT, **to, changes=changes, headers=headers)
+            note = ": ".join(filter(None, (", ".join(names), note)))
+            return what(dropped=frozenset(dropped), note=note)
+
+        return function(make=make, **values)
+
+    for option in reversed(_OPTIONS):
+        with_revision = option(with_revision)
+    return with_revision
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--set",
+        "properties",
+        callback=_properties,
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set a property, such as user_id, priority or content_type; may be repeated.",
+    ),
+    click.option(
+        "--header",
+        "headers",
+        callback=_headers,
+        multiple=True,
+        metavar="NAME=TEXT",
+        help="Set a header to a text, or with NAME:=JSON to another value; may be repeated.",
+    ),
+    click.option(
+        "--unset",
+        callback=_names,
+        multiple=True,
+        metavar="NAME",
+        help="Remove a property, or as header.NAME a header; may be repeated.",
+    ),
+    click.option(
+        "--body-file",
+        "body",
+        type=click.File("rb"),
+        metavar="FILE",
+        help="Replace the body by the content of this file; - is stdin.",
+    ),
+    to_exchange_option,
+    to_routing_key_option,
+)
+
+
+@click.command(cls=Command, exits=EXITS)
+@change_options
+@_revision
+@keys_option
+def edit(
+    make: Callable[..., Intervention],
+    outbox_keys: OutboxKeys | None,
+    **common: Any,  # noqa: ANN401 - see `step_in`
+) -> int:
+    """Correct messages, and send them now: properties, headers, body or address.
+
+    The message id does not change. `outbox show --original` shows the message as it was; it is kept
+    as long as the history. Messages are selected by ID (row number, message id, key or correlation
+    id), or by a filter. Parked ones are put back. An encrypted message needs its key
+    (--outbox-keys).
+
+    \b
+    Examples:
+      reliablepub outbox edit 17 --unset user_id --outbox outbox.db
+      reliablepub outbox edit --reason 406 --header tenant=acme \\
+        --set priority=5 --outbox outbox.db
+    """
+    return step_in(make, FIT[Action.EDIT], keys=outbox_keys, **common)

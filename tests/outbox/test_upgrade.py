@@ -1,0 +1,203 @@
+"""An outbox that an earlier version has created gets the tables of this one."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from reliablepub import Message, Outbox, Publisher
+from reliablepub.cli import main
+from reliablepub.errors import NotAnOutbox, OutboxInUse, OutboxLocked
+from reliablepub.outbox.postgres.sql import VERSION, creation, within
+from reliablepub.outbox.queries import steps_of
+from reliablepub.outbox.sqlite.checkup import check_up
+from reliablepub.outbox.sqlite.connections import OLDEST
+from reliablepub.outbox.sqlite.connections import VERSION as FILE_VERSION
+from reliablepub.outbox.sqlite.sql import statements
+from reliablepub.testing import FakeBroker
+from tests.waiting import until
+
+EARLIER = Path(__file__).with_name("earlier")
+MESSAGE = """INSERT INTO {} (id, message_id, exchange, routing_key, stored_at, size, checksum, body)
+VALUES (7, 'm', '', 'q', 1e9, 200, -1, {})"""
+ACT = """INSERT INTO {} (id, message_id, exchange, routing_key, at, action, person, note)
+VALUES (7, 'm', '', 'q', 1e9, 'retry', 'jo', 'because')"""
+
+
+COUNT = "UPDATE reliablepub_ledger SET last_id = 7, stored = 1, open_bytes = 200"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A file of the oldest version, with a message in whom an operator intervened."""
+    path = tmp_path / "outbox.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        for statement in statements((EARLIER / f"sqlite-{OLDEST}.sql").read_text()):
+            connection.execute(statement)
+        connection.execute("INSERT INTO reliablepub_schema VALUES (?, 0.0)", (OLDEST,))
+        connection.execute(MESSAGE.format("reliablepub_messages", "x'78'"))
+        for _ in range(3):
+            connection.execute(ACT.format("reliablepub_interventions"))
+        connection.execute(COUNT)
+        connection.commit()
+    path.chmod(0o600)
+    return path
+
+
+def run(where: object, *arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["outbox", *arguments, "--outbox", str(where)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def sent(where: object) -> list[str | None]:
+    """Relay the outbox, and return the ids that have come."""
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        with Publisher(broker.url, outbox=str(where)):
+            until(lambda: Outbox(str(where)).status().open == 0)
+        return [message.properties.message_id for message in broker.messages("q")]
+
+
+def test_there_is_a_step_for_each_version() -> None:
+    assert sorted(steps_of("reliablepub.outbox.sqlite")) == [*range(OLDEST, FILE_VERSION)]
+    assert sorted(steps_of("reliablepub.outbox.postgres")) == [*range(3, VERSION)]
+
+
+# ------------------------------------------------------------------------ files
+
+
+def test_a_file_is_as_if_this_version_had_created_it(old: Path) -> None:
+    told = f"tables of version {OLDEST} are now of version {FILE_VERSION}\n"
+    assert run(old, "upgrade") == told
+    assert "nothing was changed" in run(old, "upgrade")
+    found = check_up(old)
+    assert (found.pages, found.missing, found.changed) == ((), (), ())
+    assert "put back by jo: because" in run(old, "explain", "7")
+    assert "1 message edited" in run(old, "edit", "7", "--set", "type=t")
+    with closing(sqlite3.connect(old)) as connection:
+        numbers = connection.execute("SELECT intervention FROM reliablepub_interventions")
+        assert [number for (number,) in numbers] == [1, 2, 3, 4]
+    run(old, "audit")
+    assert sent(old) == ["m"]
+
+
+def test_until_then_every_door_names_the_remedy(old: Path) -> None:
+    for arguments in (("status",), ("retry", "7"), ("explain", "7")):
+        assert "run `reliablepub outbox upgrade`" in run(old, *arguments, code=4)
+    with pytest.raises(NotAnOutbox, match="outbox upgrade"):
+        Outbox(old).enqueue(Message(b""))
+    with pytest.raises(NotAnOutbox, match="outbox upgrade"):
+        Publisher("amqp://127.0.0.1:1", outbox=old)
+    assert Outbox(old).upgrade()
+    assert Outbox(old).status().open == 1
+
+
+def test_a_file_that_cannot_be_upgraded_stays_as_it_is(old: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("CREATE TABLE reliablepub_originals (in_the_way)")
+    assert "already exists" in run(old, "upgrade", code=4)
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("DROP TABLE reliablepub_originals")
+        numbers = connection.execute("SELECT count(*) FROM reliablepub_interventions")
+        assert numbers.fetchone() == (3,)
+        connection.execute("UPDATE reliablepub_schema SET version = version - 1")
+    assert "drain it with the reliablepub that made it" in run(old, "upgrade", code=4)
+    assert "holds no outbox" in run(tmp_path / "none.db", "upgrade", code=4)
+    with closing(sqlite3.connect(tmp_path / "app.db")) as app, app:
+        app.execute("CREATE TABLE theirs (x)")
+    assert "holds no outbox" in run(tmp_path / "app.db", "upgrade", code=4)
+    assert "not for a file" in run(old, "upgrade", "--sql", code=2)
+
+
+def test_not_beside_a_relay_nor_a_writer(tmp_path: Path, old: Path) -> None:
+    path = tmp_path / "new.db"
+    with (
+        FakeBroker() as broker,
+        Publisher(broker.url, outbox=path),
+        pytest.raises(OutboxInUse, match="stop it, upgrade"),
+    ):
+        Outbox(path).upgrade()
+    with closing(sqlite3.connect(old, isolation_level=None)) as app:
+        app.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutboxLocked):
+            Outbox(old).upgrade()
+
+
+# ------------------------------------------------------------------- PostgreSQL
+
+MADE = """
+SELECT
+    'column', table_name || '.' || column_name,
+    data_type || is_nullable || coalesce(column_default, '')
+FROM information_schema.columns WHERE table_schema = 'SCHEMA'
+UNION ALL
+SELECT 'constraint', conname, pg_get_constraintdef(oid) FROM pg_constraint
+WHERE connamespace = 'SCHEMA'::regnamespace
+UNION ALL
+SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'SCHEMA'
+UNION ALL
+SELECT 'view', viewname, definition FROM pg_views WHERE schemaname = 'SCHEMA'
+UNION ALL
+SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc
+WHERE pronamespace = 'SCHEMA'::regnamespace
+UNION ALL
+SELECT 'trigger', tgname, pg_get_triggerdef(t.oid) FROM pg_trigger AS t
+JOIN pg_class AS c ON c.oid = t.tgrelid WHERE c.relnamespace = 'SCHEMA'::regnamespace
+AND NOT tgisinternal
+"""
+
+
+def made(url: str, schema: str) -> list[tuple[str, ...]]:
+    with psycopg.connect(url) as connection:
+        found = connection.execute(MADE.replace("SCHEMA", schema).encode()).fetchall()
+    return sorted(tuple(part.replace(schema, "S") for part in row) for row in found)
+
+
+@pytest.fixture
+def old_url(postgres_url: str) -> str:
+    """An outbox of version 3 in the schema `earlier`, with two shards and a message."""
+    text = within("earlier", (EARLIER / "postgres-3.sql").read_text())
+    text = text.format(version=3, shards=2, allows_loss=False)
+    text = text.replace("gen_random_uuid", "md5('') || gen_random_uuid")  # as of another commit
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(text.encode())
+        connection.execute(b"SELECT earlier.enqueue('', 'q', 'x', message_id => 'm')")
+    return f"{postgres_url}?schema=earlier"
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("is_by_hand", [False, True])
+def test_an_outbox_in_postgresql(old_url: str, postgres_url: str, *, is_by_hand: bool) -> None:
+    assert "run `reliablepub outbox upgrade`" in run(old_url, "status", code=4)
+    if is_by_hand:
+        printed = run(old_url, "upgrade", "--sql")
+        with psycopg.connect(postgres_url) as owner:
+            owner.execute(printed.encode())
+        assert run(old_url, "upgrade", "--sql") == ""
+    else:
+        told = run(old_url, "upgrade")
+        assert "tables of version 3 are now of version 4\n" in told
+        assert "function enqueue is that of this version\n" in told
+    assert "nothing was changed" in run(old_url, "upgrade")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(creation("afresh", shards=2).encode())
+    assert made(postgres_url, "earlier") == made(postgres_url, "afresh")
+    assert "1 message edited" in run(old_url, "edit", "m", "--set", "type=t")
+    run(old_url, "audit")
+    until(lambda: Outbox(old_url).status().open == 1)
+
+
+@pytest.mark.postgres
+def test_one_that_cannot_be_upgraded_stays_as_it_is(old_url: str, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(b"CREATE TABLE earlier.originals (in_the_way integer)")
+    assert "already exists" in run(old_url, "upgrade", code=4)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(b"UPDATE earlier.outbox SET version = 2")
+    assert "version 2" in run(old_url, "upgrade", code=4)
+    assert "holds no outbox" in run(f"{postgres_url}?schema=none", "upgrade", code=4)
