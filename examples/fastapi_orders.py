@@ -4,11 +4,14 @@ The endpoint writes only to the database, through SQLAlchemy, so it works while 
 The publisher runs as long as the service, and relays the events in the outbox. An outbox has one
 relay: with several workers, run one `reliablepub relay` instead.
 
-Needs fastapi, httpx, sqlalchemy, aiosqlite and greenlet; starts a fake broker::
+Needs ``pip install 'reliablepub[fastapi,sqlalchemy]' fastapi httpx aiosqlite greenlet``, and for
+PostgreSQL ``'reliablepub[postgres]'``; starts a fake broker::
 
     python examples/fastapi_orders.py
 
-or uses your own: ``python examples/fastapi_orders.py amqp://guest:guest@localhost/``
+or uses your own broker, and your PostgreSQL::
+
+    python examples/fastapi_orders.py amqp://guest:guest@localhost/ postgresql://app@db/shop
 
 It prints::
 
@@ -32,7 +35,7 @@ import pika
 from fastapi import Depends, FastAPI, HTTPException
 from httpx import ASGITransport, AsyncClient
 from pydantic import BaseModel
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from reliablepub import AsyncPublisher, Message, Outbox
@@ -62,11 +65,20 @@ class NewOrder(BaseModel):
     is_covered: bool = True
 
 
-def create_app(url: str, file: Path) -> FastAPI:
-    """The service, with a database file and a broker."""
-    engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
+def engine_of(where: Path | str) -> AsyncEngine:
+    """The engine for a SQLite file, or for the URL of a PostgreSQL database."""
+    if isinstance(where, str):
+        return create_async_engine(where.replace("postgresql://", "postgresql+psycopg://", 1))
+    engine = create_async_engine(f"sqlite+aiosqlite:///{where}")
     immediate_transactions(engine)
-    outbox = SessionOutbox(Outbox(file))
+    return engine
+
+
+def create_app(url: str, where: Path | str) -> FastAPI:
+    """The service, with a broker and a database."""
+    engine = engine_of(where)
+    Outbox(where).create()  # a migration does this in production, as `reliablepub outbox create`
+    outbox = SessionOutbox(Outbox(where))
 
     @asynccontextmanager
     async def database(_app: FastAPI) -> AsyncIterator[None]:
@@ -80,7 +92,7 @@ def create_app(url: str, file: Path) -> FastAPI:
             yield session
 
     # The publisher also relays events that an earlier run of the service left in the outbox.
-    app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(url, outbox=file), database))
+    app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(url, outbox=where), database))
 
     @app.post("/orders", status_code=201)
     async def place_order(
@@ -122,12 +134,14 @@ def main() -> None:
     """Declare a queue for invoices, run the service, and read the queue."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url
+        given = dict(zip(("url", "database"), sys.argv[1:], strict=False))
+        url = given.get("url") or stack.enter_context(FakeBroker()).url
         channel = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))).channel()
         channel.exchange_declare(EXCHANGE, "topic", auto_delete=True)
         invoices = channel.queue_declare("", exclusive=True).method.queue
         channel.queue_bind(invoices, EXCHANGE, "order.#")
-        asyncio.run(be_a_customer(create_app(url, folder / "app.db")))
+        where = given.get("database", folder / "app.db")
+        asyncio.run(be_a_customer(create_app(url, where)))
         published = []
         while (body := channel.basic_get(invoices, auto_ack=True)[2]) is not None:
             published.append(json.loads(body))

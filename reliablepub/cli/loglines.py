@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 import tomllib
@@ -35,8 +36,14 @@ _OWN: Final = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 """Attributes of every record; the others are the fields of this one."""
 
 
+_PRIORITIES: Final = {"CRITICAL": 2, "ERROR": 3, "WARNING": 4, "INFO": 6}
+"""Of each level, as journald reads it at the start of a line (sd-daemon)."""
+
+
 class _Mode:
     is_json = False
+    is_service = False
+    """Whether lines of text begin with their time and level, or for journald with the level."""
     warned: ClassVar[set[str]] = set()
     """Warnings that were printed as notes."""
 
@@ -55,6 +62,16 @@ def use(log_format: str) -> None:
     """Print lines in this format from now on."""
     _Mode.is_json = log_format == "json"
     sys.excepthook = _print_bug if _Mode.is_json else sys.__excepthook__
+
+
+def begin_service(*, is_one: bool = True) -> None:
+    """Begin each line of text with its time and level from now on, or no longer."""
+    _Mode.is_service = is_one
+
+
+def is_service() -> bool:
+    """Whether each line of text begins with its time and level."""
+    return _Mode.is_service
 
 
 def wanted(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -87,18 +104,37 @@ def _value(arguments: Sequence[str], flag: str) -> str | None:
     return found
 
 
-def say(text: str, *, nl: bool = True) -> None:
+def say(text: str, level: str = "INFO") -> None:
+    """Print a line of text on stderr; of a service, with its level."""
+    _print(f"{_head(level)}{text}" if _Mode.is_service else text)
+
+
+def _head(level: str) -> str:
+    return f"<{_PRIORITIES[level]}>" if _is_journal() else f"{_now()} {level:<8} "
+
+
+def _is_journal() -> bool:
+    """Whether stderr is read by journald, which notes the time itself (systemd.exec)."""
+    found = os.fstat(2)
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def _now() -> str:
+    now = time.time()
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+    return f"{at}.{int(now % 1 * 1000):03}Z"
+
+
+def _print(line: str) -> None:
     """Print on stderr. That its disk is full, or its reader gone, ends no command."""
     with suppress(OSError):
-        click.echo(text, err=True, nl=nl)
+        click.echo(line, err=True)
 
 
 def print_line(level: str, text: str, logger: str, fields: Mapping[str, object]) -> None:
     """Print one line of JSON on stderr; its ``event`` is among the fields."""
-    now = time.time()
-    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-    values = {"time": f"{at}.{int(now % 1 * 1000):03}Z", "level": level, "logger": logger}
-    say(json.dumps({**values, "text": text, **fields}, default=str))
+    values = {"time": _now(), "level": level, "logger": logger}
+    _print(json.dumps({**values, "text": text, **fields}, default=str))
 
 
 class _AsText(logging.Handler):
@@ -113,12 +149,12 @@ class _AsText(logging.Handler):
         text = one_line(record.getMessage())
         if is_link or text in _Mode.warned:
             return
-        say(text)
+        say(text, record.levelname)
         error = record.exc_info[1] if record.exc_info else None
         # An error of the library says what to do; the traceback of any other tells of a bug.
         if error is not None and not isinstance(error, ReliablePubError):
             lines = "".join(traceback.format_exception(error)).splitlines()
-            say("\n".join(map(printable, lines)))  # a hook's error may quote a message
+            _print("\n".join(map(printable, lines)))  # a hook's error may quote a message
 
 
 class _AsJson(logging.Handler):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from reliablepub.certificates import CertificateFiles
 from reliablepub.cli.commands import Exit, Failure
@@ -34,7 +35,12 @@ from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys, exposure
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.handover import WINDOW_MAX, WINDOW_MIN
-from reliablepub.transport.address import parse_addresses, with_password, words_of_exposed
+from reliablepub.transport.address import (
+    has_password,
+    parse_addresses,
+    with_password,
+    words_of_exposed,
+)
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[float]
@@ -101,7 +107,24 @@ def _with_passwords(
         password = read_password(path)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from None
+    if any(map(has_password, urls)):
+        url_from, file_from = _source(ctx, "urls"), _source(ctx, "password_file")
+        raise click.UsageError(
+            f"the URL ({url_from}) has a password, and a password file is given too ({file_from}): "
+            "give one of them"
+        )
     return tuple(with_password(url, password) for url in urls)
+
+
+def _source(ctx: click.Context, name: str) -> str:
+    """Where the value of an option came from, in words."""
+    (option,) = (one for one in ctx.command.params if one.name == name)
+    match ctx.get_parameter_source(name):
+        case ParameterSource.ENVIRONMENT:
+            return f"of the variable {option.envvar}"
+        case ParameterSource.DEFAULT_MAP:
+            return "of the configuration"
+    return f"of {option.opts[0]}"
 
 
 def broker_options(*, required: bool, text: str) -> Callable[[_F], _F]:

@@ -159,10 +159,10 @@ def print_note(text: str, *, event: str = "note") -> None:
     said = one_line(text).removeprefix(_WARNING)
     if text.startswith(_WARNING):
         loglines.warned(said)
-    if not loglines.is_json():
-        loglines.say(one_line(text))
-        return
     level = "WARNING" if text.startswith(_WARNING) else "INFO"
+    if not loglines.is_json():
+        loglines.say(said if loglines.is_service() else one_line(text), level)
+        return
     loglines.print_line(level, said, _LOGGER, {"event": event})
 
 
@@ -171,7 +171,8 @@ def print_error(text: str) -> None:
     if loglines.is_json():
         loglines.print_line("ERROR", one_line(text), _LOGGER, {"event": "error"})
     else:
-        loglines.say(f"Error: {one_line(text)}")
+        head = "" if loglines.is_service() else "Error: "
+        loglines.say(f"{head}{one_line(text)}", "ERROR")
 
 
 def print_table(values: Mapping[str, object]) -> None:

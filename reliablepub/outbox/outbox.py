@@ -467,6 +467,19 @@ class Outbox:
             pass  # raises if there is none: a retry must not add an outbox to a database
         return self._database.write(lambda own: change(own, wanted, what, time.time()).changed)
 
+    def clear(self) -> None:
+        """Delete all messages, their history and all deduplication keys: between two tests.
+
+        Messages that a running relay has in flight stay. Deleted messages count as discarded.
+
+        Raises:
+            NotAnOutbox: there is no outbox at this path.
+            OutboxError: some messages may have been deleted.
+        """
+        from reliablepub.outbox.admin.pruning import clear
+
+        clear(self._database)
+
     def held_keys(self, limit: int = 100) -> list[HeldKey]:
         """Return parked messages that hold their ordering keys, and how many wait behind each.
 

@@ -184,12 +184,8 @@ def has_password(url: str) -> bool:
 
 
 def with_password(url: str, password: str) -> str:
-    """Return the URL with the password inserted. A URL without a user gets the user ``guest``."""
+    """Return the URL, which has none, with a password; without a user, it is that of ``guest``."""
     parts = _split(url)
-    if parts.password is not None:
-        raise ConfigurationError(
-            "the URL has a password, and a password file was given too; remove it from the URL"
-        )
     user, _, host = parts.netloc.rpartition("@")
     netloc = f"{user or 'guest'}:{quote(password, safe='')}@{host}"
     return urlunsplit(parts._replace(netloc=netloc))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,7 @@ class Cli:
     @staticmethod
     def ended(process: subprocess.Popen[str], input: str | None = None) -> Ended:  # noqa: A002
         out, err = process.communicate(input, timeout=100)
+        err = said(err)
         assert "Traceback" not in err, err
         assert "hush" not in out + err
         assert isinstance(process.args, list)
@@ -108,10 +110,27 @@ class Cli:
                 pass
 
 
+HEAD = re.compile(
+    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR|CRITICAL) +", re.MULTILINE
+)
+"""Time and level, with which each line of a relay's log begins."""
+
+
+def said(err: str) -> str:
+    """What was said on stderr: the lines of a relay without time and level."""
+    return HEAD.sub(lambda found: "Error: " if found[1] == "ERROR" else "", err)
+
+
 def line_of(process: subprocess.Popen[str]) -> str:
-    """The next line on stderr."""
+    """What the next line on stderr says."""
     assert process.stderr is not None
-    return process.stderr.readline()
+    return said(process.stderr.readline())
+
+
+def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
+    """What each further line on stderr says."""
+    while line := line_of(process):
+        yield line
 
 
 @pytest.fixture(autouse=True)

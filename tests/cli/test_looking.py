@@ -513,7 +513,11 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
 def test_an_older_version_is_refused(run: Run, alone: Path) -> None:
     sql(alone, "UPDATE reliablepub_schema SET version = 7")
     for command in ("check", "status"):
-        refused(run(command), "has version 7, made before the first release", code=4)
+        refused(
+            run(command),
+            "has version 7, and this reliablepub knows version 11; drain it with",
+            code=4,
+        )
 
 
 def test_what_a_killed_relay_has_left_is_named(run: Run, alone: Path) -> None:

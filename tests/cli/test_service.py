@@ -30,7 +30,7 @@ from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, fill, line_of
+from tests.cli.conftest import NOBODY, Cli, fill, line_of, lines_of
 from tests.waiting import until
 
 
@@ -147,19 +147,19 @@ def test_a_hangup_drops_no_key_that_a_message_needs(cli: Cli, fake: FakeBroker) 
         outbox.enqueue(Message(b"1", routing_key="nowhere"), key="waits")
     relay = cli.begin("relay", "--outbox", "o.db", "--outbox-keys", "keys")
     assert relay.stderr is not None
-    assert any(line == "connected to the broker\n" for line in iter(relay.stderr.readline, ""))
+    assert any(line == "connected to the broker\n" for line in lines_of(relay))
     for text in (new, f"old {'f0' * 32}\n"):
         keys.write_text(text)
         relay.send_signal(signal.SIGHUP)
         ends = ("not reopened", "reopened", "the relay has failed")
-        told = next(line for line in iter(relay.stderr.readline, "") if line.startswith(ends))
+        told = next(line for line in lines_of(relay) if line.startswith(ends))
         assert told == (
             "not reopened, nothing was changed: messages are encrypted with key 'old', which is "
             "gone\n"
         )
     keys.write_text(new + old)
     relay.send_signal(signal.SIGHUP)
-    assert any(line == "reopened\n" for line in iter(relay.stderr.readline, ""))
+    assert any(line == "reopened\n" for line in lines_of(relay))
     assert cli.stop(relay).code == 0
     with Outbox(cli.folder / "o.db", keys=OutboxKeys.read(keys)) as outbox:
         assert outbox.rekey().changed == 1

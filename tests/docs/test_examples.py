@@ -3,12 +3,15 @@
 import runpy
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from reliablepub.testing import FakeBroker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -45,3 +48,15 @@ def test_a_relay_gets_its_url_by_the_environment_alone(
     assert "hush" not in " ".join(command)
     ours = {name: value for name, value in environment.items() if name.startswith("RELIABLEPUB_")}
     assert ours == {"RELIABLEPUB_URL": "amqp://u:hush@h/"}
+
+
+@pytest.mark.postgres
+def test_the_fastapi_service_runs_on_postgresql(postgres_url: str, fake_broker: FakeBroker) -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "fastapi_orders.py")]
+    done = subprocess.run(
+        [*command, fake_broker.url, postgres_url], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # A rollback does not give the number of a sequence back.
+    published = "[{'order': 1, 'amount': 250}, {'order': 3, 'amount': 120}]"
+    assert done.stdout.splitlines()[-1] == f"published: {published}"

@@ -6,14 +6,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import skipUnless
+from unittest.mock import patch
 
 import pytest
 from asgiref.sync import async_to_sync
 from celery import Celery
+from django.contrib import admin
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
@@ -23,10 +26,11 @@ from django.test import SimpleTestCase, TransactionTestCase, override_settings
 from django.urls import reverse
 from psycopg.conninfo import conninfo_to_dict
 
-from reliablepub import Message, Publisher, RetryPolicy, ScheduleChange
+from reliablepub import Message, Outbox, Publisher, RetryPolicy, ScheduleChange
 from reliablepub.integrations.celery import use_outbox
 from reliablepub.integrations.django import DjangoOutbox, where_of
 from reliablepub.integrations.django.checks import check_broker, check_databases
+from reliablepub.integrations.django.creation import create
 from reliablepub.integrations.django.models import ParkedMessage
 from reliablepub.integrations.taskiq import OutboxBroker as TaskiqBroker
 from reliablepub.outbox.postgres.server import Server
@@ -203,6 +207,18 @@ class Transactions(Case):
         async_to_sync(broker.shutdown)()
         self.check(1)
 
+    def test_a_transaction_that_it_does_not_join_is_told_once(self) -> None:
+        with self.assertLogs("reliablepub.outbox", "WARNING") as logs:
+            for number in range(2):
+                with suppress(Undone), transaction.atomic():
+                    self.order(number, "archive")
+                    raise Undone
+        self.check(2, "archive")
+        (line,) = logs.output
+        assert "stored at once in database 'archive', while a transaction of 'default'" in line
+        with self.assertNoLogs("reliablepub.outbox"), transaction.atomic("archive"):
+            self.order(2, "archive")
+
     def test_a_coroutine_enqueues(self) -> None:
         async_to_sync(DjangoOutbox().enqueue_async)(Message(b""), key=self.id())
         assert DjangoOutbox().outbox.cancel(self.id())
@@ -313,6 +329,34 @@ class Migrations(Case):
         assert self.stored("archive") == 1
         assert ParkedMessage.objects.using("archive").count() == 0
 
+    @skipUnless(connections["default"].vendor == "postgresql", "SQLite has no users")
+    def test_who_may_not_says_what_is_missing(self) -> None:
+        connection = connections["default"]
+        with connection.cursor() as cursor:
+            cursor.execute("DROP VIEW reliablepub_parked_messages; DROP ROLE IF EXISTS plain")
+            cursor.execute("CREATE ROLE plain; SET ROLE plain")
+        try:
+            with pytest.raises(CommandError, match=r"outbox create --sql.*--roles"):
+                create(connection)
+            with pytest.raises(DatabaseError) as denied:
+                DjangoOutbox().enqueue(Message(b""))
+            assert "needs the role" in str(denied.value.__notes__)
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("RESET ROLE; DROP ROLE plain")
+        create(connection)
+        assert ParkedMessage.objects.count() >= 0
+
+    def test_migrate_upgrades_an_outbox_of_an_earlier_version(self) -> None:
+        with patch.object(Outbox, "upgrade") as upgrade:
+            call_command("migrate", database="archive", verbosity=0)
+        assert upgrade.call_count == 1
+
+    def test_the_sql_of_the_migration_names_the_command(self) -> None:
+        told = StringIO()
+        call_command("sqlmigrate", "reliablepub", "create_outbox", stdout=told)
+        assert "-- Create the outbox; its SQL: reliablepub outbox create --sql" in told.getvalue()
+
     def test_none_is_missing(self) -> None:
         call_command("makemigrations", "--check", "--dry-run", verbosity=0)
 
@@ -389,6 +433,14 @@ class Admin(Case):
             answer = self.client.post(address, chosen, follow=True)
             self.assertContains(answer, "1 of 1 will be sent again")
             assert DjangoOutbox(using).outbox.parked() == []
+
+    def test_an_outbox_that_cannot_be_read_is_a_message(self) -> None:
+        self.client.force_login(User.objects.create_superuser("operator", password="x"))
+        said = "permission denied for schema reliablepub"
+        with patch.object(admin.ModelAdmin, "changelist_view", side_effect=DatabaseError(said)):
+            address = reverse("admin:reliablepub_parkedmessage_changelist")
+            answer = self.client.get(address, follow=True)
+        self.assertContains(answer, f"The outbox cannot be shown: {said}")
 
     def test_who_may_only_look_cannot_retry(self) -> None:
         viewer = User.objects.create_user("viewer", password="x", is_staff=True)

@@ -224,6 +224,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     settings = _settings(ctx)
     with Stop(reopens=True) as stop:
         if not drain:
+            loglines.begin_service()
             _warn_of_passwords(ctx)
         note_misspelled_variables()
         note_exposed_urls(urls)
@@ -296,7 +297,7 @@ def _reread(ctx: click.Context) -> Settings:
 
 def _warn_of_passwords(ctx: click.Context) -> None:
     """Warn of a password in the arguments: every local user can list them while the relay runs."""
-    seen = "every user of this machine can see a password in {} (ps); use {}"
+    seen = "warning: every user of this machine can see a password in {} (ps); use {}"
     urls, outbox = urls_as_given(ctx), outbox_as_given(ctx) or ""
     if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and any(
         has_password(url) and ":guest@" not in url for url in urls

@@ -14,6 +14,7 @@ outbox; the default database unless given.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -35,6 +36,10 @@ _OUTBOXES: Final[dict[tuple[str, str], Outbox]] = {}
 
 They only enqueue through Django's connections, and open none of their own to a server: Django's
 test runner cannot drop a database that has connections."""
+
+
+_WARNED: Final[set[str]] = set()
+_LOGGER: Final = logging.getLogger("reliablepub.outbox")
 
 
 class DjangoOutbox:
@@ -114,7 +119,8 @@ class DjangoOutbox:
             ImproperlyConfigured: the database cannot hold an outbox.
             OutboxError: the message was not stored (`Outbox.enqueue`).
             DatabaseError: PostgreSQL did not store the message, such as Django's `ProgrammingError`
-                if there is no outbox: run ``migrate``.
+                if there is no outbox (run ``migrate``), or if this user may not use it (a note of
+                the error names the role).
         """
         outbox, connection = self._through()
         return outbox.enqueue(message, key=key, connection=connection)
@@ -192,6 +198,8 @@ class DjangoOutbox:
     def _through(self) -> tuple[Outbox, Any]:
         """Return the outbox, and Django's connection in the form that it accepts."""
         connection = connections[self.using]
+        if not connection.in_atomic_block:
+            _warn_of_others(self.using)
         at = (self.using, str(connection.settings_dict["NAME"]))
         if at not in _OUTBOXES:
             _OUTBOXES[at] = self.outbox
@@ -202,6 +210,22 @@ class DjangoOutbox:
     def __repr__(self) -> str:
         """Name the database."""
         return f"DjangoOutbox({'' if self._using is None else repr(self._using)})"
+
+
+def _warn_of_others(using: str) -> None:
+    """Warn once if the only open transactions are of databases that the message does not join."""
+    others = {one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block}
+    if others and using not in _WARNED:
+        _WARNED.add(using)
+        _LOGGER.warning(
+            "a message is stored at once in database %r, while a transaction of %s is open, whose "
+            "rollback does not remove it: name that database, DjangoOutbox(using=...), or use "
+            "transaction.atomic(using=%r)",
+            using,
+            ", ".join(map(repr, sorted(others))),
+            using,
+            extra={"event": "outside_of_transaction"},
+        )
 
 
 def accepted(connection: BaseDatabaseWrapper) -> Any:  # noqa: ANN401 - a connection of any driver

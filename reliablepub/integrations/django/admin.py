@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
+from reliablepub import OutboxError
 from reliablepub.integrations.django import DjangoOutbox, aliases
 from reliablepub.integrations.django.models import ParkedMessage
 
@@ -72,7 +74,11 @@ class ParkedMessageAdmin(admin.ModelAdmin):
 
         The outbox has a connection of its own, which would wait for the transaction of the request.
         """
-        return super().changelist_view(request, extra_context)
+        try:
+            return super().changelist_view(request, extra_context)
+        except (DatabaseError, OutboxError) as error:  # such as a user with fewer privileges
+            self.message_user(request, f"the outbox cannot be shown: {error}", messages.ERROR)
+            return redirect("admin:index")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the messages of the first outbox."""

@@ -5,7 +5,7 @@ from django.core import checks
 from django.db.models.signals import post_migrate
 
 from reliablepub.integrations.django.checks import check_broker, check_databases
-from reliablepub.integrations.django.creation import create_missing
+from reliablepub.integrations.django.creation import complete
 
 
 class ReliablePubConfig(AppConfig):
@@ -17,7 +17,7 @@ class ReliablePubConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have each ``migrate`` add the outbox where it is missing; register the checks."""
-        post_migrate.connect(create_missing, sender=self)
+        """Have each ``migrate`` add or upgrade the outbox; register the checks."""
+        post_migrate.connect(complete, sender=self)
         checks.register(check_databases)
         checks.register(check_broker, deploy=True)

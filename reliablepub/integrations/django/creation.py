@@ -1,4 +1,4 @@
-"""Adds the outbox to a database: in the migration, and after ``migrate`` where it is missing.
+"""Adds the outbox to a database in the migration; after ``migrate``, adds or upgrades it.
 
 Knows: Django's signals, and the view that the model `ParkedMessage` reads. Must never know: the
 tables of the outbox.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.db import connections, router, transaction
+from django.core.management import CommandError
+from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from reliablepub import OutboxError
 from reliablepub.integrations.django import DjangoOutbox, accepted, aliases
 
 _NAME: Final = "reliablepub_parked_messages"
@@ -31,14 +33,28 @@ def create(connection: BaseDatabaseWrapper) -> None:
     """
     if connection.alias not in aliases():
         return
-    DjangoOutbox(connection.alias).outbox.create(connection=accepted(connection))
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute(_VIEW)
+    try:
+        DjangoOutbox(connection.alias).outbox.create(connection=accepted(connection))
+        if not _is_seen(connection):
+            with connection.cursor() as cursor:
+                cursor.execute(_VIEW)
+    except (DatabaseError, OutboxError) as error:
+        if "permission denied" not in str(error):
+            raise
+        raise CommandError(
+            f"the user of database {connection.alias!r} may not create the outbox ({error}). Its "
+            "owner runs `reliablepub outbox create --sql` and `--roles` through psql, and grants "
+            "this user reliablepub_relay, and CREATE on the schema of its tables; then migrate"
+        ) from error
 
 
-def create_missing(*, using: str, **_: Any) -> None:  # noqa: ANN401 - a signal's
-    """Add the outbox to a PostgreSQL database whose migration did not.
+def _is_seen(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the view of parked messages is there, which SQLite's outbox has itself."""
+    return _NAME in connection.introspection.table_names(include_views=True)
+
+
+def complete(*, using: str, **_: Any) -> None:  # noqa: ANN401 - a signal's
+    """Add the outbox to a PostgreSQL database whose migration did not; upgrade one that is there.
 
     It was applied before the setting ``DATABASES`` named the database, or the setting
     ``MIGRATION_MODULES`` leaves it out. In SQLite, the first message adds the outbox.
@@ -47,9 +63,10 @@ def create_missing(*, using: str, **_: Any) -> None:  # noqa: ANN401 - a signal'
         using: alias of the database.
     """
     connection = connections[using]
-    if connection.vendor != "postgresql" or not router.allow_migrate(using, "reliablepub"):
+    if using not in aliases() or not router.allow_migrate(using, "reliablepub"):
         return
-    if using not in aliases() or _NAME in connection.introspection.table_names(include_views=True):
-        return
-    with transaction.atomic(using):
-        create(connection)
+    if _is_seen(connection):
+        DjangoOutbox(using).outbox.upgrade()  # of an earlier version
+    elif connection.vendor == "postgresql":
+        with transaction.atomic(using):
+            create(connection)

@@ -10,6 +10,7 @@ of its own, followed by an equally long pause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -143,6 +144,12 @@ def prune(
         )
         with database.reading() as session:
             return replace(pruned, bytes_unused=session.space().bytes_unused)
+
+
+def clear(database: Database) -> None:
+    """Delete all messages, their history and all deduplication keys."""
+    intervene(database, find_ids(database, Selection()), Intervention(Action.DISCARD))
+    prune(database, Times(confirmed_before=math.inf, history_before=math.inf, now=math.inf))
 
 
 def _given_up(times: Times) -> dict[str, Selection]:

@@ -43,30 +43,29 @@ _ZERO: Final = "CAST(0 AS double precision)"
 _FINITE: Final = "CAST(1e300 AS double precision)"
 """Of the column's type: see the top of ``postgres/queries.sql``."""
 _NAMES: Final = "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
-_COUNTS: Final = (
-    "nacked + returned + refused + uncertain AS attempts, stored_at, expires_at, size, "
-    "nacked + uncertain > 0 AS may_have_arrived, NULL AS confirmed_at"
-)
+_COUNTS: Final = "nacked + returned + refused + uncertain AS attempts, stored_at, expires_at, size"
+_DOUBT: Final = ", nacked + uncertain > 0 AS may_have_arrived, NULL AS confirmed_at"
 _TABLES: Final = {
     "reliablepub_messages": (
         OPEN_STATES,
         _NAMES.format(state=f"CASE WHEN due_at > {_ZERO} THEN 'waiting' ELSE 'ready' END")
         + _COUNTS
         + f", CASE WHEN due_at <> {_ZERO} AND due_at < {_FINITE} THEN due_at END AS due_at"
-        ", NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
+        ", NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text" + _DOUBT,
     ),
     "reliablepub_parked": (
         GIVEN_UP_STATES,
         _NAMES.format(state="state")
         + _COUNTS
-        + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text",
+        + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text"
+        + _DOUBT,
     ),
     "reliablepub_confirmed": (
         (CONFIRMED,),
         _NAMES.format(state=f"'{CONFIRMED}'")
-        + "0 AS attempts, stored_at, NULL AS expires_at, size, 1 > 0 AS may_have_arrived"
-        ", confirmed_at, NULL AS due_at, NULL AS parked_at"
-        ", NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
+        + "0 AS attempts, stored_at, NULL AS expires_at, size, NULL AS due_at, NULL AS parked_at"
+        ", NULL AS outcome, NULL AS reply_code, NULL AS reply_text"
+        ", 1 > 0 AS may_have_arrived, confirmed_at",
     ),
 }
 _OF_STATE: Final = {

@@ -235,6 +235,21 @@ _AT_ONCE: Final = {"stream_results": False, "yield_per": None}
 """Overrides options of the application's connection: a cursor of the server changes no table."""
 
 
+@contextmanager
+def _hinting() -> Iterator[None]:
+    """Note on an error of the application's own library what a missing privilege needs."""
+    try:
+        yield
+    except Exception as error:
+        if "permission denied for" in str(error):
+            error.add_note(
+                "to enqueue, this user needs the role <schema of the outbox>_enqueuer, which "
+                "`reliablepub outbox create --roles` makes"
+            )
+        raise
+
+
+@_hinting()
 def execute(
     connection: Any,  # noqa: ANN401 - of a library that the application chose
     text: str,

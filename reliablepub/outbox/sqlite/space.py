@@ -191,7 +191,7 @@ class Ballast:
         raise OutboxDiskFull(
             f"outbox {self._outbox} accepts no new messages, because the disk is full: nothing was "
             "stored, and messages accepted before are safe and still published; free some space, "
-            f"at least {needed - spare:.0f} bytes, and try again"
+            f"at least {needed - spare:.0f} bytes more than are free now, and try again"
         )
 
     def _lacking(self) -> int:

@@ -35,6 +35,9 @@ def upgrade(path: Path) -> list[str]:
     if not check_file(path):
         raise lacks_outbox(path)
     check_side_files(path)
+    with GATE.use(), reported(path), closing(_opened(path)) as connection:
+        if _version(connection.cursor(), path) == VERSION:
+            return []  # beside a relay, too
     relay_lock = RelayLock.borrow(path)
     if relay_lock is None:
         raise OutboxInUse(f"a relay runs on outbox {path}; stop it, upgrade, and start the new one")
@@ -59,13 +62,17 @@ def _opened(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _upgraded(cursor: sqlite3.Cursor, path: Path) -> list[str]:
+def _version(cursor: sqlite3.Cursor, path: Path) -> int:
     (count,) = cursor.execute(QUERIES["has_schema"]).fetchone()
     if not count:
         raise lacks_outbox(path)
     (found,) = cursor.execute(QUERIES["schema_version"]).fetchone()
     check_version(found, path, oldest=OLDEST)
-    steps = steps_of(__package__)
+    return int(found)
+
+
+def _upgraded(cursor: sqlite3.Cursor, path: Path) -> list[str]:
+    steps, found = steps_of(__package__), _version(cursor, path)
     for version in range(found, VERSION):
         for statement in statements(steps[version]):
             cursor.execute(statement)

@@ -16,13 +16,20 @@ def _create(_apps: object, editor: Any) -> None:  # noqa: ANN401 - the schema ed
     create(editor.connection)
 
 
+class _CreateOutbox(migrations.RunPython):
+    """Creates the outbox; ``sqlmigrate`` names the command that prints the SQL."""
+
+    def describe(self) -> str:
+        return "Create the outbox; its SQL: reliablepub outbox create --sql"
+
+
 class Migration(migrations.Migration):
     """Adds the outbox. Reversing the migration keeps the outbox and its messages."""
 
     initial = True
     dependencies: ClassVar[list[Any]] = []
     operations: ClassVar[list[Any]] = [
-        migrations.RunPython(_create, migrations.RunPython.noop),
+        _CreateOutbox(_create, migrations.RunPython.noop),
         migrations.CreateModel(
             name="ParkedMessage",
             fields=[
