@@ -468,7 +468,7 @@ class Outbox:
         return self._database.write(lambda own: change(own, wanted, what, time.time()).changed)
 
     def clear(self) -> None:
-        """Delete all messages, their history and all deduplication keys: between two tests.
+        """Delete all messages and all deduplication keys: between two tests.
 
         Messages that a running relay has in flight stay. Deleted messages count as discarded.
 

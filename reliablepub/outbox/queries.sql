@@ -402,8 +402,9 @@ SELECT min(intervention) FROM reliablepub_originals WHERE id = :id;
 
 -- name: original_message
 SELECT
-    id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), 0, NULL,
-    0, 0, 0, 0, checksum, body, NULL, BYTES(ordering_key), NULL, 0
+    id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), 0 AS stored_at,
+    NULL AS due_at, 0 AS nacked, 0 AS returned, 0 AS refused, 0 AS uncertain, checksum, body,
+    NULL AS expires_at, BYTES(ordering_key), NULL AS refused_at, 0 AS size
 FROM reliablepub_originals WHERE CHOSEN(intervention);
 
 -- name: figures

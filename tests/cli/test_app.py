@@ -293,6 +293,7 @@ NO_JSON = (
     *("reliablepub outbox", "reliablepub topology"),  # groups
     "reliablepub outbox export",  # what it prints is JSON
     "reliablepub outbox create",  # prints SQL
+    "reliablepub outbox upgrade",  # the same
     "reliablepub outbox metrics",  # prints what Prometheus reads
     "reliablepub shipped",  # prints a file
 )

@@ -69,6 +69,26 @@ def test_a_password_comes_from_a_file_of_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_two_passwords_are_refused_with_their_origins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "password"
+    secret.touch(0o600)
+    secret.write_text("hush")
+    monkeypatch.setenv("RELIABLEPUB_PASSWORD_FILE", str(secret))
+    result = CliRunner().invoke(main, ["relay", "--url", "amqp://u:hush@h", "--outbox", "o.db"])
+    assert result.exit_code == 2
+    words = "the URL (of --url) has a password, and a password file is given too (of the variable "
+    assert f"{words}RELIABLEPUB_PASSWORD_FILE): give one of them" in result.stderr
+    monkeypatch.delenv("RELIABLEPUB_PASSWORD_FILE")
+    monkeypatch.setenv("RELIABLEPUB_URL", "amqp://u:hush@h")
+    config = tmp_path / "relay.toml"
+    config.write_text(f'[relay]\npassword-file = "{secret}"\n')
+    result = CliRunner().invoke(main, ["relay", "--config", str(config), "--outbox", "o.db"])
+    words = "the URL (of the variable RELIABLEPUB_URL) has a password, and a password file is given"
+    assert f"{words} too (of the configuration)" in result.stderr
+
+
 def test_a_password_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> None:
     """A relay reads its options again after SIGHUP, below the same group."""
     path, group = tmp_path / "relay.toml", click.Context(main)

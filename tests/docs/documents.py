@@ -36,7 +36,7 @@ from tests.docs.shell import commands_of, run_command
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
-KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
+KINDS = ["Tutorial", "Develop", "Run in production", "Migrate", "Reference", "Explanation"]
 """Of pages, in the order of the site."""
 PLACEHOLDER = "amqp://guest:guest@localhost/"
 FIRST_STEP = "tutorial.md#1-start-a-broker"

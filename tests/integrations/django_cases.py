@@ -14,11 +14,11 @@ from unittest import skipUnless
 from unittest.mock import patch
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from celery import Celery
 from django.contrib import admin
 from django.contrib.auth.models import Group, User
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections, transaction
 from django.db.utils import ConnectionHandler
@@ -182,6 +182,21 @@ class Transactions(Case):
             Group.objects.create(name="order 1")
             task.delay(1)
         self.check(1)
+
+    def test_a_celery_task_is_sent_from_a_coroutine(self) -> None:
+        app = Celery("shop", broker="amqp://127.0.0.1:9", set_as_current=False)
+        use_outbox(app, DjangoOutbox())
+
+        @app.task(name="ship", shared=False)
+        def ship(number: int) -> None: ...
+
+        async def view() -> None:
+            with pytest.raises(SynchronousOnlyOperation):
+                ship.delay(1)
+            await sync_to_async(ship.delay)(1)
+
+        async_to_sync(view)()
+        assert self.stored() - self.before["default"] == 1
 
     def test_it_is_known_whether_a_message_joins_a_transaction(self) -> None:
         assert not DjangoOutbox().is_joined

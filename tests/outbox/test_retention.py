@@ -362,7 +362,7 @@ def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make
         ] * 2
         store.commit(Changes(confirmed=left))
         store.relieve()
-    assert path.stat().st_size <= 105 * 4096
+    assert path.stat().st_size <= 107 * 4096
 
 
 def test_a_rewrite_that_fails_is_not_tried_again_at_each_look(

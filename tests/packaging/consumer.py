@@ -202,9 +202,11 @@ def enqueue(path: Path) -> None:
     assert outbox.enqueue(order(12), key="order 12") == message_id
     assert_type(outbox.enqueue_many(order(number) for number in range(2)), list[str])
     assert_type(outbox.reschedule("order 12", datetime.now(UTC)), ScheduleChange)
+    assert_type(outbox.upgrade(), list[str])
     assert_type(outbox.cancel("nothing", note="no order"), ScheduleChange)
     assert_type(outbox.position("nothing"), int)
     outbox.forget("nothing")
+    outbox.clear()
     outbox.close()
 
 

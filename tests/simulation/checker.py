@@ -328,12 +328,8 @@ class Checker:
             story.is_due_now = True
             if id_ in self._parked:
                 self.unparked([id_])
-            if what.action is Action.REROUTE:
-                assert what.exchange is not None
-                assert what.routing_key is not None
-                story.message = replace(
-                    story.message, exchange=what.exchange, routing_key=what.routing_key
-                )
+            if what.action in {Action.REROUTE, Action.EDIT}:
+                story.message = what.revise(story.message)
                 story.versions.append(story.message)
 
     def skipped(self, ids: Iterable[str]) -> None:

@@ -284,10 +284,12 @@ class World:
         chosen = [id_ for id_ in rows if self.rng.random() < 0.3]
         if not chosen:
             return
+        action = self.rng.choice(sorted(Action))
         what = Intervention(
-            self.rng.choice(sorted(Action)),
+            action,
             exchange="",
             routing_key="queue",
+            changes={"type": "edited"} if action is Action.EDIT else {},
             note="why",
             person="ann",
         )

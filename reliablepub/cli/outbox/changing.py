@@ -200,9 +200,9 @@ def replay(**common: Any) -> int:  # noqa: ANN401
 
     \b
     Examples:
-      reliablepub outbox replay --exchange '' --routing-key invoices \
+      reliablepub outbox replay --exchange '' --routing-key invoices \\
         --newer-than 2h --dry-run --outbox outbox.db
-      reliablepub outbox replay --exchange orders --note 'queue was deleted' \
+      reliablepub outbox replay --exchange orders --note 'queue was deleted' \\
         --outbox outbox.db
     """
     return step_in(partial(Intervention, Action.REPLAY), FIT[Action.REPLAY], **common)

@@ -147,7 +147,7 @@ def prune(
 
 
 def clear(database: Database) -> None:
-    """Delete all messages, their history and all deduplication keys."""
+    """Delete all messages and all deduplication keys."""
     intervene(database, find_ids(database, Selection()), Intervention(Action.DISCARD))
     prune(database, Times(confirmed_before=math.inf, history_before=math.inf, now=math.inf))
 
