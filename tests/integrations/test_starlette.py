@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,12 +17,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from reliablepub import AsyncPublisher, ConfigurationError, Message, Outbox
+from reliablepub import AsyncPublisher, ConfigurationError, Message, Outbox, OutboxInUse
 from reliablepub.integrations.sqlalchemy import SessionOutbox
 from reliablepub.integrations.starlette import health_routes, lifespan, publisher_of
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
 from tests.integrations.engines import async_engine_of
+from tests.stores import DURABLE, outbox_of
 
 
 def run(app: Any, customer: Callable[[AsyncClient], Awaitable[None]]) -> None:
@@ -135,5 +137,93 @@ def test_what_the_application_yields_stays_its_state(path: Path, fake_broker: Fa
         opened = lifespan(lambda: AsyncPublisher(fake_broker.url, outbox=path), own)
         async with opened(Starlette()) as state:
             assert state == {"answer": 42}
+
+    asyncio.run(main())
+
+
+async def is_relaying(client: AsyncClient) -> bool:
+    try:
+        return (await client.get("/")).text == "connected"
+    except OutboxInUse:
+        return False
+
+
+async def relays(client: AsyncClient) -> None:
+    for _ in range(400):
+        if await is_relaying(client):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it does not take over")
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+def test_a_second_process_stands_by_and_takes_over(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, fake_broker: FakeBroker
+) -> None:
+    """As in a rolling deployment: the new process starts before the old one ends."""
+    where = str(outbox_of(kind, request, tmp_path))
+    Outbox(where).create()
+    fake_broker.declare_queue("q")
+
+    async def show(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(publisher_of(request).status.link)
+
+    def app() -> Starlette:
+        def publisher() -> AsyncPublisher:
+            return AsyncPublisher(fake_broker.url, outbox=where)
+
+        routes = [Route("/", show), *health_routes()]
+        return Starlette(routes=routes, lifespan=lifespan(publisher, standby=True))
+
+    def client(of: Starlette) -> AsyncClient:
+        return AsyncClient(transport=ASGITransport(of), base_url="http://shop")
+
+    async def main() -> None:
+        old, new, of_old = app(), app(), AsyncExitStack()
+        async with client(old) as one, client(new) as other:
+            await of_old.enter_async_context(old.router.lifespan_context(old))
+            await relays(one)
+            async with new.router.lifespan_context(new):
+                with pytest.raises(OutboxInUse, match="stands by, and only enqueues"):
+                    await other.get("/")
+                for probe in ("live", "ready"):
+                    assert (await other.get(f"/outbox/{probe}")).status_code == 200
+                Outbox(where).enqueue(Message(b"1", routing_key="q"))
+                await of_old.aclose()
+                Outbox(where).enqueue(Message(b"2", routing_key="q"))
+                await relays(other)
+                is_there = partial(
+                    fake_broker.wait_for, lambda: len(fake_broker.messages("q")) == 2
+                )
+                await asyncio.to_thread(is_there)
+            with pytest.raises(ConfigurationError, match="no publisher"):
+                await other.get("/")
+
+    asyncio.run(main())
+
+
+def test_a_standby_does_not_start_for_other_reasons(path: Path) -> None:
+    opened = lifespan(lambda: AsyncPublisher("http://h", outbox=path), standby=True)
+
+    async def main() -> None:
+        async with opened(Starlette()):
+            raise AssertionError("it has started")
+
+    with pytest.raises(ConfigurationError):
+        asyncio.run(main())
+
+
+def test_a_relay_that_has_failed_is_opened_again(path: Path, fake_broker: FakeBroker) -> None:
+    opened = lifespan(lambda: AsyncPublisher(fake_broker.url, outbox=path), standby=True)
+    move = partial(path.rename, path.with_name("elsewhere.db"))
+
+    async def main() -> None:
+        app = Starlette()
+        async with opened(app):
+            before = app.state.reliablepub
+            move()  # which ends the relay
+            async with asyncio.timeout(20):
+                while (now := app.state.reliablepub) is before or not hasattr(now, "status"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
 
     asyncio.run(main())
