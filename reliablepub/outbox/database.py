@@ -113,12 +113,17 @@ class Relaying:
         pid: id of the process that relays it now, or None.
         status: status of that relay, or the last status of a relay that failed; else empty.
         host: name of its host; empty if no relay runs, or if it runs on this one.
+        silent_pid: id of a process that owns the shard, is connected, and gives no sign of life,
+            so that another may take over. In PostgreSQL; then `pid` is None.
+        silent_s: for how many seconds that process has been silent.
     """
 
     shard: int
     pid: int | None
     status: Mapping[str, Any]
     host: str = ""
+    silent_pid: int | None = None
+    silent_s: float | None = None
 
     @classmethod
     def of(cls, shard: int, pid: int | None, shown: object, host: str = "") -> Self:

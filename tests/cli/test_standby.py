@@ -126,6 +126,30 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
     assert "1 confirmed, 0 parked, 0 open" in cli.stop(first).out
 
 
+def test_a_relay_that_hangs_is_told_from_none(
+    cli: Cli, fake: FakeBroker, postgres_url: str
+) -> None:
+    Outbox(postgres_url).create()
+    relay = cli.relay("--outbox", postgres_url)
+    relay.send_signal(signal.SIGSTOP)
+    Outbox(postgres_url).enqueue(Message(b"", routing_key="all", message_id="m"))
+
+    def relay_found() -> dict[str, str]:
+        found = cli("doctor", "--json", "--outbox", postgres_url).json
+        return next(row for row in found if row["check"] == "relay")
+
+    wait_until(lambda: "hangs, or is cut off: no sign of life" in relay_found()["found"])
+    assert relay_found()["remedy"].startswith("restart that relay")
+    status = cli("outbox", "status", "--outbox", postgres_url).out
+    assert f"process {relay.pid} on " in status
+    assert "its relay hangs, and has shown no sign of life for " in status
+    told = cli("outbox", "explain", "m", "--outbox", postgres_url).out
+    assert "the relay of this outbox hangs, without a sign of life for " in told
+    relay.send_signal(signal.SIGKILL)
+    wait_until(lambda: "none, the last was process" in relay_found()["found"])
+    assert relay_found()["remedy"].startswith("start `reliablepub relay`")
+
+
 def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_url: str) -> None:
     Outbox(postgres_url).create()
     owner = cli.relay("--outbox", postgres_url)

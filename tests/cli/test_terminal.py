@@ -76,7 +76,7 @@ def test_doctor_shows_each_remedy_below_its_finding(path: Path, width: int) -> N
     assert lines[at].endswith("none, and 1 message open")
     assert lines[at + 1] == "    what to do: start `reliablepub relay`"
     (given_up,) = [line for line in lines if "list --state parked" in line]
-    assert given_up.endswith("reliablepub outbox list --state parked --state expired")
+    assert given_up.endswith("reliablepub outbox summary --state parked --state expired")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -128,7 +128,7 @@ def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None
     for link, words in (
         ("disconnected", "the relay is not connected; messages are safe, and wait"),
         ("blocked", "the broker accepts no messages: check its memory and disk"),
-        ("connected", "3 messages given up: see `reliablepub outbox list`"),
+        ("connected", "3 messages given up: see `reliablepub outbox summary`"),
     ):
         relay.show({**LINK, "link": link})
         assert drawn(look(outbox_at(path), closely=True))[2] == words

@@ -31,7 +31,7 @@ def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
         rescued=(),
         keys={},
         folder="",
-        readable_by_others=False,
+        exposed=(),
     )
     with pytest.raises(NotAnOutbox):
         check_up(path.with_name("none.db"))
@@ -52,14 +52,14 @@ def test_an_applications_file_may_be_otherwise(path: Path) -> None:
     path.chmod(0o640)
     found = check_up(path)
     assert found.bytes_unused == unused * page_bytes
-    assert (found.can_shrink, found.journal, found.readable_by_others) == (False, "delete", True)
+    assert (found.can_shrink, found.journal, found.exposed[0]) == (False, "delete", path)
 
 
 @pytest.mark.parametrize("mode", [0o610, 0o601])
 def test_every_right_of_others_counts(path: Path, mode: int) -> None:
     SqliteStore(path).close()
     path.chmod(mode)
-    assert check_up(path).readable_by_others
+    assert check_up(path).exposed
 
 
 def test_all_that_is_missing_or_different_is_named(path: Path) -> None:

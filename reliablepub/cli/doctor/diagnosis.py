@@ -84,7 +84,7 @@ def of_messages(status: OutboxStatus, now: float, relays: Sequence[Relaying]) ->
         "given up",
         warn_unless(not parked),
         f"{count_of(parked, 'message')} parked or expired",
-        "reliablepub outbox list --state parked --state expired",
+        "reliablepub outbox summary --state parked --state expired",
     )
 
 
@@ -193,7 +193,7 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
 
 def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding]:
     """Findings about an outbox's file."""
-    salvage = f"stop its relay, then reliablepub outbox salvage {quoted(path)} NEW"
+    salvage = f"stop its relay, then `reliablepub outbox salvage {quoted(path)} NEW`"
     yield _of_file("pages", found.pages, "every page is whole", salvage)
     parts = [f"{name} is missing" for name in found.missing]
     parts += [f"{name} was changed" for name in found.changed]
@@ -214,12 +214,13 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         "another program has changed it; the next relay sets it to wal again",
     )
     yield _unused(found)
-    is_open = found.readable_by_others
     yield finding(
         "access",
-        warn_unless(not is_open),
-        "its mode lets other users read or write it" if is_open else "only the owner has access",
-        f"they can read message bodies: chmod 600 {quoted(path)}",
+        warn_unless(not found.exposed),
+        "its mode lets other users read or write it"
+        if found.exposed
+        else "only the owner has access",
+        f"they can read message bodies: chmod 600 {' '.join(map(quoted, found.exposed))}",
     )
     if found.folder:
         where, _, remedy = found.folder.partition("; ")

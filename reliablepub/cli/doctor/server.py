@@ -64,7 +64,7 @@ def of_server(
 
 
 def _relay(status: OutboxStatus, owners: Sequence[Owner], failed: str) -> Finding:
-    words, missing = [], 0
+    words, missing, hanging = [], 0, 0
     for owner in owners:
         where = f"shard {owner.shard}: " if len(owners) > 1 else ""
         is_there = not owner.is_free and owner.silent_s < SILENT_S
@@ -73,7 +73,11 @@ def _relay(status: OutboxStatus, owners: Sequence[Owner], failed: str) -> Findin
             words.append(f"{where}none yet")
             continue
         said = f"process {owner.pid} on {one_line(owner.host)}"
-        last = f"none, the last was {said}, {age(max(0.0, owner.silent_s))} ago"
+        silent = age(max(0.0, owner.silent_s))
+        last = f"none, the last was {said}, {silent} ago"
+        if not (is_there or owner.is_free) and owner.is_linked:
+            hanging += 1
+            last = f"{said} hangs, or is cut off: no sign of life for {silent}"
         words.append(f"{where}{said if is_there else last}")
     reason = f"; it has failed: {one_line(failed)}" if failed and missing else ""
     opened = f"; {count_of(status.open, 'message')} open" if missing else ""
@@ -84,7 +88,9 @@ def _relay(status: OutboxStatus, owners: Sequence[Owner], failed: str) -> Findin
         "relay",
         level,
         "; ".join(words) + reason + opened,
-        "start `reliablepub relay`, one for each shard",
+        "restart that relay; with another one that has --standby, it would have been replaced"
+        if hanging
+        else "start `reliablepub relay`, one for each shard",
     )
 
 

@@ -187,7 +187,10 @@ def next_words(story: Story, database: Database, now: float) -> str:
         f"has not been{span}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
         Next.RELAYED: f"nothing, because no relay runs for {whole}; start one: "
-        f"`reliablepub relay {same_outbox(database.name)}`",
+        f"`reliablepub relay {same_outbox(database.name)}`"
+        if story.relay_silent_s is None
+        else f"nothing, because the relay of {whole} hangs, without a sign of life for "
+        f"{age(story.relay_silent_s)}: restart it",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",
         Next.NOTHING: "nothing: it is not sent again"

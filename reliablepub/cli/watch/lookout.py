@@ -54,6 +54,7 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
     relay = Relaying.first(relays).status
     shown = [one.status for one in relays if one.pid is not None] or [relay]
     counts: dict[str, Any] = {name: getattr(found, name) for name in COUNTS}
+    hanging = [one.silent_pid for one in relays if one.silent_pid is not None]
     oldest = found.oldest_open_at
     folder = None if database.file is None else database.file.parent
     seconds = at - before.at if before is not None else 0.0
@@ -66,9 +67,9 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         "oldest_open_age_s": None if oldest is None else round(max(0.0, now - oldest), 1),
         "stored_per_s": rate("stored"),
         "confirmed_per_s": rate("confirmed"),
-        "relay_pid": found.relay,
+        "relay_pid": found.relay or next(iter(hanging), None),
         "relays": [
-            {"shard": one.shard, "pid": one.pid, "host": one.host}
+            {"shard": one.shard, "pid": one.pid or one.silent_pid, "host": one.host}
             | {name: one.status.get(name) for name in ("link", "reason", "server", "since")}
             | {"silent_s": _silent_s(database, one, oldest, now)}
             for one in relays
@@ -96,9 +97,9 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
 def _silent_s(
     database: Database, relay: Relaying, oldest_open_at: float | None, now: float
 ) -> float | None:
-    if database.file is None or relay.pid is None:
-        return None  # in PostgreSQL, a relay that is silent owns nothing
-    found = silent_s(relay.status, oldest_open_at, now)
+    found = relay.silent_s  # in PostgreSQL
+    if database.file is not None and relay.pid is not None:
+        found = silent_s(relay.status, oldest_open_at, now)
     return None if found is None else round(found, 1)
 
 

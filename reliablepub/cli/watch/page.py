@@ -102,7 +102,7 @@ def _advice(values: Mapping[str, Any]) -> Fact:
         "the broker accepts no messages: check its memory and disk": "blocked" in links,
         f"{paused} paused: fix the cause, and publishing resumes": values["paused"],
         f"{held} held: see `reliablepub outbox keys`": values["held_keys"],
-        f"{count_of(given_up, 'message')} given up: see `reliablepub outbox list`": given_up,
+        f"{count_of(given_up, 'message')} given up: see `reliablepub outbox summary`": given_up,
         f"{aside} set aside: see `reliablepub outbox list --sort attempts`": values["aside"],
         "the relay shows no status: if that stays so, look into its log": any(
             row["pid"] is not None and row["link"] is None for row in rows
@@ -239,10 +239,10 @@ def _each(values: Mapping[str, Any], words_of: Callable[[Mapping[str, Any]], str
 
 
 def _link_words(row: Mapping[str, Any], now: float) -> str:
-    if row["link"] is None:
-        return f"unknown: {'no relay runs' if row['pid'] is None else 'its relay shows no status'}"
     if row["silent_s"] is not None:
         return f"unknown: its relay hangs, and has shown no sign of life for {age(row['silent_s'])}"
+    if row["link"] is None:
+        return f"unknown: {'no relay runs' if row['pid'] is None else 'its relay shows no status'}"
     link = {"connected": "connected", "blocked": "blocked by the broker", "failed": "failed"}
     words = link.get(row["link"], "not connected")
     lasts = age(max(0.0, now - row["since"])) if row["since"] else ""

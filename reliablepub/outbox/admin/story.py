@@ -72,6 +72,7 @@ class Story:
     relay_pid: int | None  # now, of the outbox or of the shard
     relay: Mapping[str, Any]  # contents of the status file; empty without one
     shard: int | None = None  # None if the outbox has one, or if the message has left it
+    relay_silent_s: float | None = None  # of a relay that hangs, in PostgreSQL
 
 
 def resolve(database: Database, name: str) -> list[int]:
@@ -133,6 +134,7 @@ def tell(database: Database, id_: int) -> Story:
         relay_pid=relay.pid,
         relay=relay.status,
         shard=shard if message and len(relays) > 1 else None,
+        relay_silent_s=relay.silent_s,
     )
 
 

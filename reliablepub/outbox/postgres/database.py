@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -222,8 +223,12 @@ class PostgresSession:
         if not found:
             raise emptied(self._server)
         return [
-            Relaying.of(shard, pid, None if content is None else json.loads(content), _text(host))
-            for shard, pid, content, host in found
+            replace(
+                Relaying.of(shard, pid, None if text is None else json.loads(text), _text(host)),
+                silent_pid=silent_pid,
+                silent_s=None if silent_pid is None else silent_s,
+            )
+            for shard, pid, text, host, silent_pid, silent_s in found
         ]
 
     def shard(self, id_: int) -> int:

@@ -23,6 +23,7 @@ class Owner:
     host: str
     is_free: bool  # the relay has released the shard
     silent_s: float  # since the relay's newest turn
+    is_linked: bool = False  # the relay's connection is open, as far as that is known
 
 
 @dataclass(frozen=True, slots=True)

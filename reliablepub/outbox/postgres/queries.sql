@@ -862,12 +862,20 @@ RETURNING 1;
 -- The status of a relay that was killed is not that of its successor, which may have the same process
 -- id in another container. The age of an owner is taken at the start of this transaction, because its turn
 -- keeps the owner from taking one.
+-- Of an owner that is silent and still connected, the process and for how long: it hangs, or its host is cut off.
 -- name: relays
-SELECT o.shard, r.pid, u.content, coalesce(r.host, '') AS host
-FROM reliablepub_owners AS o
-LEFT JOIN reliablepub_runs AS r ON r.id = o.run
-    AND NOT o.is_free AND now() - o.alive_at < make_interval(secs => :expiry_s)
-LEFT JOIN reliablepub_status AS u ON u.shard = o.shard AND u.run = coalesce(r.id, u.run)
+SELECT
+    o.shard, CASE WHEN o.is_alive THEN r.pid END AS pid, u.content, coalesce(r.host, '') AS host,
+    CASE WHEN NOT o.is_alive THEN r.pid END AS silent_pid, o.silent_s
+FROM (
+    SELECT
+        shard, run, is_free, is_linked, now() - alive_at < make_interval(secs => :expiry_s) AS is_alive,
+        extract(epoch FROM now() - alive_at)::double precision AS silent_s
+    FROM reliablepub_owners
+) AS o
+LEFT JOIN reliablepub_runs AS r ON r.id = o.run AND NOT o.is_free AND (o.is_alive OR o.is_linked)
+LEFT JOIN reliablepub_status AS u
+    ON u.shard = o.shard AND u.run = coalesce(CASE WHEN o.is_alive THEN r.id END, u.run)
 ORDER BY o.shard;
 
 -- name: bytes_on_disk
@@ -1076,7 +1084,8 @@ WHERE n.nspname = 'reliablepub_';
 -- name: owners
 SELECT
     o.shard, r.pid, r.host, o.is_free OR r.id IS NULL AS is_free,
-    extract(epoch FROM clock_timestamp() - o.alive_at)::double precision AS silent_s
+    extract(epoch FROM clock_timestamp() - o.alive_at)::double precision AS silent_s,
+    coalesce(o.is_linked, false) AS is_linked
 FROM reliablepub_owners AS o
 LEFT JOIN reliablepub_runs AS r ON r.id = o.run
 ORDER BY o.shard;

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from glob import escape
@@ -17,7 +18,7 @@ from typing import Final
 
 from reliablepub.outbox.sqlite.connections import add_outbox, reading
 from reliablepub.outbox.sqlite.failures import is_damage
-from reliablepub.outbox.sqlite.location import RESCUED, folder_exposure
+from reliablepub.outbox.sqlite.location import OF_SQLITE, RESCUED, folder_exposure
 from reliablepub.outbox.sqlite.lock import holder_pid
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.status_file import status_file_path
@@ -56,7 +57,7 @@ class Checkup:
     # is damaged, missing or changed
     keys: dict[str | None, int]
     folder: str  # which other users can write to it, and how to change that; empty if none can
-    readable_by_others: bool  # or writable
+    exposed: tuple[Path, ...]  # files of the outbox that other users can read or write
 
 
 def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
@@ -81,8 +82,16 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
         rescued=tuple(sorted(path.parent.glob(f"{escape(path.name)}{RESCUED}*"))),
         keys=keys,
         folder=folder_exposure(path.parent),
-        readable_by_others=bool(stat.S_IMODE(path.stat().st_mode) & _OTHERS),
+        exposed=tuple(_exposed(path)),
     )
+
+
+def _exposed(path: Path) -> Iterator[Path]:
+    for suffix in ("", *OF_SQLITE):
+        file = path.with_name(path.name + suffix)
+        with suppress(OSError):
+            if stat.S_IMODE(file.stat().st_mode) & _OTHERS:
+                yield file
 
 
 def _compared(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
