@@ -236,7 +236,7 @@ def test_a_remedy_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     outbox.chmod(0o644)
     found = CliRunner().invoke(main, ["outbox", "check", "--outbox", str(outbox), "--json"])
     [remedy] = [row["remedy"] for row in json.loads(found.stdout) if row["check"] == "access"]
-    assert remedy == f"they can read message bodies: chmod 600 '{outbox}'"
+    assert remedy.startswith(f"they can read message bodies: chmod 600 '{outbox}' '{outbox}-wal'")
     outbox.with_name("my outbox.db-wal").touch()
     outbox.chmod(0o600)
     outbox.with_name("my outbox.db-wal").chmod(0o640)

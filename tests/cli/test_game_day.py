@@ -125,6 +125,7 @@ def test_no_relay_runs(night: Night) -> None:
     night.come()
 
 
+@pytest.mark.soak  # a relay on a file is said to hang after half a minute
 def test_the_relay_hangs(night: Night) -> None:
     relay = night.cli.relay()
     relay.send_signal(signal.SIGSTOP)

@@ -75,7 +75,7 @@ def test_doctor_shows_each_remedy_below_its_finding(path: Path, width: int) -> N
     (at,) = [n for n, line in enumerate(lines) if re.match("!! +outbox +relay", line)]
     assert lines[at].endswith("none, and 1 message open")
     assert lines[at + 1] == "    what to do: start `reliablepub relay`"
-    (given_up,) = [line for line in lines if "list --state parked" in line]
+    (given_up,) = [line for line in lines if "summary --state parked" in line]
     assert given_up.endswith("reliablepub outbox summary --state parked --state expired")
 
 

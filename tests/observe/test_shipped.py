@@ -173,3 +173,7 @@ def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert str(tmp_path) not in found.stderr
     assert "reliablepub" not in found.stderr
+    # Of 10, in tenths: 17 are left, for the network, which a relay needs.
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(here)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
-from tenacity import stop_after_delay, wait_exponential
+from tenacity import stop_after_delay, wait_exponential, wait_fixed
 
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import Exit, Failure
@@ -57,7 +57,7 @@ from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.front.environment import OUTBOX_VARIABLE, URL_VARIABLE
 from reliablepub.outbox.admin.inspection import read_due
 from reliablepub.outbox.database import Database
-from reliablepub.policy import Breaker, RetryPolicy
+from reliablepub.policy import Breaker, Retries, RetryPolicy
 from reliablepub.printable import printable
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import has_password
@@ -76,7 +76,13 @@ class _Relay(ConfigurableCommand):
         return super().parse_args(ctx, args)
 
 
-_DRAINING: Final = replace(RetryPolicy.prompt(), breaker=RetryPolicy().breaker)
+_DRAINING: Final = replace(
+    RetryPolicy.prompt(),
+    breaker=RetryPolicy().breaker,
+    # For a moment, so that a missing exchange is paused, and its messages are given up together:
+    # each refused one costs a channel.
+    unavailable=Retries(stop_after_delay(2.0), wait_fixed(1.0)),
+)
 """The caller waits for the end; but what every message gets is still no fault of theirs."""
 
 
