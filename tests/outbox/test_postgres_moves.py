@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from reliablepub import Message, Outbox
@@ -417,3 +418,18 @@ def test_a_sequence_is_set_back(
     if is_running and sequence == "message_ids":  # or those of a key may get them, too
         world.wait_for_sequences()
     world.finish()
+
+
+def test_the_first_relay_elsewhere_says_so(
+    postgres_outbox: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    PostgresStore(Server.of(postgres_outbox)).close()  # the fixture has copied a database
+    for cluster, is_told in (("", False), ("7/8", True), ("", False)):
+        if cluster:
+            with psycopg.connect(postgres_outbox) as other:
+                other.execute("UPDATE reliablepub.turns SET cluster = %s", (cluster,))
+        caplog.clear()
+        PostgresStore(Server.of(postgres_outbox)).close()
+        told = [record for record in caplog.records if "another cluster" in record.message]
+        assert bool(told) == is_told
+    assert not caplog.records

@@ -21,6 +21,7 @@ forget what it has read: which messages are open and due, the rows tell.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -146,6 +147,14 @@ class _Seen:
     intervention: int = 0  # number of the newest one
 
 
+_LOGGER: Final = logging.getLogger("reliablepub.outbox")
+_MOVED: Final = (
+    "outbox %s was relayed in another cluster or database before: it was moved, restored or "
+    "copied, and its open messages are published from here. If it is a copy of production, stop "
+    "this relay, and park them with `reliablepub outbox park --all`"
+)
+
+
 class PostgresStore:
     """A shard of an outbox in PostgreSQL, opened by its relay. `Store` documents each method."""
 
@@ -205,8 +214,11 @@ class PostgresStore:
         self._seen = _Seen("1:1:", 0, [])
         self._raise_sequences()
         self._touched = ID_MAX  # interventions before this run do not matter
-        [(is_moved,)] = self._link.read("is_moved", at | {"turn": self._turn})
-        count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_moved else []
+        [(is_moved, is_unknown)] = self._link.read("is_moved", at | {"turn": self._turn})
+        if is_moved:
+            _LOGGER.warning(_MOVED, self._server, extra={"event": "another_cluster"})
+        recount = [("forget_foreign_xids", at), self._of_turn("recount")]
+        count = recount if is_moved or is_unknown else []
         left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
         self._take_turn(
             [
