@@ -349,10 +349,23 @@ class _Step:
             found = those_that_match(self._session, Selection(states=(state,)), missing)
             states |= dict.fromkeys(found, (state, 0, True))
         self._possible = self._possible_among(ids) | (left if self._asks_for_possible else set())
-        for id_, _, _ in self._fit_among(ids, states):
-            effect.changed += 1
-            effect.possible += [id_] if id_ in self._possible else []
+        fit = [id_ for id_, _, _ in self._fit_among(ids, states)]
+        unfit = self._unrevisable(fit)
+        effect.damaged += [id_ for id_ in fit if id_ in unfit]
+        effect.possible += [id_ for id_ in fit if id_ in self._possible]
+        effect.changed += len(fit) - len(unfit)
         return effect
+
+    def _unrevisable(self, ids: Sequence[int]) -> set[int]:
+        """Return the messages that cannot have what is new."""
+        found: set[int] = set()
+        is_revising = self._intervention.action in _REVISING
+        for row in chain.from_iterable(self._read(ids if is_revising else ())):
+            try:
+                revised(row, self._keys, self._intervention.revise)
+            except _UNFIT:
+                found.add(row.id)
+        return found
 
     def _fit_among(
         self, ids: Sequence[int], states: Mapping[int, tuple[str, int, bool]]
@@ -388,23 +401,16 @@ class _Step:
         return {id_ for (id_,) in self._session.run("possible_among", {"chosen": list(ids)})}
 
     def _spoiled(self, states: Mapping[int, tuple[str, int, bool]]) -> set[int]:
-        """Return the messages whose rows cannot be changed so, before anything is."""
+        """Return the messages whose rows no statement can change."""
         action = self._intervention.action
         if action in _OF_ANY_ROW:
             return set()
         is_numbered = action is not Action.SKIP
-        spoiled = {
+        return {
             id_
             for id_, (_, _, is_fit) in states.items()
             if not is_fit or (is_numbered and not 1 <= id_ <= ID_MAX)
         }
-        if action in _REVISING:
-            for row in chain.from_iterable(self._read([*(states.keys() - spoiled)])):
-                try:
-                    revised(row, self._keys, self._intervention.revise)
-                except _UNFIT:
-                    spoiled.add(row.id)
-        return spoiled
 
     def _read(self, ids: Sequence[int]) -> Iterator[list[MessageRow]]:
         """Yield rows with their bodies, so many at a time as memory should hold."""

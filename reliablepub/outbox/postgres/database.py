@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -21,6 +21,7 @@ from psycopg.types.numeric import FloatDumper
 
 from reliablepub.errors import (
     ConfigurationError,
+    InvalidMessage,
     NotAnOutbox,
     OutboxLocked,
     OutboxUnsure,
@@ -50,7 +51,7 @@ from reliablepub.outbox.postgres.server import (
 from reliablepub.outbox.postgres.sql import creation, for_dbapi, named, with_values, within
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outbox.postgres.upgrade import upgrade
-from reliablepub.outbox.rows import LEFT_IN_FLIGHT
+from reliablepub.outbox.rows import LEFT_IN_FLIGHT, Unreadable
 
 T = TypeVar("T")
 
@@ -250,9 +251,16 @@ class PostgresSession:
         """Whether this transaction has stored a message: the ledger counts it later."""
         return self.run("is_own", {"id": id_}).fetchone() is not None
 
-    def attempt(self) -> AbstractContextManager[None]:
-        """Do nothing: the server gives each value the type of its column."""
-        return nullcontext()
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Make changes that are undone together if a message cannot be changed."""
+        self._run("SAVEPOINT reliablepub_attempt", {})
+        try:
+            yield
+        except (Unreadable, InvalidMessage):
+            self._run("ROLLBACK TO SAVEPOINT reliablepub_attempt", {})
+            raise
+        self._run("RELEASE SAVEPOINT reliablepub_attempt", {})
 
     def check_room(self, size: int) -> None:
         """Do nothing: only the server can measure its disk."""
