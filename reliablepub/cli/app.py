@@ -34,6 +34,7 @@ _BUILT_IN: Final = {
     "relay": "reliablepub.cli.relay.command:relay",
     "shipped": "reliablepub.cli.shipped:shipped",
     "topology": "reliablepub.cli.topology:topology",
+    "dashboard": "reliablepub.dashboard.command:dashboard",
     "watch": "reliablepub.cli.watch.command:watch",
 }
 

@@ -294,6 +294,7 @@ NO_JSON = (
     "reliablepub outbox export",  # what it prints is JSON
     "reliablepub outbox create",  # prints SQL
     "reliablepub outbox upgrade",  # the same
+    "reliablepub dashboard",  # serves pages
     "reliablepub outbox metrics",  # prints what Prometheus reads
     "reliablepub shipped",  # prints a file
 )

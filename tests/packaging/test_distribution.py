@@ -85,7 +85,7 @@ def test_the_metadata_says_what_holds(built: Built) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert set(metadata.get_all("Provides-Extra", [])) == {
         *("aio", "encryption", "observe", "postgres", "spark"),
-        *("celery", "django", "dramatiq", "fastapi", "sqlalchemy", "taskiq"),
+        *("celery", "dashboard", "django", "dramatiq", "fastapi", "sqlalchemy", "taskiq"),
     }
     classifiers = metadata.get_all("Classifier", [])
     assert "Typing :: Typed" in classifiers

@@ -92,7 +92,7 @@ def doctor(
     around: Surroundings | ServerSurroundings | None = None
     try:
         with patiently("looking at the outbox"):
-            relaying, around = _look_at(database, found)
+            relaying, around = look_at(database, found)
     except OutboxError as error:  # the rest can be checked
         found.append(finding("outbox", Level.PROBLEM, str(error)))
     else:
@@ -116,7 +116,7 @@ def doctor(
     return _report(found, form)
 
 
-def _look_at(
+def look_at(
     database: Database, found: list[Finding]
 ) -> tuple[Relaying, Surroundings | ServerSurroundings]:
     """Add the findings about an outbox; return its relay, and what is around it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO, Final
@@ -51,9 +51,7 @@ _FORMS: Final = {
 _HEADER: Final = "header."
 
 
-def _properties(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
-) -> dict[str, Any]:
+def properties_of(given: Sequence[str]) -> dict[str, Any]:
     """The values of ``--set NAME=VALUE``, by name."""
     found = {}
     for one in given:
@@ -68,9 +66,7 @@ def _properties(
     return found
 
 
-def _headers(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
-) -> dict[str, Any]:
+def headers_of(given: Sequence[str]) -> dict[str, Any]:
     """The values of ``--header NAME=TEXT`` and ``--header NAME:=JSON``, by name."""
     found: dict[str, Any] = {}
     for one in given:
@@ -87,9 +83,7 @@ def _headers(
     return found
 
 
-def _names(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
-) -> tuple[list[str], list[str]]:
+def names_of(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """The properties and the headers that ``--unset`` names."""
     headers = [name.removeprefix(_HEADER) for name in given if name.startswith(_HEADER)]
     properties = [_known(name) for name in given if not name.startswith(_HEADER)]
@@ -138,7 +132,7 @@ _OPTIONS: Final = (
     click.option(
         "--set",
         "properties",
-        callback=_properties,
+        callback=lambda _context, _option, given: properties_of(given),
         multiple=True,
         metavar="NAME=VALUE",
         help="Set a property, such as user_id, priority or content_type; may be repeated.",
@@ -146,14 +140,14 @@ _OPTIONS: Final = (
     click.option(
         "--header",
         "headers",
-        callback=_headers,
+        callback=lambda _context, _option, given: headers_of(given),
         multiple=True,
         metavar="NAME=TEXT",
         help="Set a header to a text, or with NAME:=JSON to another value; may be repeated.",
     ),
     click.option(
         "--unset",
-        callback=_names,
+        callback=lambda _context, _option, given: names_of(given),
         multiple=True,
         metavar="NAME",
         help="Remove a property, or as header.NAME a header; may be repeated.",

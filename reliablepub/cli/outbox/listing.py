@@ -35,13 +35,13 @@ from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 
 
-def _said(row: Mapping[str, Any]) -> str:
+def answer_of(row: Mapping[str, Any]) -> str:
     """The outcome of a message's last attempt, and whether any attempt may have delivered it."""
     if row.get("confirmed_at") is not None:
         return f"confirmed {ago(row['confirmed_at'])}"
     if row["outcome"] is None:
         return ""
-    doubt = "; may have arrived" if row["may_have_arrived"] else ""
+    doubt = "; may have arrived" if row.get("may_have_arrived") else ""
     return f"{answer_words(row)}{doubt}"
 
 
@@ -63,7 +63,7 @@ _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
     "of routing key": lambda row: "(several)" if row["is_several"] else row["routing_key"],
     "oldest": lambda row: ago(row["oldest_at"]),
     "routing key": itemgetter("routing_key"),
-    "said": _said,
+    "said": answer_of,
     "sent": lambda row: ago(row["sent_at"]),
     "since": lambda row: ago(row["parked_at"]),
     "size": lambda row: size_of(row["size"]),

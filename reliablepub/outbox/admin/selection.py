@@ -95,6 +95,7 @@ _CONDITIONS: Final = {
 _OF_BOTH: Final = {
     "stored_before": "stored_at <= :stored_before",
     "stored_after": "stored_at >= :stored_after",
+    "after": "id > :after",
 }
 """Conditions by field of `Selection`; the others are patterns for the column of their name."""
 
@@ -114,6 +115,7 @@ class Selection:
     stored_after: float | None = None
     given_up_before: float | None = None  # no open message matches
     due_before: float | None = None  # retries included; only waiting messages match
+    after: int | None = None  # the id is higher
 
     def within(self, states: tuple[str, ...]) -> Selection:
         """Return this selection limited to these states, unless it already names states."""
@@ -147,9 +149,15 @@ class Selection:
 
 
 def find(
-    database: Database, selection: Selection, *, sort: str = "id", limit: int
+    database: Database,
+    selection: Selection,
+    *,
+    sort: str = "id",
+    limit: int,
+    after: int | None = None,  # only messages of higher ids: the next page, if sorted by id
 ) -> list[dict[str, Any]]:
     """List messages in an order of `SORTS`, with outcome and broker's reply of the last attempt."""
+    selection = selection if after is None else replace(selection, after=after)
     with database.reading() as session:
         found = list(islice(_merged(session, selection, sort, limit), limit))
         return _with_last_attempt(session, found)
