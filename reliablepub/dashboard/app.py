@@ -53,8 +53,13 @@ EVERY_S: Final = 2.0
 """Seconds between two looks, however many browsers are open."""
 _REMEMBERED: Final = 150
 """Looks in the chart: five minutes."""
+_COUNTED_MAX: Final = 100_000
+"""Stuck messages that are grouped without being asked, which takes a quarter of a second."""
+_GROUPING: Final = 0.05
+"""Most of a core that grouping them again may take."""
 _PAGE: Final = 50
 _HELD_MAX: Final = 20
+_STUCK: Final = Selection(states=("waiting", "parked", "expired"))
 _BODY_MAX: Final = 16_384
 
 
@@ -74,6 +79,17 @@ class Desk:
     _rates: deque[tuple[float, float]] = field(
         default_factory=partial(deque, maxlen=_REMEMBERED), init=False
     )
+
+    _groups: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _group_at: float = field(default=0.0, init=False)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """What is stuck, by state, destination and answer; some seconds old if there is much."""
+        begun = time.monotonic()
+        if begun >= self._group_at:
+            self._groups = summed(self.database, _STUCK)
+            self._group_at = time.monotonic() + (time.monotonic() - begun) / _GROUPING
+        return self._groups
 
     def look(self) -> Look:
         """The newest snapshot; another one is taken at most every `EVERY_S`."""
@@ -98,6 +114,7 @@ class Desk:
         rates = [*self._rates]
         most = max((max(pair) for pair in rates), default=0.0)
         stored, confirmed = ([pair[n] for pair in rates] for n in (0, 1))
+        stuck = sum(seen.values[name] for name in _STUCK.states)
         return {
             "page": page_of(seen, self._trail),
             "values": seen.values,
@@ -106,7 +123,7 @@ class Desk:
             "confirmed": points(confirmed, most, _REMEMBERED),
             "latency": seen.values["latency"],
             "held": read_held_keys(self.database, limit=_HELD_MAX),
-            "groups": summed(self.database, Selection(states=("waiting", "parked", "expired"))),
+            "groups": self.groups() if stuck <= _COUNTED_MAX else None,
         }
 
 
@@ -139,6 +156,7 @@ class Pages:
             Route("/", self._shown(self._overview)),
             Route("/now", self._shown(self._now)),
             Route("/checks", self._shown(self._checks)),
+            Route("/stuck", self._shown(self._stuck)),
             Route("/messages", self._shown(self._messages)),
             Route("/messages/{id:int}", self._shown(self._message)),
             Mount("/static", static),
@@ -199,6 +217,9 @@ class Pages:
 
     def _now(self, request: Request) -> Response:
         return self._page(request, "now.html", **self._desk.now())
+
+    def _stuck(self, request: Request) -> Response:
+        return self._page(request, "stuck.html", groups=self._desk.groups())
 
     def _checks(self, request: Request) -> Response:
         found: list[Finding] = []

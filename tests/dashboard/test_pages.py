@@ -2,6 +2,7 @@
 
 import html
 import re
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,6 +10,7 @@ import pytest
 
 from reliablepub import Message, Outbox, OutboxKeys
 from tests.dashboard.conftest import Open
+from tests.sqlite import sql
 
 HOSTILE = "<script>alert(1)</script>\"'&\x07"
 KEYS = OutboxKeys({"k": b"k" * 32})
@@ -130,3 +132,29 @@ def test_an_outbox_that_is_gone_is_told(browse: Open, where: str) -> None:
     browser.get("/")
     Path(where).rename(f"{where}.elsewhere")
     assert "there is no outbox" in text_of(browser.get("/messages", 503))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_pages_of_five_million_messages(browse: Open, where: str) -> None:
+    if where.startswith("postgresql"):
+        pytest.skip("the file is filled by plain SQL")
+    count = 5_000_000
+    sql(Path(where), FILLED, values=(count,))
+    sql(Path(where), f"UPDATE reliablepub_ledger SET last_id = {count}, stored = {count}")
+    browser, took = browse(), []
+    for after in (0, count // 2, count - 1_000):
+        begun = time.monotonic()
+        page = browser.get(f"/messages?exchange=orders&after={after}")
+        took.append(time.monotonic() - begun)
+        assert f'href="/messages/{after + 1}"' in page
+    assert max(took) < 20 * min(took) < 20.0, "as long at the end as at the beginning"
+
+
+FILLED = """
+INSERT INTO reliablepub_messages (
+    id, message_id, exchange, routing_key, stored_at, size, checksum, body
+)
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
+SELECT i, 'm-' || i, 'orders', 'order', 1e9, 200, -1, x'78' FROM n
+"""
