@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import click
 
 from reliablepub.cli.options import Duration
-from reliablepub.cli.outbox.editing import headers_of, names_of, properties_of
+from reliablepub.cli.outbox.editing import correcting, headers_of, names_of, properties_of
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import (
     FIT,
@@ -155,28 +154,22 @@ def _intervention(verb: str, fields: Fields, who: Mapping[str, Any]) -> Interven
     if verb == "cancel":
         made = cancelling(note or "cancelled")
         return made if not who else Intervention(made.action, note=made.note, is_unsent=True, **who)
-    action = Action(verb)
     to: dict[str, Any] = {}
     if VERBS[verb].is_addressed:
         for name in ("exchange", "routing_key"):
             if "yes" in fields.get(f"has_{name}", ()):
                 to[name] = _text(fields, f"to_{name}")
-    what = partial(Intervention, action, **to, **who)
     if not VERBS[verb].is_editing:
         if VERBS[verb].is_addressed and not to:
             raise BadForm("give a new exchange or routing key")
-        return what(note=note)
-    lines = {name: _lines(fields, name) for name in ("set", "header", "unset")}
-    changes, headers = properties_of(lines["set"]), headers_of(lines["header"])
-    removed, dropped = names_of(lines["unset"])
-    changes |= dict.fromkeys(removed)
+        return Intervention(Action(verb), note=note, **to, **who)
+    changes, headers = properties_of(_lines(fields, "set")), headers_of(_lines(fields, "header"))
+    unset = names_of(_lines(fields, "unset"))
     if "yes" in fields.get("has_body", ()):
         changes["body"] = next(iter(fields.get("body", ())), "").encode()
-    names = [*changes, *(f"header {name}" for name in (*headers, *dropped))]
-    if not (names or to):
+    if not (changes or headers or any(unset) or to):
         raise BadForm("give what to change")
-    note = ": ".join(filter(None, (", ".join(names), note)))
-    return what(changes=changes, headers=headers, dropped=frozenset(dropped), note=note)
+    return correcting(changes, headers, unset, note=note, **to, **who)
 
 
 def _lines(fields: Fields, name: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import click
 
@@ -99,28 +99,41 @@ def _known(name: str) -> str:
     return name
 
 
+def correcting(
+    changes: dict[str, Any],
+    headers: dict[str, Any],
+    unset: tuple[list[str], list[str]],
+    *,
+    note: str,
+    **settings: Any,  # noqa: ANN401 - of the intervention
+) -> Intervention:
+    """The intervention that makes these changes, and removes these properties and headers."""
+    changes |= dict.fromkeys(unset[0])
+    # Names alone: values may be secrets, and the note of an intervention is not encrypted.
+    names = [*changes, *(f"header {name}" for name in (*headers, *unset[1]))]
+    return Intervention(
+        Action.EDIT,
+        changes=changes,
+        headers=headers,
+        dropped=frozenset(unset[1]),
+        note=": ".join(filter(None, (", ".join(names), note))),
+        **settings,
+    )
+
+
 def _revision(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of what to change; the function receives them as ``make``; see `step_in`."""
 
     @functools.wraps(function)
     def with_revision(**values: Any) -> Any:  # noqa: ANN401 - click's
         changes, headers = values.pop("properties"), values.pop("headers")
-        removed, dropped = values.pop("unset")
-        changes |= dict.fromkeys(removed)
-        body: BinaryIO | None = values.pop("body")
+        unset, body = values.pop("unset"), values.pop("body")
         if body is not None:
             changes["body"] = body.read()
         to = {name: values.pop(f"to_{name}") for name in ("exchange", "routing_key")}
-        # Names alone: values may be secrets, and the note of an intervention is not encrypted.
-        names = [*changes, *(f"header {name}" for name in (*headers, *dropped))]
-        if not names and to == dict.fromkeys(to):
+        if not (changes or headers or any(unset)) and to == dict.fromkeys(to):
             raise click.UsageError("give what to change: --set, --header, --unset, --body-file ...")
-
-        def make(note: str) -> Intervention:
-            what = partial(Intervention, Action.EDIT, **to, changes=changes, headers=headers)
-            note = ": ".join(filter(None, (", ".join(names), note)))
-            return what(dropped=frozenset(dropped), note=note)
-
+        make = partial(correcting, changes, headers, unset, **to)
         return function(make=make, **values)
 
     for option in reversed(_OPTIONS):
