@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
@@ -234,9 +234,8 @@ class Pages:
             rows = [row for id_ in ids if (row := dict(tell(self._desk.database, id_).message))]
             rows = [_as_listed(row) for row in rows]
             return self._page(request, "messages.html", **self._list(query, rows, None))
-        after = _number(query, "after")
-        selection = selection_of(query)
-        rows = find(self._desk.database, selection, after=after, limit=_PAGE + 1)
+        selection = replace(selection_of(query), after=_number(query, "after"))
+        rows = find(self._desk.database, selection, limit=_PAGE + 1)
         following = rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None
         return self._page(request, "messages.html", **self._list(query, rows[:_PAGE], following))
 

@@ -110,7 +110,9 @@ def test_everything_but_the_id_can_be_changed(where: str) -> None:
     }
     note = json.loads(run(where, "explain", "m", "--json"))[0]["interventions"][-1]
     assert (note["action"], note["exchange"]) == ("edit", "orders")
-    assert note["note"].startswith("priority, timestamp, persistent, expiration, type, body, user_id, ")
+    assert note["note"].startswith(
+        "priority, timestamp, persistent, expiration, type, body, user_id, "
+    )
     assert note["note"].endswith("header t, header n, header list, header tenant: as agreed")
     run(where, "edit", "m", "--set", "type=again")
     assert shown(where, "--original") == BEFORE, "the first one"

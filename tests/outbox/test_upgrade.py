@@ -16,6 +16,7 @@ from reliablepub.outbox.queries import steps_of
 from reliablepub.outbox.sqlite.checkup import check_up
 from reliablepub.outbox.sqlite.connections import OLDEST
 from reliablepub.outbox.sqlite.connections import VERSION as FILE_VERSION
+from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.sql import statements
 from reliablepub.testing import FakeBroker
 from tests.waiting import until
@@ -114,18 +115,21 @@ def test_a_file_that_cannot_be_upgraded_stays_as_it_is(old: Path, tmp_path: Path
     assert "not for a file" in run(old, "upgrade", "--sql", code=2)
 
 
-def test_not_beside_a_relay_nor_a_writer(tmp_path: Path, old: Path) -> None:
-    path = tmp_path / "new.db"
-    with (
-        FakeBroker() as broker,
-        Publisher(broker.url, outbox=path),
-        pytest.raises(OutboxInUse, match="stop it, upgrade"),
-    ):
-        Outbox(path).upgrade()
+def test_not_beside_a_relay_nor_a_writer(old: Path) -> None:
+    relay_lock = RelayLock.borrow(old)
+    assert relay_lock is not None
+    with pytest.raises(OutboxInUse, match="stop it, upgrade"):
+        Outbox(old).upgrade()
+    relay_lock.release()
     with closing(sqlite3.connect(old, isolation_level=None)) as app:
         app.execute("BEGIN IMMEDIATE")
         with pytest.raises(OutboxLocked):
             Outbox(old).upgrade()
+
+
+def test_a_file_of_this_version_is_left_alone_beside_a_relay(tmp_path: Path) -> None:
+    with FakeBroker() as broker, Publisher(broker.url, outbox=tmp_path / "o.db"):
+        assert Outbox(tmp_path / "o.db").upgrade() == []
 
 
 # ------------------------------------------------------------------- PostgreSQL

@@ -115,7 +115,7 @@ class Selection:
     stored_after: float | None = None
     given_up_before: float | None = None  # no open message matches
     due_before: float | None = None  # retries included; only waiting messages match
-    after: int | None = None  # the id is higher
+    after: int | None = None  # the id is higher: the next page of a list by id
 
     def within(self, states: tuple[str, ...]) -> Selection:
         """Return this selection limited to these states, unless it already names states."""
@@ -149,15 +149,9 @@ class Selection:
 
 
 def find(
-    database: Database,
-    selection: Selection,
-    *,
-    sort: str = "id",
-    limit: int,
-    after: int | None = None,  # only messages of higher ids: the next page, if sorted by id
+    database: Database, selection: Selection, *, sort: str = "id", limit: int
 ) -> list[dict[str, Any]]:
     """List messages in an order of `SORTS`, with outcome and broker's reply of the last attempt."""
-    selection = selection if after is None else replace(selection, after=after)
     with database.reading() as session:
         found = list(islice(_merged(session, selection, sort, limit), limit))
         return _with_last_attempt(session, found)

@@ -228,10 +228,12 @@ UPDATE reliablepub_turns AS u SET
     stored = u.stored + new.n, open_bytes = u.open_bytes + new.size, seen = pg_current_snapshot()
 FROM new WHERE u.shard = :shard AND u.turn = :turn;
 
--- Whether `seen` and the numbers of transactions are those of another cluster or database; and whether they
--- may be, because the server does not tell its cluster.
+-- Whether `seen` and the numbers of transactions are those of another cluster or database; whether they may be,
+-- because the server does not tell its cluster; and whether this is the first run of the shard.
 -- name: is_moved
-SELECT t.cluster <> s.cluster, s.cluster LIKE '/%'
+SELECT
+    t.cluster <> s.cluster, s.cluster LIKE '/%',
+    NOT EXISTS (SELECT 1 FROM reliablepub_runs AS r WHERE r.shard = t.shard AND r.id < t.run)
 FROM reliablepub_turns AS t, reliablepub_server() AS s WHERE t.shard = :shard AND t.turn = :turn;
 
 -- Rows whose transactions seem to be running in this cluster, or not to have begun, although they are visible.

@@ -214,8 +214,8 @@ class PostgresStore:
         self._seen = _Seen("1:1:", 0, [])
         self._raise_sequences()
         self._touched = ID_MAX  # interventions before this run do not matter
-        [(is_moved, is_unknown)] = self._link.read("is_moved", at | {"turn": self._turn})
-        if is_moved:
+        [(is_moved, is_unknown, is_first)] = self._link.read("is_moved", at | {"turn": self._turn})
+        if is_moved and not is_first:
             _LOGGER.warning(_MOVED, self._server, extra={"event": "another_cluster"})
         recount = [("forget_foreign_xids", at), self._of_turn("recount")]
         count = recount if is_moved or is_unknown else []
