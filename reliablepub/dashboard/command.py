@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LOOK_S: Final = 1.0
+_CLOSING_S: Final = 5
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 
 
@@ -107,11 +108,16 @@ def dashboard(
         url = f"http://{shown}:{listener.getsockname()[1]}/"
         print_note(f"open {url}" if user_header else f"open {url}?token={known.token}")
         # Its lines of access would show the token.
-        settings: Mapping[str, Any] = {"access_log": False, "log_level": logging.WARNING}
+        settings: Mapping[str, Any] = {
+            "access_log": False,
+            "log_level": logging.WARNING,
+            "timeout_graceful_shutdown": _CLOSING_S,
+        }
         config = uvicorn.Config(app, lifespan="off", server_header=False, **settings)
         server = uvicorn.Server(config)
         # On a thread of its own it leaves the signals to this one.
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        serving = {"sockets": [listener]}
+        thread = threading.Thread(target=server.run, kwargs=serving, daemon=True)
         thread.start()
         while not stop.wait(_LOOK_S) and thread.is_alive():
             pass

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy
+from reliablepub.dashboard.changes import VERBS
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Cli, line_of
 from tests.dashboard.test_pages import HOSTILE
@@ -25,7 +26,8 @@ PATHS = ("/", "/messages", "/messages?state=parked", "/messages/1")
 def cli(tmp_path: Path, fake_broker: FakeBroker) -> Iterator[Cli]:
     """An outbox with parked messages whose names and bodies are hostile, and a command line."""
     fake_broker.declare_queue("q")
-    options: dict[str, Any] = {"outbox": tmp_path / "o.db", "retry": RetryPolicy.prompt()}
+    options: dict[str, Any] = {"outbox": tmp_path / "o.db", "keep_confirmed_s": 3600.0}
+    options["retry"] = RetryPolicy.prompt()
     with Publisher(fake_broker.url, **options) as publisher:
         for _ in range(3):
             publisher.publish(
@@ -36,6 +38,7 @@ def cli(tmp_path: Path, fake_broker: FakeBroker) -> Iterator[Cli]:
                     content_type="text/plain",
                 )
             )
+        publisher.publish(b"", routing_key="q").result(20)
         until(lambda: publisher.status.counters.parked == 3)
     cli = Cli(tmp_path, fake_broker.url)
     yield cli
@@ -108,22 +111,32 @@ def test_axe_finds_nothing(chromium: Any, address: str, wrong: list[str], scheme
         assert json.dumps([one["id"] for one in found["violations"]]) == "[]", path
 
 
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_change_is_shown_first_and_then_made(
-    chromium: Any, address: str, wrong: list[str], tmp_path: Path
+    chromium: Any, address: str, wrong: list[str], tmp_path: Path, verb: str
 ) -> None:
+    outbox, label = Outbox(tmp_path / "o.db"), VERBS[verb].label
+    outbox.enqueue(Message(b"", routing_key="q"))
     page = opened(chromium, address, wrong)
-    page.get_by_role("link", name="Given up").click()
-    page.get_by_label("Choose message 2").check()
-    page.get_by_label("Discard").check()
+    go(page, address, "/messages" if verb != "replay" else "/messages?state=confirmed")
+    chosen = {"park": 5, "cancel": 5, "replay": 4}.get(verb, 2)
+    page.get_by_label(f"Choose message {chosen}", exact=True).check()
+    page.locator(f"input[name=verb][value={verb}]").check()
     page.get_by_label("Why, for the journal").fill("as agreed")
+    if VERBS[verb].is_addressed:
+        page.get_by_text("New address, properties, headers and body").click()
+        page.get_by_label("New exchange").check()
+        page.get_by_label("Exchange", exact=True).last.fill("elsewhere")
+    if VERBS[verb].is_editing:
+        page.get_by_label("Headers, one").fill("n:=5")
+    before = outbox.status()
     page.get_by_role("button", name="Show what this would do").click()
-    page.get_by_text("Discard changes 1 message of 1.").wait_for()
-    assert Outbox(tmp_path / "o.db").status().parked == 3
-    page.get_by_role("button", name="Discard 1 message of 1").click()
-    page.get_by_text("Discard: 1 message changed.").wait_for()
-    assert Outbox(tmp_path / "o.db").status().discarded == 1
-    go(page, address, "/messages/2")
-    assert re.search("discarded by .*: as agreed", page.locator("main").inner_text())
+    page.get_by_text(f"{label} changes 1 message of 1.").wait_for()
+    assert outbox.status() == before
+    page.get_by_role("button", name=f"{label} 1 message of 1").click()
+    page.get_by_text(f"{label}: 1 message changed.").wait_for()
+    go(page, address, f"/messages/{chosen}")
+    assert re.search(" by .*: .*as agreed", page.locator("main").inner_text())
     assert wrong == []
 
 

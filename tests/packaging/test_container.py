@@ -1,8 +1,15 @@
 """Containerfile: paths, options and ports that it names exist, and fit the pod that is shipped."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
+
+import pytest
 
 from tests.docs.test_documents import assert_command
 from tests.observe.test_pod import pod, relay
@@ -66,3 +73,26 @@ def test_the_variables_of_its_example_are_those_of_the_command_line() -> None:
         assert_command(
             ["relay", "--" + name.removeprefix("RELIABLEPUB_").lower().replace("_", "-")]
         )
+
+
+@pytest.mark.timeout(300)
+def test_its_steps_make_a_relay(tmp_path: Path) -> None:
+    """Without a builder: what it copies and runs, in a folder in place of the image's root."""
+    source, opt = tmp_path / "source", tmp_path / "opt"
+    source.mkdir()
+    for *names, target in (words.split() for words in of("COPY") if "--from" not in words):
+        for name in names:
+            to = source / target / ("" if len(names) > 1 else ".")
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, source / target, dirs_exist_ok=True)
+            else:
+                to.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, to)
+    name, _, extras = of("ARG")[0].partition("=")
+    for step in of("RUN"):
+        command = step.replace("/opt/", f"{opt}/").replace("python -m", f"{sys.executable} -m")
+        environment = os.environ | {name: extras}
+        subprocess.run(["bash", "-ec", command], cwd=source, env=environment, check=True)
+    made = [opt / "reliablepub" / "bin" / "reliablepub", *json.loads(of("CMD")[0])[:1], "--help"]
+    help_of_relay = subprocess.run(made, capture_output=True, text=True, check=True).stdout
+    assert "--health-port" in help_of_relay
