@@ -117,20 +117,21 @@ SELECT
     expires_at, nacked, returned, refused, uncertain, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
     NULL AS reply_text, size, length(body) AS body_bytes,
     CASE WHEN due_at = INFINITY THEN 1 ELSE 0 END AS is_held,
-    CAST(NULL AS double precision) AS confirmed_at, nacked + uncertain > 0 AS may_have_arrived
+    CAST(NULL AS double precision) AS confirmed_at, nacked + uncertain > 0 AS may_have_arrived,
+    refused_at
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT
     id, message_id, exchange, routing_key, ordering_key, properties, state,
     stored_at, NULL, parked_at, expires_at,
     nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
-    size, length(body), 0, NULL, nacked + uncertain > 0
+    size, length(body), 0, NULL, nacked + uncertain > 0, NULL
 FROM reliablepub_parked WHERE id = :id
 UNION ALL
 SELECT
     id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
     stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
-    size, length(body), 0, confirmed_at, 1 > 0
+    size, length(body), 0, confirmed_at, 1 > 0, NULL
 FROM reliablepub_confirmed WHERE id = :id;
 
 -- name: export

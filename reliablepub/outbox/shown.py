@@ -57,6 +57,7 @@ FIELDS: Final[Mapping[str, Fits]] = {
     **dict.fromkeys(("connects", "violations", "stale", "paused_destinations"), _is_number),
     "latency": _or_none(_row(_LATENCY)),
     "rate_max": _or_none(_is_number),
+    "lasts": _row({}, dict.fromkeys(("nacked", "returned"), _is_number)),
     "paused": _each(_row(_PAUSED, {"gives_up_at": _or_none(_is_number)})),
 }
 """The fields of a status, and whether a value fits."""

@@ -309,12 +309,14 @@ class Beacon:
         self,
         show: Callable[[Mapping[str, object]], None],
         latency: Callable[[], Percentiles | None],  # called once a write
+        lasts: Mapping[str, float],  # seconds for which a message is retried, by outcome
         *,
         wall: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._show = show
         self._latency = latency
+        self._lasts = lasts
         self._wall = wall
         self._monotonic = monotonic
         self._last: Status | None = None
@@ -337,7 +339,8 @@ class Beacon:
         self._where = where
         self._last, self._next_at, self._beat_at = status, now + EVERY_S, now + BEAT_S
         latency = self._latency()
-        self._show(_contents(replace(status, link=link), wall, self._since, latency))
+        shown = replace(status, link=link)
+        self._show(_contents(shown, wall, self._since, latency, self._lasts))
 
     def _has_news(self, status: Status, now: float) -> bool:
         return status != self._last or (status.open > 0 and now >= self._beat_at)
@@ -365,11 +368,15 @@ def silent_s(shown: Mapping[str, object], oldest_open_at: float | None, now: flo
 
 def failed_status(status: Status, wall: float) -> Mapping[str, object]:
     """The contents of the status file of a relay that has failed, until another one starts."""
-    return _contents(status, wall, wall, None)
+    return _contents(status, wall, wall, None, {})
 
 
 def _contents(
-    status: Status, wall: float, since: float, latency: Percentiles | None
+    status: Status,
+    wall: float,
+    since: float,
+    latency: Percentiles | None,
+    lasts: Mapping[str, float],
 ) -> Mapping[str, object]:
     """What is shown; `outbox/shown.py` has the types of these fields, and refuses others."""
     return {
@@ -389,6 +396,7 @@ def _contents(
         "violations": status.violations,
         "stale": status.stale,
         "latency": None if latency is None else asdict(latency),
+        "lasts": lasts,
         "paused": [asdict(paused) for paused in status.paused[:PAUSED_SHOWN]],
         "paused_destinations": status.paused_destinations,
     }

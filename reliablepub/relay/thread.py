@@ -415,7 +415,10 @@ class RelayThread:
             self._started.set()
             self._observer.started()
         try:
-            beacon = Beacon(store.show, relay.latency, wall=time.time, monotonic=clock.monotonic)
+            lasts = self._lasts()
+            beacon = Beacon(
+                store.show, relay.latency, lasts, wall=time.time, monotonic=clock.monotonic
+            )
             self._run(relay, transport, beacon, journal)
         except RunEnded:
             raise
@@ -442,6 +445,15 @@ class RelayThread:
             store.close()  # after `OutboxInUse`, the status file is another relay's
         else:
             store.close(failed_status(self.status, time.time()))
+
+    def _lasts(self) -> dict[str, float]:
+        """Seconds for which a refused message is retried, by outcome, where it is a time."""
+        policy, found = self._parts.policy, {}
+        for outcome, retries in (("nacked", policy.nacked), ("returned", policy.returned)):
+            with self._guard.calling("a strategy of RetryPolicy"):
+                if (lasts_s := retries.lasts_s) is not None:
+                    found[outcome] = lasts_s
+        return found
 
     def _run(self, relay: Relay, transport: Transport, beacon: Beacon, journal: Journal) -> None:
         while True:

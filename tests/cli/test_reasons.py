@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tenacity import stop_after_delay, wait_fixed
 
-from reliablepub import Message, Outbox, Publisher, RetryPolicy
+from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 from tests.stores import DURABLE, outbox_of
@@ -87,3 +88,18 @@ def test_a_message_whose_destination_is_paused_says_so(tmp_path: Path) -> None:
             publisher.publish(b"x", exchange="missing")
         until(lambda: "paused" in summary(str(path)))
         assert sum(int(str(row[0])) for row in found(str(path))) == 4
+
+
+def test_a_message_that_is_retried_says_when_it_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    patient = Retries(stop_after_delay(900), wait_fixed(60))
+    policy = RetryPolicy(returned=patient, breaker=None)
+    with FakeBroker() as broker, Publisher(broker.url, outbox=path, retry=policy) as publisher:
+        publisher.publish(b"x", routing_key="gone")
+
+        def told() -> str:
+            command = ["outbox", "explain", "1", "--outbox", str(path)]
+            return CliRunner().invoke(main, command).stdout
+
+        until(lambda: "and gives it up in 14 min" in told())
+        assert "unless it is accepted by then; `reliablepub outbox retry 1` makes it now" in told()

@@ -47,7 +47,7 @@ class Clocks:
 def beacon(shown: list[Any]) -> Beacon:
     latency = Percentiles(3, 0.001, 0.002, 0.003, 0.004)
     return Beacon(
-        *(shown.append, lambda: latency),
+        *(shown.append, lambda: latency, {"nacked": 60.0}),
         wall=lambda: Clocks.now + 1000,
         monotonic=lambda: Clocks.now,
     )
@@ -173,7 +173,8 @@ def written(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     "forged",
     [
-        *({name: value} for name in FIELDS for value in MISTYPED),
+        *({name: value} for name in FIELDS for value in MISTYPED if name != "lasts" or value),
+        {"lasts": {"nacked": "soon"}},
         *({name: None} for name in FIELDS if name not in {"latency", "rate_max"}),
         *({"paused": [asdict(PAUSED) | {name: ["x"]}]} for name in ("exchange", "routing_key")),
         *({name: [{}]} for name in ("latency", "paused")),

@@ -179,7 +179,8 @@ def next_words(story: Story, database: Database, now: float) -> str:
         Next.SENT: f"the relay (process {story.relay_pid}) sends it "
         + (f"after the {count_of(story.before, 'message')} before it" if story.before else "next"),
         Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
-        f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now",
+        f"{ago(story.next_at, now)}{_until_given_up(story, now)}; `reliablepub outbox retry "
+        f"{story.id}` makes it now",
         Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
         f"goes first; see `reliablepub outbox explain {story.held_by}`",
         Next.PAUSED: _paused_words(story, now),
@@ -199,6 +200,15 @@ def next_words(story: Story, database: Database, now: float) -> str:
     }
     is_the_relays = story.next not in {Next.RELAYED, Next.DECIDED, Next.NOTHING}
     return words[story.next] + (_but(story, database, now) if is_the_relays else "")
+
+
+def _until_given_up(story: Story, now: float) -> str:
+    """When a refused message is given up, if the relay has told for how long it is retried."""
+    since, outcome = story.message.get("refused_at"), (story.attempts or [{}])[-1].get("outcome")
+    lasts = (story.relay.get("lasts") or {}).get(outcome)
+    if lasts is None or not isinstance(since, int | float):
+        return ""
+    return f", and gives it up {ago(since + lasts, now)} unless it is accepted by then"
 
 
 def _but(story: Story, database: Database, now: float) -> str:
