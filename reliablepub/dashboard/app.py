@@ -42,7 +42,14 @@ from reliablepub.outbox.admin.inspection import (
     read_held_keys,
     read_original,
 )
-from reliablepub.outbox.admin.selection import CONFIRMED, STATES, Selection, find, summed
+from reliablepub.outbox.admin.selection import (
+    CONFIRMED,
+    STATES,
+    Selection,
+    find,
+    summed,
+    with_tasks,
+)
 from reliablepub.outbox.admin.story import resolve, tell
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -236,6 +243,8 @@ class Pages:
             return self._page(request, "messages.html", **self._list(query, rows, None))
         selection = replace(selection_of(query), after=_number(query, "after"))
         rows = find(self._desk.database, selection, limit=_PAGE + 1)
+        if self._desk.shows_bodies:
+            rows = with_tasks(self._desk.database, rows)
         following = rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None
         return self._page(request, "messages.html", **self._list(query, rows[:_PAGE], following))
 

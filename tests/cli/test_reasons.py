@@ -103,3 +103,21 @@ def test_a_message_that_is_retried_says_when_it_is_given_up(tmp_path: Path) -> N
 
         until(lambda: "and gives it up in 14 min" in told())
         assert "unless it is accepted by then; `reliablepub outbox retry 1` makes it now" in told()
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+def test_lists_name_the_task_of_celery(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    where = str(outbox_of(kind, request, tmp_path))
+    with Outbox(where) as outbox:
+        outbox.create()
+        for headers in ({"task": "shop.ship"}, {"task": 5}, None):
+            outbox.enqueue(Message(b"", routing_key="celery", headers=headers))
+    listed = ["outbox", "list", "--outbox", where]
+    head, first, *_ = CliRunner().invoke(main, listed).stdout.splitlines()
+    assert "task" in head.split()
+    assert "shop.ship" in first
+    rows = json.loads(CliRunner().invoke(main, [*listed, "--json"]).stdout)
+    assert [row["task"] for row in rows][:1] == ["shop.ship"]
+    assert rows[2]["task"] is None

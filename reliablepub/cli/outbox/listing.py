@@ -30,7 +30,15 @@ from reliablepub.cli.output import (
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.inspection import HeldKey, read_ambiguous, read_in_flight
 from reliablepub.outbox.admin.scheduling import due
-from reliablepub.outbox.admin.selection import NAMES, SORTS, SUMMED, Selection, find, summed
+from reliablepub.outbox.admin.selection import (
+    NAMES,
+    SORTS,
+    SUMMED,
+    Selection,
+    find,
+    summed,
+    with_tasks,
+)
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 
@@ -70,6 +78,7 @@ _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
     "state": itemgetter("state"),
     "stored": lambda row: ago(row["stored_at"]),
     "tag": itemgetter("tag"),
+    "task": itemgetter("task"),
     "tries": itemgetter("attempts"),
     "uncertain": itemgetter("unsure"),
 }
@@ -112,13 +121,17 @@ def list_messages(
       reliablepub outbox list --reason 404 --sort attempts --outbox outbox.db
     """
     with patiently("looking through the outbox"):
-        found = find(database, chosen, sort=sort, limit=limit)
+        found = with_tasks(database, find(database, chosen, sort=sort, limit=limit))
+    columns = dict(COLUMNS)
+    if any(row["task"] for row in found):
+        said = columns.pop("said")
+        columns |= _columns("task") | {"said": said}
     print_rows(
         found,
         form,
-        COLUMNS,
+        columns,
         nothing="no message matches",
-        names=NAMES,
+        names=(*NAMES, "task"),
         lesser=LESSER,
         limit=limit,
     )

@@ -13,10 +13,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, Final
 
+from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import Database, Session
 
 OPEN_STATES: Final = ("ready", "waiting")
@@ -155,6 +157,18 @@ def find(
     with database.reading() as session:
         found = list(islice(_merged(session, selection, sort, limit), limit))
         return _with_last_attempt(session, found)
+
+
+def with_tasks(database: Database, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the name of its Celery task to each row; None of other messages.
+
+    None also if the properties are encrypted, or if this user may not read them.
+    """
+    names: dict[int, str] = {}
+    with suppress(OutboxError), database.reading() as session:
+        found = session.run("tasks", {"chosen": [row["id"] for row in rows]})
+        names = {id_: task for id_, task in found if isinstance(task, str)}
+    return [row | {"task": names.get(row["id"])} for row in rows]
 
 
 def found_by_due_time(

@@ -918,6 +918,16 @@ DELETE FROM reliablepub_parked WHERE CHOSEN(id) RETURNING size;
 -- name: delete_confirmed
 DELETE FROM reliablepub_confirmed WHERE CHOSEN(id) RETURNING size;
 
+-- Names of Celery tasks, which are a header. Encrypted properties have none.
+-- name: tasks
+SELECT id, properties::json -> 'headers' ->> 'task' AS task FROM (
+    SELECT id, properties FROM reliablepub_messages WHERE CHOSEN(id)
+    UNION ALL
+    SELECT id, properties FROM reliablepub_parked WHERE CHOSEN(id)
+    UNION ALL
+    SELECT id, properties FROM reliablepub_confirmed WHERE CHOSEN(id)
+) AS found;
+
 -- name: open_again
 INSERT INTO reliablepub_messages (
     id, run, shard, message_id, exchange, routing_key, properties, stored_at, due_at,

@@ -496,6 +496,16 @@ SELECT
     0, 0, 0, min(uncertain + nacked, 2147483647), size, checksum, body, NULL, ordering_key
 FROM reliablepub_parked WHERE CHOSEN(id);
 
+-- Names of Celery tasks, which are a header. Encrypted properties have none.
+-- name: tasks
+SELECT id, json_extract(properties, '$.headers.task') AS task FROM (
+    SELECT id, properties FROM reliablepub_messages WHERE CHOSEN(id)
+    UNION ALL
+    SELECT id, properties FROM reliablepub_parked WHERE CHOSEN(id)
+    UNION ALL
+    SELECT id, properties FROM reliablepub_confirmed WHERE CHOSEN(id)
+) AS found WHERE json_valid(properties);
+
 -- name: open_again
 INSERT INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, due_at,
