@@ -306,6 +306,12 @@ class Pauses:
         if pause is not None:
             self._sweep(pause.destination, PAGE)
 
+    def recount(self) -> None:
+        """Have the entries that wait counted anew: an operator has changed some."""
+        for pause in self._breakers.pauses if self.tracked else ():
+            if pause.destination.user_id is None:  # the store finds none by user
+                self._sweeping.setdefault(pause.destination, 0)
+
     def _sweep(self, destination: Destination, count: int) -> None:
         """Have so many of the first entries made due, to be checked and to wait again.
 
@@ -344,7 +350,8 @@ class Pauses:
             repeated = partial(self._has_repeated, destination, now)
             self._order(destination, Release(*destination[:2], count, after=after), repeated)
         for destination, count in self._sweeping.items():
-            self._order(destination, Release(*destination[:2], count), lambda *_: None)
+            swept = Release(*destination[:2], count, is_counted=True)
+            self._order(destination, swept, lambda *_: None)
         self._sweeping.clear()
         self._repeating.clear()
         for going, after in self._releasing.items():

@@ -173,6 +173,9 @@ class Relay:
             self._withdrawals.has_parked = False
             self._is_changed = True  # by this process, which the store does not tell
             self.look()
+        if self._withdrawals.has_changed:
+            self._withdrawals.has_changed = False
+            self._pauses.recount()
         self.status = self._new_status()
         self._notices.deliver(self.status)
         return self._wait_s()

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from tenacity import stop_after_delay, wait_fixed
 
-from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub import Breaker, Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 from tests.stores import DURABLE, outbox_of
@@ -121,3 +121,24 @@ def test_lists_name_the_task_of_celery(
     rows = json.loads(CliRunner().invoke(main, [*listed, "--json"]).stdout)
     assert [row["task"] for row in rows][:1] == ["shop.ship"]
     assert rows[2]["task"] is None
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+def test_a_pause_counts_anew_what_waits_after_an_operator(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    where = str(outbox_of(kind, request, tmp_path))
+    Outbox(where).create()
+    breaker = Breaker(pause=wait_fixed(600))  # no probe comes meanwhile
+    options: dict[str, Any] = {"outbox": where, "retry": RetryPolicy(breaker=breaker)}
+    with FakeBroker() as broker, Publisher(broker.url, **options) as publisher:
+        for _ in range(20):
+            publisher.publish(b"x", exchange="missing")
+        until(lambda: sum(one.waiting for one in publisher.status.paused) == 20)
+        listed = json.loads(
+            CliRunner().invoke(main, ["outbox", "list", "--json", "--outbox", where]).stdout
+        )
+        ids = [str(row["id"]) for row in listed[:15]]
+        park = ["outbox", "park", *ids, "--outbox", where]
+        assert CliRunner().invoke(main, park).stdout == "15 messages parked\n"
+        until(lambda: sum(one.waiting for one in publisher.status.paused) == 5)
