@@ -28,7 +28,7 @@ from starlette.staticfiles import StaticFiles
 from reliablepub.cli.doctor.command import look_at
 from reliablepub.cli.facts import Finding, Level
 from reliablepub.cli.outbox.explain import told
-from reliablepub.cli.outbox.listing import answer_of
+from reliablepub.cli.outbox.listing import answer_of, as_listed
 from reliablepub.cli.output import ago, count_of, size_of
 from reliablepub.cli.watch.lookout import Look, look
 from reliablepub.cli.watch.page import Trail, page_of
@@ -239,7 +239,7 @@ class Pages:
         if name := next(iter(query.get("name", ())), "").strip():
             ids = resolve(self._desk.database, name)
             rows = [row for id_ in ids if (row := dict(tell(self._desk.database, id_).message))]
-            rows = [_as_listed(row) for row in rows]
+            rows = [as_listed(row) for row in rows]
             return self._page(request, "messages.html", **self._list(query, rows, None))
         selection = replace(selection_of(query), after=_number(query, "after"))
         rows = find(self._desk.database, selection, limit=_PAGE + 1)
@@ -347,12 +347,6 @@ def _query(request: Request) -> dict[str, list[str]]:
 def _number(query: Mapping[str, list[str]], name: str) -> int | None:
     (text,) = query.get(name, [""])[:1]
     return int(text) if text.isascii() and text.isdecimal() else None
-
-
-def _as_listed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as a list has it."""
-    counts = (row[name] for name in ("nacked", "returned", "refused", "uncertain"))
-    return {**row, "attempts": sum(count for count in counts if isinstance(count, int))}
 
 
 def new_app(desk: Desk, *, user_header: str | None, hosts: frozenset[str]) -> Starlette:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
@@ -152,8 +152,7 @@ class Change:
 def _intervention(verb: str, fields: Fields, who: Mapping[str, Any]) -> Intervention:
     note = _text(fields, "note")
     if verb == "cancel":
-        made = cancelling(note or "cancelled")
-        return made if not who else Intervention(made.action, note=made.note, is_unsent=True, **who)
+        return replace(cancelling(note or "cancelled"), **who)
     to: dict[str, Any] = {}
     if VERBS[verb].is_addressed:
         for name in ("exchange", "routing_key"):

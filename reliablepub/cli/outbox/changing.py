@@ -23,7 +23,7 @@ from reliablepub.cli.choosing import (
 )
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
-from reliablepub.cli.outbox.listing import COLUMNS, LESSER
+from reliablepub.cli.outbox.listing import COLUMNS, LESSER, as_listed
 from reliablepub.cli.output import (
     count_of,
     print_error,
@@ -57,7 +57,6 @@ from reliablepub.outbox.encryption import OutboxKeys
 _PREVIEW: Final = 10
 """Number of messages that ``--dry-run`` lists."""
 
-_TRIES: Final = ("nacked", "returned", "refused", "uncertain")
 _DONE: Final = {
     "retry": "put back",
     "park": "parked",
@@ -263,16 +262,7 @@ def _verb() -> str:
 def _rows(database: Database, ids: list[int]) -> list[dict[str, Any]]:
     """The first of these messages, as rows of a list."""
     messages = (dict(tell(database, id_).message) for id_ in ids)
-    return [
-        message | {"attempts": _tries(message)}
-        for message in islice(filter(None, messages), _PREVIEW)
-    ]
-
-
-def _tries(message: dict[str, Any]) -> int:
-    """The number of attempts; a damaged row may hold other values than numbers."""
-    counts = (message[name] for name in _TRIES)
-    return sum(count for count in counts if isinstance(count, int))
+    return [as_listed(message) for message in islice(filter(None, messages), _PREVIEW)]
 
 
 def _any_of(states: tuple[str, ...]) -> str:

@@ -53,6 +53,12 @@ def answer_of(row: Mapping[str, Any]) -> str:
     return f"{answer_words(row)}{doubt}"
 
 
+def as_listed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A message's row as a list has it; a damaged one may hold other values than numbers."""
+    counts = (row[name] for name in ("nacked", "returned", "refused", "uncertain"))
+    return {**row, "attempts": sum(count for count in counts if isinstance(count, int))}
+
+
 _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
     "answer": lambda row: answer_words(row) if row["outcome"] else "",
     "bytes": lambda row: size_of(row["bytes"]),
