@@ -199,6 +199,8 @@ class Status:
             seconds, the relay is stuck. Ignored when statuses are compared.
         trying: host and port of the broker to which a connection is being made; else empty. Ignored
             when statuses are compared.
+        counters_at_start: the ledger when this publisher took the outbox over, before it sent
+            anything. Ignored when statuses are compared.
     """
 
     link: Link = Link.DISCONNECTED
@@ -228,6 +230,7 @@ class Status:
     turns: int = field(default=0, compare=False)
     turn_age_s: float = field(default=0.0, compare=False)
     trying: str = field(default="", compare=False)
+    counters_at_start: Counters = field(default_factory=Counters, compare=False)
 
     @property
     def open(self) -> int:

@@ -29,7 +29,7 @@ from reliablepub.errors import (
     WrongThread,
 )
 from reliablepub.message import Message
-from reliablepub.outbox.entry import TRANSIENT, Entry, RunEnded, Store
+from reliablepub.outbox.entry import TRANSIENT, Counters, Entry, RunEnded, Store
 from reliablepub.outbox.patience import Patience
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import named
@@ -156,6 +156,7 @@ class RelayThread:
         self._log_writer = LogWriter()
         self._guard = Guard(self._log_writer.write)
         self._relay: Relay | None = None
+        self._counters_at_start = Counters()
         self._patience: Patience | None = None
         self._wake: Callable[[], None] = lambda: None
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
@@ -201,7 +202,10 @@ class RelayThread:
         status = Status()
         if relay is not None:
             age_s = max(0.0, time.monotonic() - relay.turned_at)
-            status = replace(relay.status, turns=relay.turns, turn_age_s=age_s)
+            at_start = self._counters_at_start
+            status = replace(
+                relay.status, turns=relay.turns, turn_age_s=age_s, counters_at_start=at_start
+            )
             if self._patience is not None and (held_up := self._patience.held_up):
                 status = replace(status, trouble=held_up, reason=held_up)
         if self.failure is None:
@@ -412,6 +416,7 @@ class RelayThread:
         self._wake = transport.wake
         self._relay = relay
         if not self._started.is_set():
+            self._counters_at_start = relay.status.counters
             self._started.set()
             self._observer.started()
         try:

@@ -305,6 +305,23 @@ def test_what_cannot_be_opened_is_reopened_as_it_was(rig: Rig, fake: FakeBroker)
     assert "reopened with the earlier settings: window_max is 0" in said
 
 
+def test_what_is_confirmed_at_once_counts_too(
+    rig: Rig, other: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after the publisher was opened again."""
+    opened = Settings.open
+
+    def open_(settings: Settings, hooks: Sequence[object]) -> Publisher:
+        fill(settings.outbox, Message(b"", routing_key="all"), Message(b"", routing_key="all"))
+        publisher = opened(settings, hooks)
+        publisher.flush(timeout_s=30)  # this thread is the last to run
+        return publisher
+
+    monkeypatch.setattr(Settings, "open", open_)
+    rig.live(rig.hang_up(lambda: rig.windows == [1_000, 777]), again=other)
+    assert rig.service.confirmed == 4
+
+
 def test_a_standby_that_loses_the_outbox_as_it_reopens_keeps_the_new_settings(
     rig: Rig, other: Settings
 ) -> None:

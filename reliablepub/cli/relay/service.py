@@ -127,7 +127,7 @@ class Service:
         # Why it waits for the outbox; empty while it is relayed. `_why` has the details, for stderr
         self.standing_by = self._why = ""
         self.confirmed = self.parked = 0  # parked: below 0 if an operator has put back more
-        self._before = self.last = Status()  # last: before the publisher was closed
+        self.last = Status()  # before the publisher was closed
 
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying, or stand by until that is possible."""
@@ -147,8 +147,8 @@ class Service:
                 self._count(self._publisher)
 
     def _count(self, publisher: Publisher) -> None:
-        """Add what was done since this relay took the outbox over."""
-        now, before = publisher.status.counters, self._before.counters
+        """Add what was done since a publisher, which is closed now, took the outbox over."""
+        now, before = publisher.status.counters, publisher.status.counters_at_start
         self.confirmed += now.confirmed - before.confirmed
         self.parked += now.parked - before.parked
 
@@ -211,7 +211,6 @@ class Service:
             self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
             return False
         self.standing_by = self._why = ""
-        self._before = self._publisher.status
         return True
 
     def _lose(self, publisher: Publisher, error: Exception) -> None:
@@ -271,6 +270,7 @@ class Service:
                 self._new = settings
                 publisher.close()
                 self._publisher = self._opened()
+                self._count(publisher)
                 self._notes = _link_notes()
                 if self._settings is settings:
                     print_note("reopened", event="reopened")
