@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -247,6 +247,14 @@ def same_outbox(name: object) -> str:
 def count_of(number: int, noun: str) -> str:
     """``1 message``, ``2 messages``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def standby_words(standbys: Iterable[tuple[str, float | None]]) -> str:
+    """Hosts of relays that stand by, and for how many seconds each has; None is unknown."""
+    return ", ".join(
+        one_line(host) if age_s is None else f"{one_line(host)} for {age(age_s)}"
+        for host, age_s in standbys
+    )
 
 
 def passed_over_words(ids: Sequence[int]) -> str:

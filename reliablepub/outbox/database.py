@@ -146,6 +146,19 @@ class Relaying:
         return min(relays, key=lambda relay: (relay.pid is None, not relay.status))
 
 
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A relay that waits for the end of another one.
+
+    Attributes:
+        host: name of its host.
+        age_s: for how many seconds it has waited; None if this user may not know.
+    """
+
+    host: str
+    age_s: float | None
+
+
 class Session(Protocol):
     """One transaction."""
 
@@ -174,6 +187,9 @@ class Session(Protocol):
         Raises:
             NotAnOutbox: another program has emptied the tables of the outbox.
         """
+
+    def standbys(self) -> list[Standby]:
+        """Return the relays that stand by, the oldest first; none of a file."""
 
     def shard(self, id_: int) -> int:
         """Return the shard of a message; 0 if the message has left the outbox."""
@@ -249,6 +265,13 @@ class Database(Protocol):
         Raises:
             OutboxInUse: another process relays the outbox.
             OutboxError: the outbox cannot be opened.
+        """
+
+    def stand_by(self) -> None:
+        """Be listed among the standbys until `close`, if the database is one that hosts share.
+
+        Raises:
+            OutboxError: the database cannot be reached.
         """
 
     def enqueue(

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
@@ -79,6 +80,35 @@ def test_a_standby_is_no_relay_without_a_broker(cli: Cli, fake: FakeBroker) -> N
     until(standby, "this relay has taken over the outbox")
     wait_until(lambda: "reliablepub_connected" in samples())
     assert cli.stop(standby).code == 0
+
+
+@pytest.mark.postgres
+def test_standbys_are_listed(cli: Cli, fake: FakeBroker, postgres_outbox: str) -> None:
+    host = socket.gethostname()
+
+    def standbys(url: str = postgres_outbox) -> int:
+        told = cli("outbox", "status", "--outbox", url, "--json").json["standbys"]
+        assert all(row["host"] == host and 0 <= row["age_s"] < 60 for row in told)
+        return len(told)
+
+    begun = [cli.begin("relay", "--outbox", postgres_outbox, "--standby") for _ in range(3)]
+    wait_until(lambda: standbys() == 2)
+    other = f"{postgres_outbox}&schema=other"
+    Outbox(other).create()
+    assert standbys(other) == 0
+    shown = cli("outbox", "status", "--outbox", postgres_outbox).out
+    assert re.search(rf"^standing by  +{host} for \d+ s, {host} for \d+ s$", shown, re.MULTILINE)
+    assert f"{host} for " in cli("doctor", "--outbox", postgres_outbox).out
+    with psycopg.connect(postgres_outbox) as connection:  # a restart of the server's
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE starts_with(application_name, 'reliablepub standby')"
+        )
+    wait_until(lambda: standbys() == 0)
+    wait_until(lambda: standbys() == 2)
+    owner = cli("outbox", "status", "--outbox", postgres_outbox, "--json").json["relay_pid"]
+    cli.stop(next(one for one in begun if one.pid == owner))  # one takes over
+    wait_until(lambda: standbys() == 1)
 
 
 def test_a_wrong_configuration_does_not_end_a_standby(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from reliablepub.cli.doctor.diagnosis import of_clock, of_messages
 from reliablepub.cli.facts import Finding, Level, finding, warn_unless
-from reliablepub.cli.output import age, count_of, passed_over_words
+from reliablepub.cli.output import age, count_of, passed_over_words, standby_words
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.database import LostCommits, Relaying
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
@@ -39,6 +39,8 @@ def of_server(
 ) -> Iterator[Finding]:
     """Findings about an outbox in PostgreSQL."""
     yield _relay(status, around.owners, failed)
+    if standbys := [(one.host, one.age_s) for one in around.standbys]:
+        yield finding("standbys", Level.OK, standby_words(standbys))
     yield from of_messages(status, now, relays)
     server = around.server
     yield _server(server)

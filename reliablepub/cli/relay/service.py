@@ -145,6 +145,8 @@ class Service:
                 self._publisher.close()
             finally:
                 self._count(self._publisher)
+        if self.standing_by:
+            self._settings.outbox.close()
 
     def _count(self, publisher: Publisher) -> None:
         """Add what was done since a publisher, which is closed now, took the outbox over."""
@@ -198,18 +200,23 @@ class Service:
 
     def _take_over(self, *, waits: bool) -> bool:
         """Open the publisher; return whether the outbox is relayed here."""
+        waited_at = self._settings.outbox
         try:
             self._publisher = self._opened()
         except OutboxInUse:
             if not self._is_standby:
                 raise
             self.standing_by = self._why = _OWNED
+            with suppress(OutboxError):  # it is listed after the next try
+                waited_at.stand_by()
             return False
         except TRANSIENT as error:
             if not waits:  # no later try is to come
                 raise
             self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
             return False
+        if self.standing_by:
+            waited_at.close()
         self.standing_by = self._why = ""
         return True
 

@@ -16,7 +16,12 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from reliablepub.outbox.admin.inspection import read_failures, read_relays, read_status
+from reliablepub.outbox.admin.inspection import (
+    read_failures,
+    read_relays,
+    read_standbys,
+    read_status,
+)
 from reliablepub.outbox.database import Database, Relaying
 from reliablepub.relay.status import PAUSED_SHOWN, silent_s
 
@@ -73,6 +78,10 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
             | {name: one.status.get(name) for name in ("link", "reason", "server", "since")}
             | {"silent_s": _silent_s(database, one, oldest, now)}
             for one in relays
+        ],
+        "standbys": [
+            {"host": one.host, "age_s": None if one.age_s is None else round(one.age_s, 1)}
+            for one in read_standbys(database)
         ],
         "link": relay.get("link"),
         "link_reason": relay.get("reason"),

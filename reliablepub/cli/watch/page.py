@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from reliablepub.cli.facts import Fact, Level, Page, Section, warn_unless
-from reliablepub.cli.output import age, answer_words, count_of, paused_words, size_of
+from reliablepub.cli.output import (
+    age,
+    answer_words,
+    count_of,
+    paused_words,
+    size_of,
+    standby_words,
+)
 from reliablepub.cli.watch.lookout import COUNTS, Look
 from reliablepub.printable import one_line
 
@@ -190,9 +197,10 @@ def facts_of(seen: Look) -> list[Fact]:
         Fact("oldest open", oldest_words(values)),
         Fact("rates", "not measured" if values["stored_per_s"] is None else rates),
         Fact("relay", relay_words(values)),
-        Fact("broker", link_words(values, now)),
-        Fact("window", _window(values)),
     ]
+    if standbys := [(one["host"], one["age_s"]) for one in values["standbys"]]:
+        facts.append(Fact("standing by", standby_words(standbys)))
+    facts += [Fact("broker", link_words(values, now)), Fact("window", _window(values))]
     if values["hooks_off"]:
         facts.append(Fact("client library", f"slower: {values['hooks_off']}"))
     paused = values["paused"] or []

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
@@ -34,6 +36,7 @@ from reliablepub.outbox.database import (
     Relaying,
     Session,
     Space,
+    Standby,
 )
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, new_id
@@ -124,6 +127,11 @@ def _ranges(chars: str) -> Iterator[str]:
 
 def _escaped(char: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", char)
+
+
+def _standby_name(schema: str) -> str:
+    """How the name of a standby's connection begins; PostgreSQL keeps 63 bytes of a name."""
+    return f"reliablepub standby {crc32(schema.encode()):08x} "
 
 
 class PostgresSession:
@@ -231,6 +239,13 @@ class PostgresSession:
             )
             for shard, pid, text, host, silent_pid, silent_s in found
         ]
+
+    def standbys(self) -> list[Standby]:
+        """Return the relays whose connections say that they stand by, if this user sees them."""
+        if not self.run("may_see_activity").fetchone():
+            return []
+        rows = self.rows("standbys", {"name": _standby_name(self._schema)})
+        return [Standby(**row) for row in rows]
 
     def shard(self, id_: int) -> int:
         """Return the shard of a message; 0 of one that has left the outbox."""
@@ -379,6 +394,7 @@ class PostgresDatabase:
         self.server: Final = Server.of(url)
         self.name: Final = str(self.server)
         self._pool = Pool(self.server)
+        self._standby: psycopg.Connection[Any] | None = None
         self._enqueuing = Enqueuing(self.server, self._pool)
 
     def exists(self) -> bool:
@@ -429,6 +445,17 @@ class PostgresDatabase:
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> PostgresStore:
         """Take over a shard of the outbox."""
         return PostgresStore(self.server, keep_confirmed_s=keep_confirmed_s, keys=keys)
+
+    def stand_by(self) -> None:
+        """Keep an idle connection, by whose name others see the standby."""
+        if self._standby is not None:
+            with suppress(psycopg.Error):  # the server has ended it
+                self._standby.pgconn.consume_input()
+                return
+            self._standby.close()
+        name = _standby_name(self.server.schema) + socket.gethostname()
+        url = psycopg.conninfo.make_conninfo(self.server.url, application_name=name)
+        self._standby = replace(self.server, url=url).connect()
 
     def enqueue(
         self,
@@ -559,5 +586,7 @@ class PostgresDatabase:
         return iter(())
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the connections that are not in use, and that of a standby."""
         self._pool.close()
+        if self._standby is not None:
+            self._standby.close()

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from reliablepub.outbox.database import Database, LostCommits, Session
+from reliablepub.outbox.database import Database, LostCommits, Session, Standby
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, changed
 
 
@@ -40,6 +40,7 @@ class ServerSurroundings:
     behind: dict[str, int] = field(default_factory=dict)  # sequences: highest number in use
     lost: list[LostCommits] = field(default_factory=list)  # the newest first
     passed_over: list[int] = field(default_factory=list)  # due, and not sent by a relay at work
+    standbys: list[Standby] = field(default_factory=list)
 
 
 def look_around(database: Database) -> ServerSurroundings:
@@ -54,6 +55,7 @@ def look_around(database: Database) -> ServerSurroundings:
         newest = next(iter(session.rows("newest_stored_at")), {"stored_at": 0.0})
         exchanges = sorted(row["exchange"] for row in session.rows("exchanges_named"))
         queues = sorted(row["routing_key"] for row in session.rows("queues_named"))
+        standbys = session.standbys()
         changed = _changed(session)
         behind = {row["name"]: row["most"] for row in session.rows("sequences_behind")}
     return ServerSurroundings(
@@ -67,6 +69,7 @@ def look_around(database: Database) -> ServerSurroundings:
         behind=behind,
         lost=database.lost_commits(),
         passed_over=database.passed_over(),
+        standbys=standbys,
     )
 
 

@@ -880,6 +880,19 @@ LEFT JOIN reliablepub_status AS u
     ON u.shard = o.shard AND u.run = coalesce(CASE WHEN o.is_alive THEN r.id END, u.run)
 ORDER BY o.shard;
 
+-- name: may_see_activity
+SELECT true WHERE has_function_privilege('pg_catalog.pg_stat_get_activity(integer)', 'EXECUTE');
+
+-- Each user sees the names of all connections. Only members of its role and of pg_read_all_stats see
+-- when a connection began.
+-- name: standbys
+SELECT
+    substr(application_name, length(:name) + 1) AS host,
+    extract(epoch FROM clock_timestamp() - backend_start)::double precision AS age_s
+FROM pg_stat_activity
+WHERE datname = current_database() AND starts_with(application_name, :name)
+ORDER BY backend_start, pid;
+
 -- name: bytes_on_disk
 SELECT sum(pg_catalog.pg_total_relation_size(c.oid))::bigint
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace

@@ -24,6 +24,7 @@ from reliablepub.outbox.database import (
     Relaying,
     Session,
     Space,
+    Standby,
     Values,
 )
 from reliablepub.outbox.encryption import OutboxKeys
@@ -94,6 +95,10 @@ class SqliteSession:
     def relays(self) -> list[Relaying]:
         """Return who holds the relay lock, and the contents of the status file."""
         return [relaying(self._path)]
+
+    def standbys(self) -> list[Standby]:
+        """Return none: all processes of a file run on this host."""
+        return []
 
     def shard(self, _id: int) -> int:
         """Return 0: a file is one shard."""
@@ -203,6 +208,9 @@ class SqliteDatabase:
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> SqliteStore:
         """Take the relay lock, and open the file."""
         return SqliteStore(self.file, keep_confirmed_s=keep_confirmed_s, keys=keys)
+
+    def stand_by(self) -> None:
+        """Do nothing: `SqliteSession.standbys` lists none."""
 
     def enqueue(
         self,
