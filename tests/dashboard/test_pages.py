@@ -38,6 +38,14 @@ def test_the_checks_are_those_of_doctor(browse: Open, parked: str) -> None:
     assert "What to do: reliablepub outbox summary" in seen
 
 
+def test_lists_name_celery_tasks(browse: Open, where: str) -> None:
+    task = Message(b"", routing_key="celery", headers={"task": "shop.bill", "id": "t1"})
+    message_id = Outbox(where).enqueue(task)
+    for query in ("state=ready", f"name={message_id}"):
+        assert "shop.bill" in browse().get(f"/messages?{query}")
+        assert "shop.bill" not in browse(shows_bodies=False).get(f"/messages?{query}")
+
+
 def test_messages_are_found_by_each_field(browse: Open, parked: str) -> None:
     browser = browse()
     assert "No message matches." in browser.get("/messages?exchange=none")
