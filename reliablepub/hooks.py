@@ -1,10 +1,10 @@
 """Hooks: callbacks for events of messages and of the connection.
 
-Knows: the events, and one small protocol for each. Must never know: which hooks exist, or what
-they do (metrics, traces, logs).
+Knows: the events, and the callback for each. Must never know: which hooks exist, or what they do
+(metrics, traces, logs).
 
-A hook is any object with one or more of the methods below. The relay calls each method at most once
-a turn, with all events of that turn, in order::
+A hook is any object with one or more of the methods of `EventCallbacks`. The relay calls each at
+most once a turn, with all events of that turn, in order::
 
     class Slow:
         def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
@@ -166,126 +166,88 @@ class DestinationChanged:
     user_id: str | None = None
 
 
-class OnStored(Protocol):
-    """Messages were accepted."""
+class EventCallbacks(Protocol):
+    """The callbacks for events. A hook has any of them.
+
+    Inherit nothing from this class: events without listeners are not collected.
+    """
 
     def on_stored(self, events: Sequence[MessageStored]) -> None:
-        """Called after the commit that stored the messages."""
-
-
-class OnSent(Protocol):
-    """Messages were given to the client library to be written."""
+        """Messages were accepted. Called after the commit that stored them."""
 
     def on_sent(self, events: Sequence[AttemptBegun]) -> None:
-        """Called afterwards; the client library may still hold some of them."""
-
-
-class OnConfirmed(Protocol):
-    """The broker has taken responsibility for messages (ack, no return).
-
-    A message that `RetryPolicy.decide` settles as `GiveUp.ARRIVED` is among them. Its outcome has
-    the broker's answer to the duplicate.
-    """
+        """Messages were given to the client library, which may still hold some of them."""
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when the confirms have arrived; the rows may still be on disk."""
+        """The broker has taken responsibility for messages (ack, no return).
 
-
-class OnReturned(Protocol):
-    """The broker returned messages as unroutable (``basic.return``)."""
+        The rows may still be on disk. A message that `RetryPolicy.decide` settles as
+        `GiveUp.ARRIVED` is among them; its outcome has the broker's answer to the duplicate.
+        """
 
     def on_returned(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when the confirms that follow the returns arrive."""
+        """The broker returned messages as unroutable (``basic.return``).
 
-
-class OnNacked(Protocol):
-    """The broker refused responsibility for messages (``basic.nack``)."""
+        Called when the confirms that follow the returns arrive.
+        """
 
     def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when the nacks arrive."""
-
-
-class OnRefused(Protocol):
-    """Messages made the broker close a channel or the connection, or cannot be encoded."""
+        """The broker refused responsibility for messages (``basic.nack``)."""
 
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when each message is proven to be the cause, or cannot be encoded."""
+        """Messages made the broker close a channel or the connection, or cannot be encoded.
 
-
-class OnUncertain(Protocol):
-    """Attempts ended without a confirm, though the messages may have arrived; they are sent again.
-
-    Causes are a lost channel or connection, and a confirm that is overdue.
-    """
+        Called when each message is proven to be the cause.
+        """
 
     def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when the channel is gone."""
+        """Attempts ended without a confirm: messages may have arrived, and are sent again.
 
-
-class OnParked(Protocol):
-    """Messages were given up, and kept with the reason for an operator."""
+        Causes are a lost channel or connection, and a confirm that is overdue.
+        """
 
     def on_parked(self, events: Sequence[MessageGivenUp]) -> None:
-        """Called after the commit that parked the messages."""
-
-
-class OnExpired(Protocol):
-    """Deadlines of messages passed before they were confirmed."""
+        """Messages were given up, and kept for an operator. Called after the commit."""
 
     def on_expired(self, events: Sequence[MessageGivenUp]) -> None:
-        """Called after the commit that recorded the expiry."""
-
-
-class OnDiscarded(Protocol):
-    """Messages were given up and deleted (`GiveUp.DISCARD`)."""
+        """Deadlines of messages passed before they were confirmed. Called after the commit."""
 
     def on_discarded(self, events: Sequence[MessageGivenUp]) -> None:
-        """Called after the commit that deleted the messages."""
-
-
-class OnConnected(Protocol):
-    """The connection was made, or made again."""
+        """Messages were given up and deleted (`GiveUp.DISCARD`). Called after the commit."""
 
     def on_connected(self, events: Sequence[LinkChanged]) -> None:
-        """Called when the connection is open and channels can be opened on it."""
-
-
-class OnDisconnected(Protocol):
-    """The connection was lost, or could not be made."""
+        """The connection was made, or made again."""
 
     def on_disconnected(self, events: Sequence[LinkChanged]) -> None:
-        """Called once for each reason, not for each failed attempt to reconnect."""
+        """The connection was lost, or could not be made.
 
-
-class OnBlocked(Protocol):
-    """The broker accepts no publishes for now (``connection.blocked``)."""
+        Called once for each reason, not for each failed attempt to reconnect.
+        """
 
     def on_blocked(self, events: Sequence[LinkChanged]) -> None:
-        """Called when ``connection.blocked`` arrives."""
-
-
-class OnUnblocked(Protocol):
-    """The broker accepts publishes again (``connection.unblocked``)."""
+        """The broker accepts no publishes for now (``connection.blocked``)."""
 
     def on_unblocked(self, events: Sequence[LinkChanged]) -> None:
-        """Called when ``connection.unblocked`` arrives."""
-
-
-class OnPaused(Protocol):
-    """Destinations were paused because they kept refusing messages."""
+        """The broker accepts publishes again (``connection.unblocked``)."""
 
     def on_paused(self, events: Sequence[DestinationChanged]) -> None:
-        """Called when a destination is paused; not again when it refuses a probe."""
+        """Destinations were paused because they kept refusing messages.
 
-
-class OnResumed(Protocol):
-    """Paused destinations accept messages again."""
+        Not called again when one refuses a probe.
+        """
 
     def on_resumed(self, events: Sequence[DestinationChanged]) -> None:
-        """Called for an exchange before the messages that wait for it are sent.
+        """Paused destinations accept messages again.
 
-        Called for a routing key once the last messages that wait for it may be sent.
+        Called for an exchange before the messages that wait for it are sent, and for a routing key
+        once the last messages that wait for it may be sent.
         """
+
+
+EVENTS: Final = tuple(
+    name.removeprefix("on_") for name in vars(EventCallbacks) if name.startswith("on_")
+)
+"""Names of the events."""
 
 
 class Rejections(Protocol):
@@ -343,11 +305,3 @@ def tell_rejected(
     for hook in hooks:
         with suppress(Exception):
             hook(MessagesRejected(count, error))
-
-
-EVENTS: Final = (
-    *("stored", "sent", "confirmed", "returned", "nacked", "refused", "uncertain"),
-    *("parked", "expired", "discarded"),
-    *("connected", "disconnected", "blocked", "unblocked", "paused", "resumed"),
-)
-"""Names of the events. A hook's method is named ``on_`` followed by one of these."""

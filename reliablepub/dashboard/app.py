@@ -193,7 +193,8 @@ class Pages:
 
     def _posted(self, view: Callable[[Request, Fields], Response]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            fields = parse_qs((await request.body()).decode(errors="replace"), keep_blank_values=True)
+            text = (await request.body()).decode(errors="replace")
+            fields = parse_qs(text, keep_blank_values=True)
 
             def answer() -> Response:
                 try:

@@ -288,14 +288,3 @@ def test_events_without_listeners_are_not_collected(store: Store) -> None:
 def test_a_hook_that_would_never_be_called_is_refused(hook: object, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         calls_of([hook])
-
-
-def test_every_event_has_its_protocol() -> None:
-    methods = {
-        name
-        for protocol in vars(hooks).values()
-        if isinstance(protocol, type) and getattr(protocol, "_is_protocol", False)
-        for name in vars(protocol)
-        if name.startswith("on_")
-    }
-    assert methods == {f"on_{name}" for name in hooks.EVENTS}
