@@ -53,9 +53,8 @@ from reliablepub.transport.base import host_and_port, says_expired, text
 from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
 from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batch
 from reliablepub.transport.login import Answer, Login, Tenure
-from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, WatchedLoop, hooks
-from reliablepub.transport.pika_names import ResolvingServices
+from reliablepub.transport.pika_services import BoundedServices, ResolvingServices
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, quietly, unquiet_this_thread
 

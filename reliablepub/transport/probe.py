@@ -35,8 +35,8 @@ from reliablepub.transport.address import Address, client_properties_of, connect
 from reliablepub.transport.base import text
 from reliablepub.transport.incoming import BadFrame
 from reliablepub.transport.pika import explain, is_refusal, unwrapped
-from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import WatchedLoop
+from reliablepub.transport.pika_services import BoundedServices
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 
 TIMEOUT_S: Final = 5.0

@@ -11,7 +11,7 @@ from pamqp import body, commands, frame, header, heartbeat
 from pika.adapters.select_connection import IOLoop
 
 from reliablepub.transport.incoming import FRAME_HEAD, BadFrame
-from reliablepub.transport.pika_bounded import BoundedServices
+from reliablepub.transport.pika_services import BoundedServices
 from tests.broker.sans_io import Client, node_with_queue
 from tests.broker.test_hostile import SAYINGS
 from tests.fuzz.bending import bent

@@ -39,7 +39,7 @@ from reliablepub.outbox.database import (
     Standby,
 )
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Entry, OpenLimits, new_id
+from reliablepub.outbox.entry import new_id
 from reliablepub.outbox.postgres.enqueue import Enqueuing, execute, execute_text
 from reliablepub.outbox.postgres.ownership import EXPIRY_S
 from reliablepub.outbox.postgres.server import (
@@ -395,7 +395,8 @@ class PostgresDatabase:
         self.name: Final = str(self.server)
         self._pool = Pool(self.server)
         self._standby: psycopg.Connection[Any] | None = None
-        self._enqueuing = Enqueuing(self.server, self._pool)
+        enqueuing = Enqueuing(self.server, self._pool)
+        self.enqueue, self.enqueue_once = enqueuing.enqueue, enqueuing.enqueue_once
 
     def exists(self) -> bool:
         """Whether the schema holds an outbox of this version."""
@@ -456,29 +457,6 @@ class PostgresDatabase:
         name = _standby_name(self.server.schema) + socket.gethostname()
         url = psycopg.conninfo.make_conninfo(self.server.url, application_name=name)
         self._standby = replace(self.server, url=url).connect()
-
-    def enqueue(
-        self,
-        new: Sequence[Entry],
-        *,
-        keys: OutboxKeys | None,
-        limits: OpenLimits,
-        connection: Any = None,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
-    ) -> None:
-        """Store entries, on the application's connection or on a connection of this object."""
-        self._enqueuing.enqueue(new, keys, limits, connection)
-
-    def enqueue_once(
-        self,
-        entry: Entry,
-        key: str,
-        *,
-        keys: OutboxKeys | None,
-        limits: OpenLimits,
-        connection: Any = None,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
-    ) -> str:
-        """Store an entry unless its key is known; return the ``message_id`` that has the key."""
-        return self._enqueuing.enqueue_once(entry, key, keys, limits, connection)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

@@ -1,6 +1,7 @@
-"""Resolves host names for pika: each attempt begins with another address of the name.
+"""pika's I/O services: they try each address of a host name, and limit what pika reads.
 
-Knows: pika's documented I/O interface (`nbio_interface`). Must never know: why pika connects.
+Knows: pika's documented I/O interface (`nbio_interface`). Must never know: what is written, to
+which broker, or why pika connects.
 
 pika tries the addresses of a name in order, but ends the attempt at the first one that accepts TCP,
 even if it then says nothing or hangs up. A node that hangs does that, and so does a container proxy
@@ -16,9 +17,22 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from pika import spec
 from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
+
+from reliablepub.transport.incoming import (
+    BadFrame,
+    Contents,
+    Incoming,
+    Part,
+    body_bytes,
+    without_body,
+)
+
+_FRAME_MAX: Final = int(spec.FRAME_MAX_SIZE)
+"""The frame size that pika offers: the negotiated size is at most this."""
 
 
 class ResolvingServices(SelectorIOServicesAdapter):
@@ -62,3 +76,51 @@ class ResolvingServices(SelectorIOServicesAdapter):
         """Connect to one of the addresses, as pika does."""
         self.untried = max(0, self.untried - 1)
         return super().connect_socket(*args, **kwargs)
+
+
+class BoundedServices(ResolvingServices):
+    """The same with a check of all received frames, for connections that pika reads without hooks.
+
+    One connection at a time. Bodies of returned messages are dropped on arrival: pika sees each
+    return as soon as its header has arrived, with an empty body.
+    """
+
+    ended_because = ""  # why a received frame was rejected; empty if none was
+    returned_bytes = 0  # body size of the last returned message
+
+    def create_streaming_connection(
+        self,
+        protocol_factory: Callable[[], Any],
+        *args: Any,  # noqa: ANN401 - pika's own
+        **kwargs: Any,  # noqa: ANN401 - pika's own
+    ) -> Any:  # noqa: ANN401 - pika's own
+        """Connect as pika does, with a protocol that receives checked bytes only."""
+        return super().create_streaming_connection(
+            lambda: self._bound(protocol_factory()), *args, **kwargs
+        )
+
+    def _bound(self, protocol: Any) -> Any:  # noqa: ANN401 - pika's own
+        """Replace the protocol's `data_received` by one that checks frames first."""
+        incoming, contents = Incoming(lambda: _FRAME_MAX), Contents()
+        to_pika = protocol.data_received
+
+        def data_received(data: bytes) -> None:
+            try:
+                for one in incoming.frames(data):
+                    if left := self._left(contents.part(one), one):
+                        to_pika(left)
+            except BadFrame as error:
+                self.ended_because = str(error)
+                raise
+
+        protocol.data_received = data_received
+        return protocol
+
+    def _left(self, part: Part, one: bytes) -> bytes:
+        """The bytes of a frame that are passed on to pika."""
+        if part is Part.BODY:
+            return b""
+        if part is Part.HEADER:
+            self.returned_bytes = body_bytes(one)
+            return without_body(one)
+        return one
