@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from reliablepub.cli import loglines
-from reliablepub.cli.commands import Exit, Failure, LazyGroup
+from reliablepub.cli.commands import Exit, Failure, LazyGroup, docstring_of
 from reliablepub.cli.config import PREFIX
 from reliablepub.cli.output import print_error
 from reliablepub.cli.passwords import without_passwords
@@ -155,6 +155,7 @@ def _load(plug_in: EntryPoint) -> click.Command:
     try:
         command = plug_in.load()
         if isinstance(command, click.Command):
+            command.help = command.help or docstring_of(command.callback)
             return command
         problem = f"{plug_in.value} is not a click command"
     except Exception as error:  # noqa: BLE001 - importing a plug-in can raise anything

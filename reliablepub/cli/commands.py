@@ -10,12 +10,13 @@ not import the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from ast import FunctionDef, get_docstring, parse
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from enum import IntEnum
 from importlib import import_module
-from inspect import cleandoc
-from textwrap import wrap
+from inspect import cleandoc, getsource
+from textwrap import dedent, wrap
 from typing import Any, Final
 
 import click
@@ -52,6 +53,15 @@ _OUTBOX_MEANING: Final = {4: "the outbox cannot be used"}
 """The meaning of 4 for a command that has ``--outbox``."""
 
 
+def docstring_of(callback: Callable[..., Any] | None) -> str:
+    """The docstring of a command's function, from its source: ``python -OO`` drops the others."""
+    if callback is None:
+        return ""
+    function = parse(dedent(getsource(callback))).body[0]
+    assert isinstance(function, FunctionDef)
+    return get_docstring(function) or ""
+
+
 class Command(click.Command):
     """A command whose help ends with its exit codes; it refuses text that is not UTF-8."""
 
@@ -69,7 +79,8 @@ class Command(click.Command):
             for code, meaning in sorted(meanings.items())
             for line in wrap(f"  {code}  {meaning}", _WIDTH, subsequent_indent=" " * 5)
         ]
-        self.help = "\n".join([cleandoc(self.help or ""), "", "\b", "Exit codes:", *lines])
+        told = cleandoc(self.help or docstring_of(self.callback))
+        self.help = "\n".join([told, "", "\b", "Exit codes:", *lines])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; refuse text that is not UTF-8."""
@@ -93,6 +104,7 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **settings)
+        self.help = self.help or docstring_of(self.callback)
         self._table = table  # ``module:attribute`` of each command
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -66,7 +66,8 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
 
     Args:
         app: the application. Its broker URL stays: workers, remote control and results use it. It
-            must be one of AMQP, or sending a task raises `ConfigurationError`.
+            must be one of AMQP, or sending a task raises `ConfigurationError`; so does this
+            function if the application has read its configuration.
         outbox: stores the tasks: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
             part of their transaction.
         hold_eta: whether a task with an ETA or a countdown waits in the outbox, not in a worker. It
@@ -74,11 +75,13 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
             and `Outbox.reschedule`. The key of a retry is ``"<id> retry <number>"``.
 
     Raises:
-        ConfigurationError: ``outbox`` cannot store messages.
+        ConfigurationError: ``outbox`` cannot store messages, or the broker is none of AMQP.
     """
     if not hasattr(outbox, "enqueue"):
         kind = type(outbox).__name__
         raise ConfigurationError(f"outbox is of type {kind}; give an Outbox, or a framework's")
+    if app.configured:  # else reading it here would load it, perhaps before Django's settings
+        _check_broker(app)
     base = app.amqp_cls.base if isinstance(app.amqp_cls, _Way) else app.amqp_cls
     app.amqp_cls = way = _Way(base, outbox, hold_eta)
     if "amqp" in vars(app):  # a cached property, already computed

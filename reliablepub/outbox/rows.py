@@ -28,6 +28,7 @@ from json import JSONDecodeError, JSONEncoder
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from reliablepub.errors import OutboxSealed
 from reliablepub.headers import FieldValue
 from reliablepub.message import BODY_BYTES_MAX, HEADER_BYTES_MAX, Message
 from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
@@ -457,6 +458,8 @@ def rekeyed(row: MessageRow, keys: OutboxKeys) -> dict[str, Any]:
     return {"id": row.id, "properties": properties, "body": body, "checksum": checksum}
 
 
+UNOPENED_MAX: Final = 100
+"""Rows that a relay parks because it lacks their key; with one more it ends."""
 PASSED_MAX: Final = 5_000
 """Rows that one page skips because they are not next of their ordering key; 20 ms in SQLite."""
 SCANNED_MAX: Final = 10_000
@@ -478,6 +481,7 @@ class Page:
         self._bytes = 0
         self.entries: list[Entry] = []
         self.damaged: dict[int, str] = {}  # what is wrong with a row, by its id
+        self.sealed: dict[int, OutboxSealed] = {}  # rows whose encryption key is missing
         self.not_next: list[int] = []  # ids of rows that are due, and not next of their key
 
     def take(self, row: MessageRow) -> bool:
@@ -489,11 +493,37 @@ class Page:
         except Unreadable as error:
             self.damaged[row.id] = str(error)
             return True
+        except OutboxSealed as error:
+            if self._keys is None:
+                raise
+            self.sealed[row.id] = error
+            return True
         self._bytes += entry.message.size
         if self.entries and self._bytes > self.bytes_max:
             return False
         self.entries.append(entry)
         return True
+
+
+class Unopened:
+    """Decides about rows whose encryption key was not given: whose fault is it?
+
+    If other rows can be read, and these are few, they are parked, so that they hold up no others.
+    Otherwise the relay has the wrong keys: it ends, and all messages stay open.
+    """
+
+    def __init__(self) -> None:
+        self._others_read = False
+        self._parked = 0
+
+    def judge(self, page: Page) -> None:
+        """Have the sealed rows of a page parked, or raise the error of the first."""
+        self._others_read = self._others_read or bool(page.entries)
+        self._parked += len(page.sealed)
+        if page.sealed and not (self._others_read and self._parked <= UNOPENED_MAX):
+            raise next(iter(page.sealed.values()))
+        for id_, error in page.sealed.items():
+            page.damaged[id_] = f"{error}, and retry it"
 
 
 def id_runs(ids: list[int]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 import inspect
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -157,6 +158,21 @@ def test_help_lists_built_in_commands_and_the_exit_codes() -> None:
     for name in OWN:
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
     assert "4  the outbox cannot be used" in out
+
+
+@pytest.mark.parametrize("command", ["", "outbox retry", "outbox", "demo"])
+def test_help_needs_no_docstrings(command: str) -> None:
+    texts = [
+        subprocess.run(
+            [sys.executable, *options, "-m", "reliablepub", *command.split(), "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for options in ((), ("-OO",))
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0].splitlines()) > 10
 
 
 def test_the_version_is_printed() -> None:

@@ -838,10 +838,15 @@ def test_a_task_of_an_unpickled_application_belongs_to_the_transaction(path: Pat
 
 
 def test_another_broker_than_rabbitmq_is_refused(path: Path) -> None:
+    said = r"memory.* reliablepub\.testing\.FakeBroker"
     app = make_app("memory://")
+    app.finalize()
+    with pytest.raises(ConfigurationError, match=said):  # it has read its configuration
+        use_outbox(app, Outbox(path))
+    app = Celery("shop", broker="memory://", set_as_current=False)
     use_outbox(app, Outbox(path))
-    with pytest.raises(ConfigurationError, match=r"memory.* reliablepub\.testing\.FakeBroker"):
-        app.tasks["add"].delay(1)
+    with pytest.raises(ConfigurationError, match=said):
+        app.send_task("add")
     kombu.pools.reset()
     with pytest.raises(ConfigurationError, match="outbox is of type PosixPath; give an Outbox"):
         use_outbox(app, path)  # type: ignore[arg-type]

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from reliablepub import Publisher
+from reliablepub import Link, Publisher
 from reliablepub.errors import (
     ConfigurationError,
     OutboxDiskFull,
     OutboxError,
     OutboxSealed,
     PublisherClosed,
+    PublisherFailed,
 )
 from reliablepub.message import Message
 from reliablepub.outbox.admin import rekeying
@@ -32,6 +33,8 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
 from tests.outcomes import REFUSED
 from tests.sqlite import edit_lax, sql
+from tests.stores import DURABLE, outbox_of
+from tests.waiting import until
 
 OLD = bytes(range(32))
 NEW = bytes(range(32, 64))
@@ -360,6 +363,47 @@ def test_keys_are_rotated_without_a_gap(path: Path) -> None:
         outbox.rekey()
     with closing(SqliteStore(path, keys=OutboxKeys({"new": NEW}))) as store:
         assert len(read(store)) == number
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+def test_a_key_that_the_relay_lacks_holds_up_no_others(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, keys: OutboxKeys
+) -> None:
+    where, new = outbox_of(kind, request, tmp_path), OutboxKeys({"new": NEW})
+    assert where is not None
+    Outbox(where).create()
+
+    def stored(keys: OutboxKeys, *numbers: int) -> None:
+        for n in numbers:
+            Outbox(where, keys=keys).enqueue(Message(b"x", routing_key="q", message_id=f"m-{n}"))
+
+    stored(keys, 1)
+    stored(new, 2)
+    stored(keys, 3)
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        publisher = Publisher(broker.url, outbox=where, outbox_keys=keys)
+        counters = publisher.flush(timeout_s=30).counters
+        assert (counters.confirmed, counters.parked) == (2, 1)
+        [parked] = Outbox(where).parked()
+        assert parked.reply_text.endswith(
+            "with key 'new', and that key was not given; nothing is lost: give it too, and retry it"
+        )
+        stored(new, *range(4, 104))  # a hundred more: the relay's keys are wrong
+        until(lambda: publisher.status.link is Link.FAILED)
+        with pytest.raises(PublisherFailed, match="that key was not given"):
+            publisher.close()
+        assert Outbox(where).status().parked <= 100
+        Outbox(where).retry()
+        both = OutboxKeys({"old": OLD, "new": NEW})
+        with Publisher(broker.url, outbox=where, outbox_keys=both) as publisher:
+            assert publisher.flush(timeout_s=30).counters.confirmed == 103
+        stored(new, 200)
+        only = Publisher(broker.url, outbox=where, outbox_keys=keys)
+        until(lambda: only.status.link is Link.FAILED)  # it can read no other
+        with pytest.raises(PublisherFailed):
+            only.close()
+    assert (Outbox(where).status().open, Outbox(where).status().parked) == (1, 0)
 
 
 def test_a_row_that_was_moved_is_not_accepted(path: Path, keys: OutboxKeys) -> None:

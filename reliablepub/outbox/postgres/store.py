@@ -90,6 +90,7 @@ from reliablepub.outbox.rows import (
     SCANNED_MAX,
     MessageRow,
     Page,
+    Unopened,
     attempt_of,
     divided,
     given_up_of,
@@ -177,6 +178,7 @@ class PostgresStore:
         self._pid = os.getpid()
         self._is_closed = False
         self._damaged: list[DamagedRow] = []
+        self._unopened = Unopened()
         self._unfit: dict[int, str] = {}  # ids of damaged rows that are not parked yet: the reasons
         self._link = Link(server, is_relays=True)
         self._bell = Bell(self._link)
@@ -786,6 +788,7 @@ class PostgresStore:
 
         Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
         """
+        self._unopened.judge(page)
         self._unfit.update(page.damaged)
         # If this fails, the rows are not changed and not sent.
         with suppress(*TRANSIENT, Intervened):

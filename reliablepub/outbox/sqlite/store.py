@@ -55,6 +55,7 @@ from reliablepub.outbox.rows import (
     TIME_MAX,
     MessageRow,
     Page,
+    Unopened,
     attempt_of,
     given_up_of,
     id_runs,
@@ -347,6 +348,7 @@ class SqliteStore:
         self._pid = os.getpid()
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
+        self._unopened = Unopened()
         self._unparked: dict[int, str] = {}
         self._last_id = 0
         self._waited_before_s = 0.0
@@ -519,6 +521,7 @@ class SqliteStore:
 
     def _readable(self, page: SqlitePage) -> list[Entry]:
         """Return the entries of a page, and keep its other rows from being read again and again."""
+        self._unopened.judge(page)
         if page.damaged or page.not_next:
             self._unparked |= page.damaged
             self._put_right(page.not_next)
