@@ -127,14 +127,21 @@ _ELSEWHERE: Final = (
 )
 
 
-def _refuse_eventlet() -> None:
-    """Refuse a process whose threads eventlet has replaced: the relay would wait for ever."""
+def _check_host() -> None:
+    """Refuse threads that eventlet has replaced, on which the relay would wait for ever.
+
+    Warn of uWSGI without threads: the relay then runs only while a request is handled.
+    """
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise ConfigurationError(
             "the relay needs a thread, and eventlet has replaced those of this process. "
             f"{_ELSEWHERE}"
         )
+    given = getattr(sys.modules.get("uwsgi"), "opt", None)
+    if given is not None and not {"enable-threads", "threads"} & given.keys():
+        said = "uWSGI runs no threads: messages are sent only during requests; set enable-threads"
+        LOGGER.warning(said, extra={"event": "no_threads"})
 
 
 class RelayThread:
@@ -173,7 +180,7 @@ class RelayThread:
 
     def start(self, observer: Observer | None = None) -> None:
         """Start the thread. `wait_started` and the observer report whether the relay comes up."""
-        _refuse_eventlet()
+        _check_host()
         self._observer = observer or self._observer
         self._is_ended = False
         try:
