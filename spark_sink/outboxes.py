@@ -24,6 +24,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 from reliablepub import ConfigurationError, Outbox, ReliablePubError
 from spark_sink.failures import in_one_line
 from spark_sink.paths import local_path
+from spark_sink.unread import UnreadStream
 
 _OPTIONS: Final = frozenset(("path", "paths", "view", "unreadable"))
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
@@ -109,6 +110,11 @@ class OutboxDataSource(DataSource):
             ]:
                 raise ConfigurationError(f"view {view!r} has columns of its own: give no schema")
             return OutboxReader(files, view, columns)
+
+    def streamReader(self, schema: StructType) -> UnreadStream:  # noqa: N802 - Spark's name
+        """A reader that refuses to begin: an outbox is a table whose rows leave it."""
+        del schema
+        return UnreadStream("outboxes are read as a batch: use spark.read, not readStream")
 
     @property
     def _patterns(self) -> list[str]:

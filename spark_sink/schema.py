@@ -60,6 +60,11 @@ _JSON_KEYS: Final = (*_TEXTS, BooleanType, *_WHOLE)
 _JSON: Final = (*_HEADER, NullType, DateType, TimestampNTZType)
 """Types that `json_text` writes, besides structs, arrays and maps."""
 
+_TO_JSON: Final = "Spark's to_json, which gives a string"
+_SPATIAL: Final = ("geometry", "geography")
+"""Types of Spark 4.1 and later, by their names."""
+_AS_BINARY: Final = "ST_AsBinary: Spark's to_json does not write it either"
+
 
 def _is_headers(kind: DataType) -> bool:
     if isinstance(kind, MapType):
@@ -245,30 +250,30 @@ def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
     allowed, kinds = COLUMNS[name]
     if name == "value" and is_json:
         return [
-            f"{problem}, which valueFormat=json does not write: use Spark's to_json, which gives a "
-            "string"
-            for problem in _no_json(kind, "value")
+            f"{problem}, which valueFormat=json does not write: use {remedy}"
+            for problem, remedy in _no_json(kind, "value")
         ]
     if isinstance(kind, kinds) and (name != "headers" or _is_headers(kind)):
         return []
     return [f"column {name!r} is {kind.simpleString()}; it must be {allowed}"]
 
 
-def _no_json(kind: DataType, path: str) -> Iterator[str]:
-    """Parts of a type that are not written as JSON, with their paths, such as ``value.at``."""
+def _no_json(kind: DataType, path: str) -> Iterator[tuple[str, str]]:
+    """Parts of a type that are not written as JSON, with their paths, and what to use instead."""
     if isinstance(kind, StructType):
         if len(set(kind.names)) < len(kind.names):  # Spark passes no such struct to Python
-            yield f"{path!r} has two fields of one name"
+            yield f"{path!r} has two fields of one name", _TO_JSON
         for field in kind.fields:
             yield from _no_json(field.dataType, f"{path}.{field.name}")
     elif isinstance(kind, ArrayType):
         yield from _no_json(kind.elementType, f"{path}[]")
     elif isinstance(kind, MapType):
         if not isinstance(kind.keyType, _JSON_KEYS):
-            yield f"{path!r} has keys of type {kind.keyType.simpleString()}"
+            yield f"{path!r} has keys of type {kind.keyType.simpleString()}", _TO_JSON
         yield from _no_json(kind.valueType, f"{path}[]")
     elif type(kind) not in _JSON:
-        yield f"{path!r} is {kind.simpleString()}"
+        name = kind.simpleString()
+        yield f"{path!r} is {name}", _AS_BINARY if name.startswith(_SPATIAL) else _TO_JSON
 
 
 def _not_kept(kind: DataType, path: str) -> Iterator[str]:

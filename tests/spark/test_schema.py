@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from pyspark.sql import types
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -124,6 +125,17 @@ def test_the_default_exchange_needs_a_routing_key() -> None:
 def test_with_json_the_value_may_be_anything() -> None:
     found = schema(value=schema(a=LongType()), exchange=TEXT)
     assert match(found, parse({"valueFormat": "json"})).is_json
+
+
+@pytest.mark.parametrize("name", ["GeometryType", "GeographyType"])
+def test_json_of_a_place_needs_another_function_than_other_types(name: str) -> None:
+    """`to_json` fails for it in each task."""
+    if not hasattr(types, name):
+        pytest.skip("this Spark has no such type")
+    place = getattr(types, name)(4326)
+    words = problems(schema(value=schema(at=place)), exchange="x", valueFormat="json")
+    assert f"'value.at' is {place.simpleString()}, which valueFormat=json" in words
+    assert "use ST_AsBinary" in words
 
 
 def test_failed_rows_are_written_again_without_what_the_report_has_added() -> None:
