@@ -61,6 +61,12 @@ def test_others_are_not(master: str) -> None:
     assert doubts(parse({}), master=master, is_speculating=False) == []
 
 
+def test_doubles_in_headers_are_warned_of(spark: SparkSession) -> None:
+    df = spark.sql("SELECT 'a' value, map('price', 0.1D) headers")
+    with pytest.warns(SparkSinkWarning, match=r"read as a whole number, 0\.1 as 0"):
+        validate(df, url="amqp://localhost:1/", exchange="x")
+
+
 def test_speculation_is_warned_of() -> None:
     [doubt] = doubts(parse({}), master="yarn", is_speculating=True)
     assert "spark.speculation is on" in doubt
