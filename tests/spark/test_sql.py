@@ -66,6 +66,24 @@ def one_line(caught: pytest.ExceptionInfo[PySparkException]) -> str:
     return text.splitlines()[0]
 
 
+def test_a_stream_into_a_table_takes_options_of_its_own(
+    spark: SparkSession, fake: FakeBroker, table: str, tmp_path: Path
+) -> None:
+    """Into one that is there, and into one that it makes."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "1.txt").write_text("a\n")
+    lines = spark.readStream.format("text").load(str(tmp_path / "source"))
+    rows = lines.selectExpr("value", "'q' AS routing_key")
+    try:
+        for name in (table, "made_by_a_stream"):
+            writer = rows.writeStream.format("rabbitmq").option("url", fake.url)
+            writer = writer.option("checkpointLocation", str(tmp_path / name))
+            writer.trigger(availableNow=True).toTable(name).awaitTermination()
+        assert [message.body for message in fake.messages("q")] == [b"a", b"a"]
+    finally:
+        spark.sql("DROP TABLE IF EXISTS made_by_a_stream")
+
+
 def test_a_table_without_columns_is_refused_where_it_is_made(spark: SparkSession) -> None:
     with pytest.raises(AnalysisException) as caught:
         spark.sql("CREATE TABLE t USING rabbitmq OPTIONS (url 'amqp://host/')")
