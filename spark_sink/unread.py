@@ -3,7 +3,7 @@
 Knows: Spark's protocol for streaming sources. Must never know: brokers, outboxes.
 
 If `DataSource.streamReader` raises, PySpark shows an `UnboundLocalError` of its own instead of that
-error. So both sources give a reader, which refuses when Spark asks where its stream begins.
+error. So both sources give a reader, which refuses when Spark asks for its first offset.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ class UnreadStream(DataSourceStreamReader):
     def __init__(self, words: str) -> None:
         self._words = words
 
-    def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
-        """Refuse.
-
-        Raises:
-            ConfigurationError: always.
-        """
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         with in_one_line():
             raise ConfigurationError(self._words)
+
+    # Whichever the version of Spark calls first.
+    initialOffset = latestOffset = _refuse  # noqa: N815 - Spark's names
 
     def read(self, partition: InputPartition) -> NoReturn:
         """Never called: the stream does not begin."""
