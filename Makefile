@@ -266,7 +266,7 @@ $(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq java
 $(SPARK_CACHE)/%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet -e '.[spark]' 'pyspark[connect]~=$*.0' \
-		hypothesis pytest pytest-randomly pytest-timeout
+		hatchling hypothesis pytest pytest-randomly pytest-timeout pyyaml
 	@touch $@
 
 # What several clients tell their callers when the broker misbehaves: docs/client-conformance.md.

@@ -21,8 +21,8 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 _PACKAGES: Final = ("pika", "reliablepub", "spark_sink", "tenacity")
 _LEFT_OUT: Final = ("reliablepub/cli", "reliablepub/demo", "reliablepub/testing")
 """The command line, demo and fake broker: a cluster runs none, and they need most dependencies."""
-_TOP_LEVEL: Final = ("pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py")
-"""Modules by which Spark finds data sources when the unpacked archive is on its Python path."""
+_MODULES: Final = ("pyspark_rabbitmq", "pyspark_reliablepub_outbox")
+"""Top-level modules by which Spark finds data sources in an unpacked archive on its path."""
 
 
 def build(archive: Path) -> int:
@@ -41,6 +41,11 @@ def build(archive: Path) -> int:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
+    for module in _MODULES:
+        found = find_spec(module)
+        assert found is not None, f"{module} is installed with this one"
+        assert found.origin is not None, f"{module} is a file"
+        yield f"{module}.py", Path(found.origin)
     for package in _PACKAGES:
         spec = find_spec(package)
         assert spec is not None, f"{package} is installed with this one"
@@ -52,9 +57,9 @@ def _files() -> Iterator[tuple[str, Path]]:
                 path.is_file()
                 and "__pycache__" not in name.parts
                 and not str(name).startswith(_LEFT_OUT)
+                and name.stem not in _MODULES  # beside this module in a checkout alone
             ):
-                moved = package == "spark_sink" and name.name in _TOP_LEVEL
-                yield (name.name if moved else str(name)), path
+                yield str(name), path
         yield from _licenses(package)
 
 

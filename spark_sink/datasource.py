@@ -23,6 +23,7 @@ from spark_sink.options import check_stream, parse
 from spark_sink.schema import Columns, match
 from spark_sink.settings import Settings
 from spark_sink.trigger import check_checkpoint
+from spark_sink.unread import UnreadStream
 
 if TYPE_CHECKING:
     from spark_sink.writer import RabbitMQWriter
@@ -33,6 +34,7 @@ _SQL: Final = (
     "t WITH (`url` = '...', `exchange` = '...'); only the URL may also come from the environment "
     "variable RELIABLEPUB_URL"
 )
+_UNREAD: Final = "rabbitmq is a sink: nothing can be read from it"
 _reports: Final[set[tuple[str, bool]]] = set()
 """Reports already checked by this process, and whether for collected rows.
 
@@ -112,7 +114,7 @@ class RabbitMQDataSource(DataSource):
         """
         with in_one_line():
             raise ConfigurationError(
-                "rabbitmq is a sink: nothing can be read from it, and a table USING rabbitmq needs "
+                f"{_UNREAD}, and a table USING rabbitmq needs "
                 "its columns: CREATE TABLE t (value STRING, routing_key STRING) USING rabbitmq. "
                 f"{_SQL}"
             )
@@ -125,7 +127,12 @@ class RabbitMQDataSource(DataSource):
         """
         del schema
         with in_one_line():
-            raise ConfigurationError("rabbitmq is a sink: nothing can be read from it")
+            raise ConfigurationError(_UNREAD)
+
+    def streamReader(self, schema: StructType) -> UnreadStream:  # noqa: N802 - Spark's name
+        """A reader that refuses to begin: messages are read by consumers."""
+        del schema
+        return UnreadStream(_UNREAD)
 
     def _checked(self, schema: StructType, *, overwrite: bool) -> tuple[Settings, Columns]:
         if overwrite:

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from spark_sink import report
 from spark_sink.failures import RowsNotConfirmed
-from spark_sink.schema import Columns
+from spark_sink.rows import key_column
+from spark_sink.schema import Columns, Key
 from spark_sink.task import Failure
 from spark_sink.zones import readable
 
@@ -70,10 +71,10 @@ class Pieces:
             fatal: the failure of this row, and those of all other rows known to have failed.
         """
         piece, row = self._find(error.row)
-        names = [(key.name, key.position) for key in columns.keys if key.name != "value"]
-        if not names and "message_id" in columns.positions and not error.message_id:
-            names = [("message_id", columns.positions["message_id"])]
-        shown = ", ".join(f"{name}={_shown(piece.column(at), row)}" for name, at in names)
+        keys = [key for key in columns.keys if key.name != "value"]
+        if not keys and "message_id" in columns.positions and not error.message_id:
+            keys = [Key("message_id", columns.positions["message_id"], "string")]
+        shown = ", ".join(f"{key.name}={_shown(key_column(key, piece), row)}" for key in keys)
         kept = ""
         if folder is not None:
             rows = [(*self._find(one.row), self._outcome(one)) for one in fatal]

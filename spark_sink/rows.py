@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from reliablepub import InvalidMessage, Message
 from spark_sink.identity import ByColumns, Identity
@@ -87,22 +88,17 @@ class Rows:
         taken = _Taken()
         bodies = taken.bodies(batch.column(positions["value"]), is_json=self._columns.is_json)
         others = [taken.values(name, batch.column(positions[name])) for name in self._names]
-        keys = [taken.key(key, batch.column(key.position)) for key in self._columns.keys]
-        columns = [bodies, *others, *keys]
-        problems = self._problems(columns) if taken.is_faulty or self._has_gaps(batch) else {}
+        keys = [(key, key_column(key, batch)) for key in self._columns.keys]
+        columns = [bodies, *others, *(taken.key(key, column) for key, column in keys)]
+        needed = [batch.column(at) for name, at in positions.items() if name in REQUIRED]
+        has_gaps = any(column.null_count for column in (*needed, *(column for _, column in keys)))
+        problems = self._problems(columns) if taken.is_faulty or has_gaps else {}
         if not problems:
             return self._made(columns)
         rows = [row for row in range(batch.num_rows) if row not in problems]
         made = self._made([[column[row] for row in rows] for column in columns])
         found = problems | dict(zip(rows, made, strict=True))
         return [found[row] for row in range(batch.num_rows)]
-
-    def _has_gaps(self, batch: pa.RecordBatch) -> bool:
-        """Whether a value is null that a message needs."""
-        found = self._columns
-        needed = [at for name, at in found.positions.items() if name in REQUIRED]
-        needed += [key.position for key in found.keys]
-        return any(batch.column(at).null_count for at in needed)
 
     def _problems(self, columns: list[list[Any]]) -> dict[int, Message | Invalid]:
         """The rows that have a value that no message can hold, or lack one, by their number."""
@@ -142,6 +138,12 @@ def _message(*arguments: Any) -> Message | Invalid:  # noqa: ANN401 - as `Messag
         return Invalid(str(error))
 
 
+def key_column(key: Key, batch: pa.RecordBatch) -> pa.Array:
+    """The values of a key; null where a struct around it is null."""
+    column = batch.column(key.position)
+    return pc.struct_field(column, list(key.path)) if key.path else column
+
+
 class _Taken:
     """Converts the columns of one piece to Python values.
 
@@ -172,6 +174,8 @@ class _Taken:
             return self._each(column, name, _in_utc)
         if name == "headers":
             return self._each(column, name, _headers)
+        if name == "persistent":
+            return [value is not False for value in self._plain(name, column)]
         return self._plain(name, column)
 
     def key(self, key: Key, column: pa.Array) -> list[Any]:
@@ -235,12 +239,15 @@ def _shortest(value: Decimal) -> str:
     return f"{value.normalize(_EXACT):f}"
 
 
-def _headers(pairs: list[Any]) -> dict[str, Any]:
-    """A map, or an array of structs, as a dict in the order of its names.
+def _headers(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a map, an array or a struct
+    """A map, an array of structs or a struct, as a dict in the order of its names.
 
     Spark promises no order of a map's entries. Sorted, they give the row one id in every replay.
     """
-    items = [(p["key"], p["value"]) if isinstance(p, Mapping) else p for p in pairs]
+    if isinstance(given, Mapping):  # a struct, which has each field in every row
+        items = [(name, value) for name, value in given.items() if value is not None]
+    else:
+        items = [(p["key"], p["value"]) if isinstance(p, Mapping) else p for p in given]
     if any(item is None or item[0] is None for item in items):
         raise InvalidMessage("headers", "have a name that is null")
     table = {key: _header(value) for key, value in sorted(items, key=_KEY)}
@@ -250,11 +257,18 @@ def _headers(pairs: list[Any]) -> dict[str, Any]:
 
 
 def _header(value: object) -> object:
-    """A time in UTC, and a decimal without trailing zeros.
+    """A value that an AMQP table holds.
 
-    An AMQP decimal has 32 bits, and Spark's default type gives 1.5 as 1.500000000000000000.
+    An AMQP decimal has 32 bits, and Spark's default type gives 1.5 as 1.500000000000000000. What is
+    no moment, a date and a time without a zone, is text: AMQP has nothing else for it.
     """
-    return Decimal(_shortest(value)) if isinstance(value, Decimal) else _in_utc(value)
+    if isinstance(value, list):
+        return [_header(item) for item in value]
+    if isinstance(value, Decimal):
+        return Decimal(_shortest(value))
+    if isinstance(value, date) and getattr(value, "tzinfo", None) is None:
+        return value.isoformat()
+    return _in_utc(value)
 
 
 def _in_utc(value: object) -> object:

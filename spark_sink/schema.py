@@ -54,24 +54,54 @@ _HEADER: Final = (
     FloatType,
     DoubleType,
     DecimalType,
+    DateType,
     TimestampType,
+    TimestampNTZType,
 )
 _JSON_KEYS: Final = (*_TEXTS, BooleanType, *_WHOLE)
-_JSON: Final = (*_HEADER, NullType, DateType, TimestampNTZType)
+_JSON: Final = (*_HEADER, NullType)
 """Types that `json_text` writes, besides structs, arrays and maps."""
+
+_TO_JSON: Final = "Spark's to_json, which gives a string"
+_SPATIAL: Final = ("geometry", "geography")
+"""Types of Spark 4.1 and later, by their names."""
+_AS_BINARY: Final = "ST_AsBinary: Spark's to_json does not write it either"
 
 
 def _is_headers(kind: DataType) -> bool:
     if isinstance(kind, MapType):
-        return isinstance(kind.keyType, _TEXTS) and isinstance(kind.valueType, _HEADER)
+        return isinstance(kind.keyType, _TEXTS) and _is_header(kind.valueType)
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
         pair = kind.elementType
         return (
             pair.names == ["key", "value"]
             and isinstance(pair["key"].dataType, _TEXTS)
-            and isinstance(pair["value"].dataType, _HEADER)
+            and _is_header(pair["value"].dataType)
         )
-    return False
+    if not isinstance(kind, StructType) or len(set(kind.names)) < len(kind.names):
+        return False
+    return all(_is_header(field.dataType) for field in kind.fields)
+
+
+def _is_header(kind: DataType) -> bool:
+    return (
+        _is_header(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, _HEADER)
+    )
+
+
+def have_doubles(schema: StructType) -> bool:
+    """Whether a DataFrame has headers with numbers of binary floating point."""
+    return "headers" in schema.names and _has_doubles(schema["headers"].dataType)
+
+
+def _has_doubles(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_doubles(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _has_doubles(kind.elementType)
+    if isinstance(kind, MapType):
+        return _has_doubles(kind.valueType)
+    return isinstance(kind, FloatType | DoubleType)
 
 
 _TEXT: Final = ("string", _TEXTS)
@@ -85,10 +115,10 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "routing_key": _TEXT,
     "headers": (
         (
-            "map<string, T> or array<struct<key: string, value: T>>; T is string, binary, boolean, "
-            "number, decimal or timestamp"
+            "map<string, T>, array<struct<key: string, value: T>> or a struct with fields of any "
+            "T; T is string, binary, boolean, number, decimal, date, timestamp, or array<T>"
         ),
-        (MapType, ArrayType),  # and `_is_headers`
+        (MapType, ArrayType, StructType),  # and `_is_headers`
     ),
     "message_id": _TEXT,
     "content_type": _TEXT,
@@ -96,7 +126,9 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "correlation_id": _TEXT,
     "reply_to": _TEXT,
     "type": _TEXT,
+    "user_id": _TEXT,
     "app_id": _TEXT,
+    "persistent": ("boolean", (BooleanType,)),
     "priority": _NUMBER,
     "expiration": _NUMBER,
     "timestamp": ("timestamp (with time zone)", (TimestampType,)),
@@ -130,17 +162,19 @@ REQUIRED: Final = ("value", "exchange", "routing_key", "message_id")
 
 @dataclass(frozen=True)
 class Key:
-    """A column that is part of the key of a row.
+    """A column, or a field of a struct, that is part of the key of a row.
 
     Attributes:
         name: its name in lower case, because Spark ignores the case of column names.
         position: index in the DataFrame.
         kind: kind of its values.
+        path: for a field, its index in the struct of the column, and so on.
     """
 
     name: str
     position: int
     kind: str
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,7 +216,7 @@ def match(schema: StructType, settings: Settings) -> Columns:
     of_report = [name for name in names if name in OF_REPORT and name not in of_keys]
     if of_report:
         problems.append(f"{', '.join(of_report)} come from the report of failed rows; drop them")
-    clashing = [schema.names[key.position] for key in keys if key.name in OF_REPORT]
+    clashing = [name for name in names if name in of_keys and name.lower() in OF_REPORT]
     if clashing and settings.report is not None:
         problems.append(
             f"the report adds columns of its own with the names {', '.join(clashing)}; rename "
@@ -193,10 +227,11 @@ def match(schema: StructType, settings: Settings) -> Columns:
             continue
         if field.name in COLUMNS or field.name not in of_keys:
             problems += _problems_of(field.name, field.dataType, is_json=is_json)
-    if is_json and settings.collects and "value" in names:
+    if settings.collects:
         problems += [
             f"{problem}, which the report cannot keep: cast it to another type"
-            for problem in _not_kept(schema["value"].dataType, "value")
+            for field in schema.fields
+            for problem in _not_kept(field.dataType, field.name)
         ]
     fixed = {
         name: getattr(settings, name)
@@ -207,34 +242,53 @@ def match(schema: StructType, settings: Settings) -> Columns:
     problems += _missing(positions, fixed, settings)
     if problems:
         raise SchemaError(f"this DataFrame cannot be published: {'; '.join(problems)}")
-    return Columns(positions, {**fixed, "persistent": settings.persistent}, is_json, keys)
+    if "persistent" not in positions:
+        fixed.setdefault("persistent", True)
+    return Columns(positions, fixed, is_json, keys)
 
 
 def _keys(schema: StructType, wanted: tuple[str, ...]) -> tuple[tuple[Key, ...], list[str]]:
     """The columns that ``idColumns`` names, and their problems."""
-    lower = [name.lower() for name in schema.names]
-    keys, problems = [], []
-    for name in wanted:
-        if lower.count(name.lower()) > 1:
-            problems.append(
-                f"idColumns: columns differ from {name!r} only in upper and lower case; rename one"
-            )
-            continue
-        if name.lower() not in lower:
-            close = get_close_matches(name.lower(), lower, n=1)
-            hint = f" (did you mean {schema.names[lower.index(close[0])]!r}?)" if close else ""
-            problems.append(f"idColumns: there is no column {name!r}{hint}")
-            continue
-        position = lower.index(name.lower())
-        found = schema.fields[position].dataType
-        kind = _KEY_KINDS.get(type(found))
-        if kind is None:
-            problems.append(
-                f"idColumns: column {name!r} is {found.simpleString()}; a key is {_KEYS}"
-            )
-        else:
-            keys.append(Key(name.lower(), position, kind))
-    return tuple(keys), problems
+    found = [_key(schema, name) for name in wanted]
+    keys = tuple(key for key in found if isinstance(key, Key))
+    return keys, [f"idColumns: {problem}" for problem in found if isinstance(problem, str)]
+
+
+def _key(schema: StructType, name: str) -> Key | str:
+    """A key, or what keeps it from being one."""
+    paths = _paths(schema, name.lower())
+    if len(paths) > 1:
+        return f"columns differ from {name!r} only in upper and lower case; rename one"
+    if not paths:
+        lower = [one.lower() for one in schema.names]
+        close = get_close_matches(name.lower(), lower, n=1)
+        hint = f" (did you mean {schema.names[lower.index(close[0])]!r}?)" if close else ""
+        return f"there is no column {name!r}{hint}"
+    position, *path = paths[0]
+    found = schema.fields[position].dataType
+    for at in path:
+        assert isinstance(found, StructType), "`_paths` looks into structs alone"
+        found = found.fields[at].dataType
+    kind = _KEY_KINDS.get(type(found))
+    if kind is None:
+        return f"column {name!r} is {found.simpleString()}; a key is {_KEYS}"
+    return Key(name.lower(), position, kind, tuple(path))
+
+
+def _paths(struct: StructType, name: str) -> list[tuple[int, ...]]:
+    """Where ``k.a`` is: a column of that name, or else a field of the struct ``k``."""
+    whole: list[tuple[int, ...]] = [
+        (at,) for at, one in enumerate(struct.names) if one.lower() == name
+    ]
+    head, dot, rest = name.partition(".")
+    if whole or not dot:
+        return whole
+    return [
+        (at, *inner)
+        for at, field in enumerate(struct.fields)
+        if field.name.lower() == head and isinstance(field.dataType, StructType)
+        for inner in _paths(field.dataType, rest)
+    ]
 
 
 def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
@@ -245,30 +299,30 @@ def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
     allowed, kinds = COLUMNS[name]
     if name == "value" and is_json:
         return [
-            f"{problem}, which valueFormat=json does not write: use Spark's to_json, which gives a "
-            "string"
-            for problem in _no_json(kind, "value")
+            f"{problem}, which valueFormat=json does not write: use {remedy}"
+            for problem, remedy in _no_json(kind, "value")
         ]
     if isinstance(kind, kinds) and (name != "headers" or _is_headers(kind)):
         return []
     return [f"column {name!r} is {kind.simpleString()}; it must be {allowed}"]
 
 
-def _no_json(kind: DataType, path: str) -> Iterator[str]:
-    """Parts of a type that are not written as JSON, with their paths, such as ``value.at``."""
+def _no_json(kind: DataType, path: str) -> Iterator[tuple[str, str]]:
+    """Parts of a type that are not written as JSON, with their paths, and what to use instead."""
     if isinstance(kind, StructType):
         if len(set(kind.names)) < len(kind.names):  # Spark passes no such struct to Python
-            yield f"{path!r} has two fields of one name"
+            yield f"{path!r} has two fields of one name", _TO_JSON
         for field in kind.fields:
             yield from _no_json(field.dataType, f"{path}.{field.name}")
     elif isinstance(kind, ArrayType):
         yield from _no_json(kind.elementType, f"{path}[]")
     elif isinstance(kind, MapType):
         if not isinstance(kind.keyType, _JSON_KEYS):
-            yield f"{path!r} has keys of type {kind.keyType.simpleString()}"
+            yield f"{path!r} has keys of type {kind.keyType.simpleString()}", _TO_JSON
         yield from _no_json(kind.valueType, f"{path}[]")
     elif type(kind) not in _JSON:
-        yield f"{path!r} is {kind.simpleString()}"
+        name = kind.simpleString()
+        yield f"{path!r} is {name}", _AS_BINARY if name.startswith(_SPATIAL) else _TO_JSON
 
 
 def _not_kept(kind: DataType, path: str) -> Iterator[str]:

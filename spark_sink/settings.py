@@ -282,6 +282,9 @@ class Settings:
     correlation_id: str | None = _option("correlation_id", "correlation id")
     reply_to: str | None = _option("reply_to", "queue for replies")
     type: str | None = _option("type", "application-defined type")
+    user_id: str | None = _option(
+        "user_id", "user of the connection; RabbitMQ refuses any other name"
+    )
     app_id: str | None = _option("app_id", "name of the application")
     priority: int | None = _option("priority", "for priority queues", parse=_whole(0, 255))
     expiration: int | None = _option(
@@ -289,10 +292,9 @@ class Settings:
         "milliseconds after which the broker drops the message",
         parse=_whole(0, 315_360_000_000),  # ten years, as for a `Message`
     )
-    persistent: bool = _option(
+    persistent: bool | None = _option(
         "persistent",
-        "whether messages survive a restart of the broker",
-        default=True,
+        "whether messages survive a restart of the broker; true by default",
         parse=_boolean,
     )
 

@@ -14,9 +14,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 from reliablepub import ConfigurationError
+from spark_sink.paths import local_path
 
 _WORDS: Final = (
     "a continuous trigger never calls a sink in Python, and would publish nothing: use "
@@ -46,10 +46,13 @@ def check_checkpoint(location: str | None) -> None:
     Raises:
         ConfigurationError: the query is continuous.
     """
-    folder = _local(location)
+    path = None if location is None else local_path(location)
+    if path is None:
+        return
+    folder = Path(path)
     # Spark writes `metadata` when a query starts: a folder without it is not the checkpoint.
     # `Path.is_file` raises for a folder that this user may not enter.
-    if folder is None or not os.path.isfile(folder / "metadata"):  # noqa: PTH113
+    if not os.path.isfile(folder / "metadata"):  # noqa: PTH113
         return
     try:
         is_micro_batch = _has_micro_batch(folder)
@@ -79,15 +82,6 @@ def is_continuous(query: Any, sink: str) -> bool:  # noqa: ANN401 - Spark's, and
         execution.sink().name() == sink
         and execution.trigger().toString().startswith("ContinuousTrigger")
     )
-
-
-def _local(location: str | None) -> Path | None:
-    if location is None:
-        return None
-    scheme, colon, path = location.partition(":")
-    if not colon or "/" in scheme:
-        return Path(location)
-    return Path(unquote(path)) if scheme == "file" else None
 
 
 def _has_micro_batch(checkpoint: Path) -> bool:

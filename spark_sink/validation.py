@@ -16,7 +16,7 @@ from reliablepub import ConfigurationError
 from spark_sink.cluster import check_connections, rate_of_task, slots
 from spark_sink.contact import ask, check
 from spark_sink.options import check_stream, has_password, parse
-from spark_sink.schema import match
+from spark_sink.schema import have_doubles, match
 from spark_sink.settings import Settings
 from spark_sink.trigger import check_named
 
@@ -75,6 +75,7 @@ def validate(
         master=conf("spark.master") or "",
         is_speculating=is_speculating,
         needs_ids=df.isStreaming and not columns.have_ids,
+        has_doubles=have_doubles(df.schema),
         shows_url=_is_remote(session) and not conf("spark.redaction.string.regex"),
     )
     for doubt in found:
@@ -99,6 +100,7 @@ def doubts(
     master: str,
     is_speculating: bool,
     needs_ids: bool = False,
+    has_doubles: bool = False,
     shows_url: bool = False,
 ) -> list[str]:
     """Texts of the warnings: allowed settings that make failures or duplicates more likely.
@@ -108,6 +110,7 @@ def doubts(
         master: master URL of the session.
         is_speculating: whether the session lets two attempts of a task race.
         needs_ids: whether the write is a stream whose rows have no ids or keys.
+        has_doubles: whether headers have numbers of binary floating point.
         shows_url: whether Spark shows the option ``url`` as it is.
     """
     doubts = []
@@ -122,6 +125,11 @@ def doubts(
             "a row's message_id depends on its partition: rows replayed by a restart with another "
             "number of cores come with other ids, as duplicates that no consumer recognizes. Name "
             "the key columns of the rows in idColumns, or add a column 'message_id'"
+        )
+    if has_doubles:
+        doubts.append(
+            "headers have a float or double, which consumers with pika read as a whole number, 0.1 "
+            "as 0: send a decimal or a string if such consumers need it"
         )
     if _LOCAL_WITHOUT_RETRIES.fullmatch(master):
         doubts.append(

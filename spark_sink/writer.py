@@ -40,6 +40,9 @@ from spark_sink.task import Sending, slice_rows
 _RUN: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """Spark gives a streaming query its run id, a UUID, as job group."""
 LOGGER: Final = logging.getLogger("reliablepub.spark")
+_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_SPARKS_TIME: Final = "%y/%m/%d %H:%M:%S"
+"""As in the other lines of the driver's log."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,9 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Write the report once every row of every partition is settled (beside the driver).
+        """Log the counts once every row of every partition is settled, and write the report.
+
+        Runs beside the driver.
 
         Raises:
             TasksNotHeard: the commit message of a task is missing.
@@ -126,6 +131,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             settings = self._settings
             if settings.report is not None and written:
                 report.commit(settings.report, written, settings.report_keep)
+        _tell(written[0].write if written else self._name(batchId), written)
 
     def abort(
         self,
@@ -143,7 +149,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
                 "write %s aborted: %d of %d partitions are finished, %d of their rows confirmed; "
                 "rows of the others may have been sent, and some tasks may still be sending; "
                 "%s",
-                self._write_id or f"of batch {batchId}",
+                self._name(batchId),
                 len(written),
                 len(messages),
                 total.confirmed,
@@ -155,6 +161,9 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             LOGGER.exception("abort: the report could not be cleaned up")
 
     # ------------------------------------------------------------------ inside
+
+    def _name(self, batch: int | None) -> str:
+        return self._write_id or f"of batch {batch}"
 
     def _failed_rows(self, attempt: _Attempt) -> report.FailedRows | None:
         settings = self._settings
@@ -246,6 +255,33 @@ def _micro_batch(context: TaskContext) -> str | None:
     query = context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
     return f"{query}-{batch}" if query and batch else None
+
+
+def _tell(write: str, written: Sequence[Written]) -> None:
+    """Log the counts of a write in one line.
+
+    A commit has a process of its own, whose stderr is the driver's log; nothing else can set up
+    logging there.
+    """
+    if not LOGGER.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(_FORMAT, _SPARKS_TIME))
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(logging.INFO)
+    total = Counts.total(message.counts for message in written)
+    failed = {name: getattr(total, name) for name in ("unroutable", "nacked", "refused", "invalid")}
+    LOGGER.log(
+        logging.WARNING if total.failed or total.duplicates_risked else logging.INFO,
+        "write %s: %d rows in %d partitions, %d confirmed%s, %d may have been sent twice; tasks "
+        "waited %.1f s for confirms",
+        write,
+        total.rows,
+        len(written),
+        total.confirmed,
+        "".join(f", {count} {name}" for name, count in failed.items() if count),
+        total.duplicates_risked,
+        total.waited_s,
+    )
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:

@@ -1,5 +1,6 @@
 """The archive for clusters: it is small, and a Python that has nothing else can publish with it."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -10,7 +11,7 @@ import pytest
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
 from spark_sink import archive
-from tests.spark.shipping import bare_python
+from tests.spark.shipping import bare_python, shipped
 
 BYTES_MAX = 2_000_000
 PROGRAM = """
@@ -37,6 +38,18 @@ connection.close_idle()
 for view in ("open", "parked", "confirmed", "history", "interventions", "audit"):
     list(Outbox(outbox).rows(view))
 print(sending.counts.confirmed, "spark_sink" in sys.modules["spark_sink"].__file__)
+"""
+BY_NAME = """
+import sys
+from pyspark.sql import SparkSession
+
+url, outbox = sys.argv[1:]
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+rows = spark.sql("SELECT 'a' value")
+rows.write.format("rabbitmq").options(url=url, routing_key="q").mode("append").save()
+print(spark.read.format("reliablepub_outbox").load(outbox).count())
+spark.stop()
 """
 
 
@@ -80,6 +93,30 @@ def test_a_python_with_nothing_else_publishes_and_reads_outboxes(
     )
     assert done.stdout == "2 True\n", done.stderr
     assert sorted(message.body for message in fake.messages("q")) == [b'"a"', b'"b"']
+
+
+@pytest.mark.timeout(300)
+def test_from_a_wheel_it_is_the_same_and_spark_finds_the_sources_by_name(
+    built: Path, tmp_path: Path, fake: FakeBroker
+) -> None:
+    package, unpacked = shipped(tmp_path)
+    with zipfile.ZipFile(built) as one, zipfile.ZipFile(package) as other:
+        names = [[n for n in z.namelist() if "dist-info" not in n] for z in (one, other)]
+        assert names[0] == names[1]
+        assert all(one.read(name) == other.read(name) for name in names[0])
+    with Outbox(tmp_path / "app.db") as outbox:
+        outbox.enqueue(Message(b"x", routing_key="q"))
+    python = str(bare_python(tmp_path / "python"))
+    done = subprocess.run(
+        [python, "-c", BY_NAME, fake.url, str(tmp_path / "app.db")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(unpacked), "PYSPARK_PYTHON": python},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "1\n", done.stderr
+    assert [message.body for message in fake.messages("q")] == [b"a"]
 
 
 def test_the_command_says_how_large_it_is(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_a_relay_goes_on_meanwhile(spark: SparkSession, tmp_path: Path, fake: Fa
     [
         ("{}/none-*.db", "open", "no file matches"),
         ("none.db", "open", "by an absolute path"),
+        ("{}/{{a,b}}.db", "open", "no file matches"),
         ("{}/*.db", "closed", "option 'view' must be open or parked or confirmed or history or"),
     ],
 )
@@ -191,6 +192,34 @@ def test_a_file_that_is_no_outbox_is_named(spark: SparkSession, tmp_path: Path) 
     with pytest.raises(PythonException, match=r"notes\.db") as caught:
         rows(spark, tmp_path / "notes.db", "open")
     assert "Traceback" not in str(caught.value)
+
+
+def test_files_that_are_no_outbox_are_rows(spark: SparkSession, hosts: Path) -> None:
+    (hosts / "empty.db").touch()
+    (hosts / "notes.db").write_text("no database")
+    (hosts / "folder.db").mkdir()
+    damaged = (hosts / "host2.db").read_bytes()
+    (hosts / "host2.db").write_bytes(damaged[: len(damaged) // 3])
+    bad = {"empty.db", "notes.db", "folder.db", "host2.db"}
+    for view in COLUMNS:
+        reader = spark.read.format("reliablepub_outbox").option("view", view)
+        df = reader.option("unreadable", "collect").load(f"{hosts}/*.db")
+        assert df.columns == [*COLUMNS[view], "_error"]
+        failed = df.where("_error IS NOT NULL").collect()
+        assert {Path(row.outbox).name for row in failed} == bad
+        assert all(row.outbox in row["_error"] for row in failed)
+        good = df.where("_error IS NULL").collect()
+        assert {Path(row.outbox).name for row in good} <= {"host0.db", "host1.db"}
+        if view in ("open", "audit"):
+            assert len(good) == 2
+
+
+def test_braces_and_uris(spark: SparkSession, hosts: Path) -> None:
+    reader = spark.read.format("reliablepub_outbox")
+    for path in (f"{hosts}/host{{0,2}}.db", f"{hosts.as_uri()}/{{host0,ho{{st2,nothing}}}}.db"):
+        assert sorted(row.message_id for row in reader.load(path).collect()) == ["open-0", "open-2"]
+    with pytest.raises(AnalysisException, match="by an absolute path"):
+        reader.load("hdfs://host/x/*.db").collect()
 
 
 def test_the_columns_are_those_of_the_views(tmp_path: Path, fake: FakeBroker) -> None:

@@ -56,6 +56,7 @@ def test_every_column_finds_its_property() -> None:
     [message] = messages_of(
         batch(
             app_id=["app"],
+            user_id=["guest"],
             type=["created"],
             reply_to=["back"],
             correlation_id=["c"],
@@ -88,6 +89,7 @@ def test_every_column_finds_its_property() -> None:
         reply_to="back",
         type="created",
         app_id="app",
+        user_id="guest",
     )
 
 
@@ -120,6 +122,41 @@ def test_headers_come_as_a_map_or_as_pairs(kind: pa.DataType) -> None:
         pairs = [{"key": key, "value": value} for key, value in pairs]
     [message] = messages_of(batch(value=["v"], headers=pa.array([pairs], kind)), exchange="x")
     assert message.headers == {"a": 2, "b": 1}
+
+
+def test_headers_come_as_a_struct_whose_nulls_are_left_out() -> None:
+    given = {
+        "CC": ["a", None],
+        "at": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001
+        "day": date(2026, 1, 2),
+        "moment": AT,
+        "none": None,
+        "prices": [[Decimal("1.50")]],
+    }
+    kind = pa.struct(
+        [
+            ("prices", pa.list_(pa.list_(pa.decimal128(9, 2)))),
+            ("none", pa.string()),
+            ("moment", pa.timestamp("us", "America/New_York")),
+            ("day", pa.date32()),
+            ("at", pa.timestamp("us")),
+            ("CC", pa.list_(pa.string())),
+        ]
+    )
+    [message] = messages_of(batch(value=["v"], headers=pa.array([given], kind)), exchange="x")
+    assert message.headers == {
+        "CC": ["a", None],
+        "at": "2026-01-02T03:04:05",
+        "day": "2026-01-02",
+        "moment": AT,
+        "prices": [[Decimal("1.5")]],
+    }
+    assert list(message.headers) == sorted(message.headers)
+
+
+def test_a_row_that_does_not_say_so_is_persistent() -> None:
+    rows = messages_of(batch(value=["v"] * 3, persistent=[True, False, None]), exchange="x")
+    assert [message.persistent for message in rows] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -372,6 +409,25 @@ def keyed(**columns: pa.Array) -> list[str | None]:
     return [
         row.message_id if isinstance(row, Message) else row.problem for row in made.messages(found)
     ]
+
+
+def test_a_field_of_a_struct_is_a_key_in_any_piece() -> None:
+    inner = [{"a": 1}, {"a": 2}, {"a": None}, None]
+    column = pa.array(
+        [{"k": k} for k in inner[:3]] + [None], pa.struct([("k", pa.struct([("a", pa.int32())]))])
+    )
+    found = batch(value=["v"] * 4, s=column)
+    key = Key("s.k.a", 1, "integer", (0, 0))
+    rows = Rows(
+        Columns({"value": 0}, {"exchange": "x"}, is_json=False, keys=(key,)),
+        ByColumns([("s.k.a", "integer")]),
+    )
+    first, second, third, fourth = rows.messages(found)
+    assert isinstance(first, Message)
+    assert isinstance(second, Message)
+    assert first.message_id != second.message_id
+    assert rows.messages(found.slice(1))[0] == second
+    assert third == fourth == Invalid("s.k.a: is null")
 
 
 def test_columns_name_a_row_in_one_form_whatever_their_width_scale_and_zone() -> None:

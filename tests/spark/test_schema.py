@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from pyspark.sql import types
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -10,6 +11,8 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -25,7 +28,7 @@ from pyspark.sql.types import (
 from spark_sink.failures import SchemaError
 from spark_sink.options import parse
 from spark_sink.report import OUTCOME
-from spark_sink.schema import OF_REPORT, match
+from spark_sink.schema import OF_REPORT, Key, have_doubles, match
 
 TEXT = StringType()
 PAIR = StructType([StructField("key", TEXT), StructField("value", TEXT)])
@@ -69,6 +72,11 @@ def test_an_option_overrides_its_column() -> None:
         ("headers", MapType(TEXT, BooleanType())),
         ("headers", MapType(TEXT, DecimalType(9, 2))),
         ("headers", ArrayType(PAIR)),
+        ("headers", MapType(TEXT, DateType())),
+        ("headers", MapType(TEXT, ArrayType(TEXT))),
+        ("headers", schema(CC=ArrayType(TEXT), at=TimestampNTZType(), n=LongType())),
+        ("persistent", BooleanType()),
+        ("user_id", TEXT),
         ("priority", LongType()),
         ("timestamp", TimestampType()),
         ("message_id", TEXT),
@@ -84,9 +92,16 @@ def test_types_that_a_column_may_have(name: str, kind: DataType) -> None:
     [
         ("value", IntegerType(), "column 'value' is int; it must be string or binary"),
         ("value", schema(a=TEXT), "valueFormat=json"),
-        ("headers", TEXT, "column 'headers' is string; it must be map<string, T> or array"),
+        ("headers", TEXT, "column 'headers' is string; it must be map<string, T>, array"),
         ("headers", MapType(LongType(), TEXT), "column 'headers' is map<bigint,string>"),
-        ("headers", MapType(TEXT, ArrayType(TEXT)), "column 'headers' is"),
+        ("headers", MapType(TEXT, ArrayType(PAIR)), "column 'headers' is"),
+        ("headers", schema(a=PAIR), "column 'headers' is struct<a:"),
+        (
+            "headers",
+            StructType([StructField("a", TEXT), StructField("a", TEXT)]),
+            "column 'headers' is struct<a:string,a:string>",
+        ),
+        ("persistent", IntegerType(), "column 'persistent' is int; it must be boolean"),
         ("headers", ArrayType(schema(a=TEXT, b=TEXT)), "column 'headers' is"),
         ("priority", TEXT, "column 'priority' is string; it must be tinyint, smallint, int or"),
         ("timestamp", TimestampNTZType(), "column 'timestamp' is timestamp_ntz"),
@@ -115,6 +130,26 @@ def test_a_name_that_is_there_twice() -> None:
     assert "column 'value' occurs twice" in problems(twice, routing_key="q")
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_so"),
+    [
+        (MapType(TEXT, DoubleType()), True),
+        (ArrayType(schema(key=TEXT, value=FloatType())), True),
+        (schema(a=TEXT, b=ArrayType(DoubleType())), True),
+        (schema(double=TEXT, b=DecimalType()), False),
+    ],
+)
+def test_doubles_in_headers_are_found(kind: DataType, *, is_so: bool) -> None:
+    assert have_doubles(schema(value=DoubleType(), headers=kind)) == is_so
+    assert not have_doubles(schema(value=DoubleType()))
+
+
+def test_a_column_says_which_rows_are_persistent() -> None:
+    found = schema(value=TEXT, exchange=TEXT, persistent=BooleanType())
+    assert match(found, parse({})).fixed == {}
+    assert match(found, parse({"persistent": "false"})).fixed == {"persistent": False}
+
+
 def test_the_default_exchange_needs_a_routing_key() -> None:
     assert "neither an exchange nor a routing key" in problems(schema(value=TEXT), exchange="")
     match(schema(value=TEXT), parse({"exchange": "fan"}))
@@ -124,6 +159,17 @@ def test_the_default_exchange_needs_a_routing_key() -> None:
 def test_with_json_the_value_may_be_anything() -> None:
     found = schema(value=schema(a=LongType()), exchange=TEXT)
     assert match(found, parse({"valueFormat": "json"})).is_json
+
+
+@pytest.mark.parametrize("name", ["GeometryType", "GeographyType"])
+def test_json_of_a_place_needs_another_function_than_other_types(name: str) -> None:
+    """`to_json` fails for it in each task."""
+    if not hasattr(types, name):
+        pytest.skip("this Spark has no such type")
+    place = getattr(types, name)(4326)
+    words = problems(schema(value=schema(at=place)), exchange="x", valueFormat="json")
+    assert f"'value.at' is {place.simpleString()}, which valueFormat=json" in words
+    assert "use ST_AsBinary" in words
 
 
 def test_failed_rows_are_written_again_without_what_the_report_has_added() -> None:
@@ -140,6 +186,8 @@ def test_a_key_does_not_take_a_name_that_the_report_adds() -> None:
     found = schema(value=TEXT, _Row=LongType())
     options = {"exchange": "x", "idColumns": "_row"}
     match(found, parse(options))
+    deep = schema(value=TEXT, _Row=schema(a=LongType()))
+    assert "names _Row; rename" in problems(deep, exchange="x", idColumns="_row.a", report="/r")
     assert problems(found, **options, report="/r") == (
         "this DataFrame cannot be published: the report adds columns of its own with the names "
         "_Row; rename these columns of idColumns"
@@ -150,6 +198,32 @@ def test_columns_that_differ_in_case_only_are_no_key() -> None:
     found = schema(value=TEXT, k=LongType(), K=LongType())
     words = problems(found, exchange="x", idColumns="k")
     assert "idColumns: columns differ from 'k' only in upper and lower case; rename one" in words
+
+
+def test_a_key_may_be_a_field_of_a_struct() -> None:
+    """A column whose name has a dot comes first."""
+    deep = schema(K=schema(a=LongType(), b=schema(C=TEXT)), value=TEXT)
+    [first, second] = match(deep, parse({"exchange": "x", "idColumns": "k.A,k.b.c"})).keys
+    assert first == Key("k.a", 0, "integer", (0,))
+    assert second == Key("k.b.c", 0, "string", (1, 0))
+    dotted = StructType([*deep.fields, StructField("k.a", BinaryType())])
+    [first, second] = match(dotted, parse({"exchange": "x", "idColumns": "k.a,k.b.c"})).keys
+    assert first == Key("k.a", 2, "binary")
+    assert second == Key("k.b.c", 0, "string", (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("k.z", "idColumns: there is no column 'k.z'"),
+        ("value.z", "idColumns: there is no column 'value.z'"),
+        ("k.b", "idColumns: column 'k.b' is struct<c:string>; a key is string, integer"),
+        ("k.c", "idColumns: columns differ from 'k.c' only in upper and lower case"),
+    ],
+)
+def test_a_field_that_is_no_key_is_named(name: str, words: str) -> None:
+    deep = schema(k=schema(b=schema(c=TEXT), c=TEXT, C=TEXT), value=TEXT)
+    assert words in problems(deep, exchange="x", idColumns=name)
 
 
 def test_a_struct_with_two_fields_of_one_name_is_refused_before_any_task() -> None:
@@ -180,3 +254,10 @@ def test_what_the_report_cannot_keep_is_named_before_any_row_is_sent() -> None:
     assert "'value.b[]' is a struct without fields, which" in words
     assert "'value.d[]' has fields that differ only in upper and lower case, which" in words
     assert "value.c" not in words
+    found = schema(value=TEXT, headers=StructType())
+    collecting = {"exchange": "x", "unroutable": "collect", "report": "/r"}
+    words = problems(found, **collecting)
+    assert "'headers' is a struct without fields, which the report cannot keep" in words
+    found = schema(value=TEXT, k=schema(a=TEXT, b=StructType()))
+    words = problems(found, idColumns="k.a", **collecting)
+    assert "'k.b' is a struct without fields, which the report cannot keep" in words

@@ -124,6 +124,8 @@ def test_as_an_artifact_of_spark_connect(
             cluster, "batch", address=address, url=rabbitmq.url, queue=queue, folder=tmp_path
         )
     assert_all_arrived(rabbitmq, queue)
+    log = (tmp_path / "connect.log").read_text()
+    assert f": {ROWS} rows in 4 partitions, {ROWS} confirmed, " in log
     assert "there is no option 'rootingkey'" in told["mistake"]
     assert told["open"] == ["of the outbox"]
 

@@ -1,9 +1,15 @@
 """What users of SQL and of tables can do, and what an error tells them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    PySparkException,
+    StreamingQueryException,
+)
 from pyspark.sql import SparkSession
 
 from reliablepub.testing import FakeBroker
@@ -60,6 +66,24 @@ def one_line(caught: pytest.ExceptionInfo[PySparkException]) -> str:
     return text.splitlines()[0]
 
 
+def test_a_stream_into_a_table_takes_options_of_its_own(
+    spark: SparkSession, fake: FakeBroker, table: str, tmp_path: Path
+) -> None:
+    """Into one that is there, and into one that it makes."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "1.txt").write_text("a\n")
+    lines = spark.readStream.format("text").load(str(tmp_path / "source"))
+    rows = lines.selectExpr("value", "'q' AS routing_key")
+    try:
+        for name in (table, "made_by_a_stream"):
+            writer = rows.writeStream.format("rabbitmq").option("url", fake.url)
+            writer = writer.option("checkpointLocation", str(tmp_path / name))
+            writer.trigger(availableNow=True).toTable(name).awaitTermination()
+        assert [message.body for message in fake.messages("q")] == [b"a", b"a"]
+    finally:
+        spark.sql("DROP TABLE IF EXISTS made_by_a_stream")
+
+
 def test_a_table_without_columns_is_refused_where_it_is_made(spark: SparkSession) -> None:
     with pytest.raises(AnalysisException) as caught:
         spark.sql("CREATE TABLE t USING rabbitmq OPTIONS (url 'amqp://host/')")
@@ -74,6 +98,41 @@ def test_nothing_can_be_read(spark: SparkSession, table: str) -> None:
     with pytest.raises(AnalysisException) as caught:
         spark.read.format("rabbitmq").option("url", "amqp://host/").load()
     assert "rabbitmq is a sink: nothing can be read from it" in one_line(caught)
+
+
+@pytest.mark.parametrize("is_available_now", [True, False])
+@pytest.mark.parametrize(
+    ("name", "schema", "words"),
+    [
+        ("rabbitmq", "value string", "rabbitmq is a sink: nothing can be read from it"),
+        ("reliablepub_outbox", None, "outboxes are read as a batch: use spark.read"),
+    ],
+)
+def test_no_stream_can_be_read(
+    spark: SparkSession,
+    tmp_path: Path,
+    name: str,
+    schema: str | None,
+    words: str,
+    *,
+    is_available_now: bool,
+) -> None:
+    """PySpark's own error is an `UnboundLocalError`."""
+    reader = spark.readStream.format(name)
+    rows = (reader if schema is None else reader.schema(schema)).load("/nowhere/*.db")
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    query = (writer.trigger(availableNow=True) if is_available_now else writer).start()
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination()
+    assert words in one_line(caught)
+
+
+def test_partitions_by_columns_are_refused(spark: SparkSession) -> None:
+    """By Spark, before it asks the sink."""
+    rows = spark.sql("SELECT 'a' value, 'q' routing_key")
+    writer = rows.write.format("rabbitmq").option("url", "amqp://127.0.0.1:1/").mode("append")
+    with pytest.raises(IllegalArgumentException):
+        writer.partitionBy("routing_key").save()
 
 
 def test_an_insert_that_lacks_options_says_how_to_give_them(spark: SparkSession) -> None:

@@ -1,5 +1,8 @@
 """`validate`: what it finds before a query is started, and what it only warns of."""
 
+import re
+from pathlib import Path
+
 import pytest
 from pyspark.sql import SparkSession
 
@@ -7,6 +10,8 @@ from reliablepub import ConfigurationError
 from spark_sink import SchemaError, SparkSinkWarning, validate
 from spark_sink.options import parse
 from spark_sink.validation import doubts
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "spark.md"
 
 
 def test_a_stream_is_checked_before_it_starts(spark: SparkSession) -> None:
@@ -46,9 +51,20 @@ def test_a_master_that_never_retries_is_warned_of(master: str) -> None:
     assert "use local[N,4]" in doubt
 
 
+def test_the_master_of_the_page_is_not_warned_of() -> None:
+    [master] = re.findall(r'\.master\("(.+?)"\)', DOCUMENT.read_text())
+    assert doubts(parse({}), master=master, is_speculating=False) == []
+
+
 @pytest.mark.parametrize("master", ["local[2,4]", "spark://host:7077", "yarn", ""])
 def test_others_are_not(master: str) -> None:
     assert doubts(parse({}), master=master, is_speculating=False) == []
+
+
+def test_doubles_in_headers_are_warned_of(spark: SparkSession) -> None:
+    df = spark.sql("SELECT 'a' value, map('price', 0.1D) headers")
+    with pytest.warns(SparkSinkWarning, match=r"read as a whole number, 0\.1 as 0"):
+        validate(df, url="amqp://localhost:1/", exchange="x")
 
 
 def test_speculation_is_warned_of() -> None:

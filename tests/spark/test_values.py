@@ -57,6 +57,50 @@ def test_one_value_costs_one_row(
                 assert found[row]._reply_text.startswith(problem)
 
 
+def test_each_row_has_its_properties_and_its_copies(
+    spark: SparkSession, rabbitmq: AmqpProbe
+) -> None:
+    """RabbitMQ routes by `CC` and `BCC`, and takes the latter out."""
+    queue, copy, blind = (rabbitmq.declare_queue() for _ in range(3))
+    df = spark.range(0, 2, 1, 1).selectExpr(
+        "struct(id AS order_id, 'x' AS text) AS value",
+        "id = 0 AS persistent",
+        "if(id = 0, 'guest', NULL) AS user_id",
+        f"struct(if(id = 0, array('{copy}'), NULL) AS CC,"
+        f" if(id = 1, array('{blind}'), NULL) AS BCC,"
+        " date'2026-01-31' AS day, timestamp_ntz'2026-01-31 10:00:00.5' AS at,"
+        " array(1.5, 2.50) AS rates) AS headers",
+    )
+    options = {"routing_key": queue, "valueFormat": "json", "idColumns": "value.order_id"}
+    writer(df, rabbitmq.url, **options).save()
+    found = rabbitmq.drain(queue, 2)
+    assert [p.delivery_mode for _, p in found] == [2, 1]
+    assert [p.user_id for _, p in found] == ["guest", None]
+    others = {"day": "2026-01-31", "at": "2026-01-31T10:00:00.500000"}
+    for _, properties in found:
+        assert properties.headers is not None
+        assert properties.headers.items() >= others.items()
+        assert properties.headers["rates"] == [Decimal("1.5"), Decimal("2.5")]
+        assert "BCC" not in properties.headers
+    ids = [p.message_id for _, p in found]
+    assert [p.message_id for _, p in rabbitmq.drain(copy, 1)] == ids[:1]
+    assert [p.message_id for _, p in rabbitmq.drain(blind, 1)] == ids[1:]
+    df = spark.sql("SELECT 0L AS order_id, 'x' AS value")
+    with pytest.raises(PySparkException, match=r"value\.order_id"):
+        writer(df, rabbitmq.url, **options).save()
+
+
+def test_a_user_that_is_another(spark: SparkSession, rabbitmq: AmqpProbe, report: Path) -> None:
+    queue = rabbitmq.declare_queue()
+    df = spark.sql("SELECT string(id) value, if(id = 1, 'other', 'guest') user_id FROM range(4)")
+    options = {"routing_key": queue, "refused": "collect", "report": report}
+    writer(df, rabbitmq.url, **options).save()
+    [failed] = spark.read.parquet(f"{report}/failed").collect()
+    assert (failed.value, failed._outcome, failed._reply_code) == ("1", "refused", 406)
+    # Rows of its channel are sent again.
+    assert {body for body, _ in rabbitmq.drain(queue, 3)} == {b"0", b"2", b"3"}
+
+
 def test_the_row_that_fails_a_write_is_named(
     faulty: DataFrame, rabbitmq: AmqpProbe, report: Path
 ) -> None:

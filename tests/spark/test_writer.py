@@ -33,6 +33,40 @@ def test_abort_says_what_may_have_been_sent(
 
 
 @pytest.mark.parametrize(
+    ("counts", "level", "words"),
+    [
+        (
+            Counts(rows=7, confirmed=7, waited_s=0.25),
+            logging.INFO,
+            "12 rows in 2 partitions, 12 confirmed, 0 may have been sent twice; tasks waited 0.2 s",
+        ),
+        (
+            Counts(rows=7, confirmed=4, unroutable=2, invalid=1),
+            logging.WARNING,
+            "12 rows in 2 partitions, 9 confirmed, 2 unroutable, 1 invalid, 0 may have been sent",
+        ),
+        (
+            Counts(rows=7, confirmed=7, duplicates_risked=3),
+            logging.WARNING,
+            "12 confirmed, 3 may have been sent twice",
+        ),
+    ],
+)
+def test_a_commit_tells_what_was_confirmed(
+    counts: Counts, level: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = RabbitMQWriter(parse({"url": "amqp://user:canary@a/"}), COLUMNS, "w")
+    with caplog.at_level(logging.INFO, "reliablepub.spark"):
+        writer.commit([FINISHED, Written("w", 1, counts, None)])
+        writer.commit([])
+    [told, empty] = caplog.records
+    assert told.levelno == level
+    assert told.message.startswith("write w: ")
+    assert words in told.message
+    assert empty.message.startswith("write w: 0 rows in 0 partitions, 0 confirmed, 0 may")
+
+
+@pytest.mark.parametrize(
     ("batch", "words"),
     [
         (None, "2 of 3 tasks of this write did not report"),

@@ -1,0 +1,38 @@
+"""The refusal of `readStream`, in words of ours.
+
+Knows: Spark's protocol for streaming sources. Must never know: brokers, outboxes.
+
+If `DataSource.streamReader` raises, PySpark shows an `UnboundLocalError` of its own instead of that
+error. So both sources give a reader, which refuses when Spark asks for its first offset.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from reliablepub import ConfigurationError
+from spark_sink.failures import in_one_line
+
+
+class UnreadStream(DataSourceStreamReader):
+    """A streaming source that refuses to begin.
+
+    Args:
+        words: the text of the refusal.
+    """
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        with in_one_line():
+            raise ConfigurationError(self._words)
+
+    # Whichever the version of Spark calls first.
+    initialOffset = latestOffset = _refuse  # noqa: N815 - Spark's names
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        """Never called: the stream does not begin."""
+        raise NotImplementedError
