@@ -24,6 +24,9 @@ PYTHON_CACHE ?= $(CURDIR)/.python-versions
 SPARK_VERSIONS := 4.0 4.1 4.2 4.3
 SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
+# `RECORD=1` writes into tests/packaging/support.json which versions a target was run on.
+recorded = $(if $(RECORD),RELIABLEPUB_RECORD='$(1)')
+
 # Which tests run together.
 CORE := tests/core tests/relay
 MODELS := $(wildcard tests/core/test_*_model.py)
@@ -210,7 +213,7 @@ RABBITMQ_PACKAGES := make python3-venv rabbitmq-server
 rabbitmq-versions: .venv/.installed
 	set -e; for suite in trixie sid; do \
 		.ci/debootstrap $$suite $(RABBITMQ_CACHE)/$$suite $(RABBITMQ_PACKAGES); \
-		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
+		$(call recorded,rabbitmq-versions '$$suite') RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
 			$(BIN)/pytest -m "rabbit and not soak and not bench and not spark_versions"; \
 		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
 			$(BIN)/pytest -m soak tests/facts/test_tokens.py; \
@@ -220,7 +223,7 @@ rabbitmq-versions: .venv/.installed
 postgres-versions: .venv/.installed postgres
 	set -e; for suite in trixie sid; do \
 		.ci/debootstrap $$suite $(POSTGRES_CACHE)/$$suite postgresql; \
-		RELIABLEPUB_TEST_POSTGRES_ROOT=$(POSTGRES_CACHE)/$$suite \
+		$(call recorded,postgres-versions '$$suite') RELIABLEPUB_TEST_POSTGRES_ROOT=$(POSTGRES_CACHE)/$$suite \
 			$(BIN)/pytest -m "postgres and not soak and not bench" tests/outbox/test_postgres*.py; \
 		RELIABLEPUB_TEST_POSTGRES_TARGET_ROOT=$(POSTGRES_CACHE)/$$suite \
 			$(BIN)/pytest -m postgres -k "behind and short" tests/outbox/test_postgres_moves.py; \
@@ -230,7 +233,7 @@ postgres-versions: .venv/.installed postgres
 pythons: $(PYTHONS:%=python-%) python-sid
 
 python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse java
-	$(<D)/bin/pytest --ignore=tests/spark
+	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark
 
 # The newest Python with the newest RabbitMQ, both Debian's, in a chroot with this folder in it.
 python-sid:
@@ -244,7 +247,7 @@ $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 
 # Every dependency as old as pyproject.toml allows; the tests' own dependencies are new.
 lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres prometheus fuse
-	$(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation \
+	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation \
 		--ignore=tests/test_house_rules.py
 
 $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.installed
@@ -261,7 +264,7 @@ $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.install
 spark-versions: $(SPARK_VERSIONS:%=spark-%)
 
 $(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq java
-	$(<D)/bin/pytest -m "not soak and not bench" tests/spark
+	$(call recorded,$@) $(<D)/bin/pytest -m "not soak and not bench" tests/spark
 
 $(SPARK_CACHE)/%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(@D)

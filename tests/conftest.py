@@ -20,6 +20,7 @@ from tests.amqp_probe import AmqpProbe
 from tests.amqp_probe import unique as unique_name
 from tests.disks import folder_in_memory
 from tests.missing import miss
+from tests.packaging import support
 from tests.rabbitmq import ROOT, RabbitMQNode, is_installed
 from tests.stores import DURABLE, Where, outbox_of
 
@@ -82,6 +83,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "_postgres" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write down which versions were tested, if that was asked for."""
+    support.finished(session, exitstatus)
 
 
 def _miss(server: str, package: str) -> NoReturn:

@@ -1,0 +1,55 @@
+"""docs/support.md: what ran, and why each upper bound."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.packaging import support
+
+TEXT = support.PAGE.read_text(encoding="utf-8")
+PROJECT = tomllib.loads((support.ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_table_is_what_was_recorded() -> None:
+    assert support.page(TEXT) == TEXT, "python -m tests.packaging.support"
+
+
+def test_each_upper_bound_has_a_reason() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    asked = map(
+        Requirement, [*PROJECT["dependencies"], *(one for extra in extras for one in extra)]
+    )
+    bounds = {}
+    for one in asked:
+        for bound in one.specifier:
+            if bound.operator in {"<", "<="}:
+                bounds[canonicalize_name(one.name)] = bound.version
+    table = TEXT.partition("## Why each upper bound")[2]
+    told = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+)[ ,|]", table, re.MULTILINE))
+    assert told == bounds
+
+
+def test_each_python_that_is_named_was_tested() -> None:
+    named = {text.rpartition(" ")[2] for text in PROJECT["classifiers"] if ":: 3." in text}
+    first, last = re.findall(r"\| ([\d.]+) to ([\d.]+) \|", TEXT)[0]
+    assert {first, last} <= named
+    assert min(named) == first
+    assert int(last.partition(".")[2]) == max(int(one.partition(".")[2]) for one in named)
+
+
+def test_runs_of_one_day_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "support.json"
+    path.write_text('{"python-3.9": {"date": "2020-01-01", "passed": 5, "versions": {}}}')
+    monkeypatch.setattr(support, "RECORD", path)
+    support.record("rabbitmq-versions sid", 3)
+    support.record("rabbitmq-versions sid", 4)
+    support.record("python-3.9", 2)
+    runs = json.loads(path.read_text())
+    assert [run["passed"] for run in runs.values()] == [2, 7]
+    assert runs["python-3.9"]["versions"]["pika"]
+    assert "| `make rabbitmq-versions` on sid | " in "".join(support.rows())
