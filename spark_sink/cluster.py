@@ -19,7 +19,7 @@ from spark_sink.settings import Settings
 _LOCAL: Final = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 _CONNECTS_PER_S: Final = 100
-"""Connections a second that RabbitMQ opens with ease; above this, they are spread over time."""
+"""Connections per second that RabbitMQ opens with ease; above this, they are spread over time."""
 _SPREAD_S_MAX: Final = 10.0
 
 Conf = Callable[[str], str | None]
@@ -92,7 +92,7 @@ def check_connections(settings: Settings, at_once: int | None, partition: int = 
 
 
 def rate_of_task(settings: Settings, at_once: int | None) -> float | None:
-    """A task's share of ``maxRowsPerSecond``, in rows a second; None without a limit.
+    """A task's share of ``maxRowsPerSecond``, in rows per second; None without a limit.
 
     Raises:
         ConfigurationError: the number of tasks that share the rate is unknown.

@@ -195,7 +195,7 @@ class Settings:
     )
     max_rows_per_second: int | None = _option(
         "maxRowsPerSecond",
-        "most rows a second over all tasks; divided equally among the tasks that may run at once",
+        "most rows per second over all tasks; divided equally among the tasks that may run at once",
         parse=_whole(1),
     )
     nacked_attempts: int = _connection(

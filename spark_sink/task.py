@@ -88,11 +88,11 @@ class Sending:
         lent: the publisher, for this attempt.
         settings: the options.
         partition: number of the partition, for errors.
-        rate: most rows a second of this task; None for no limit.
+        rate: most rows per second of this task; None for no limit.
 
     Attributes:
         counts: rows so far, by outcome.
-        rate: most rows a second of this task; None for no limit.
+        rate: most rows per second of this task; None for no limit.
     """
 
     def __init__(

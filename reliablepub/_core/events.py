@@ -149,7 +149,7 @@ class Unblocked:
 class Leaving:
     """Bytes have left this host recently, and at least one publish has not left it entirely.
 
-    A transport repeats this event several times a second while both are true. A publish that no
+    A transport repeats this event several times per second while both are true. A publish that no
     event reports has left.
 
     Attributes:

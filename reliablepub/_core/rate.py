@@ -1,6 +1,6 @@
-"""`Rate`: how many messages a second are written, so that a backlog does not arrive all at once.
+"""`Rate`: how many messages per second are written, so that a backlog does not arrive all at once.
 
-Knows: a number a second, and how many at once. Must never know: messages, clocks.
+Knows: a number per second, and how many at once. Must never know: messages, clocks.
 
 A token bucket: a token for each message, which comes back with time. It holds at most ``burst`` of
 them, so that so many messages are written at once after a rest.

@@ -152,7 +152,7 @@ class Session(Generic[K]):
 
     Attributes:
         window: the current limit of messages in flight.
-        rate_max: most messages a second that are written; None for no limit.
+        rate_max: most messages per second that are written; None for no limit.
         is_connected: whether there is a connection that has not been given up.
         violations: the broker's violations, over all epochs.
         blocked_reason: the broker's reason for blocking this connection; None if it does not.

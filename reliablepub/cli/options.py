@@ -363,7 +363,7 @@ rate_options: Final = together(
         "rate_max",
         metavar="NUMBER",
         type=click.FloatRange(min=0, min_open=True),
-        help="Most messages a second that are sent; no limit unless given.",
+        help="Most messages per second that are sent; no limit unless given.",
     ),
     click.option(
         "--burst",

@@ -56,7 +56,7 @@ class PublisherOptions(TypedDict, total=False):
     window_bytes_max: int
     """Most bytes in flight; 16 MiB by default. A larger message is sent alone."""
     rate_max: float | None
-    """Most messages a second that are sent; None, the default, for no limit but the window. For
+    """Most messages per second that are sent; None, the default, for no limit but the window. For
     consumers or queues that a whole backlog at once would overrun."""
     rate_burst: int | None
     """With ``rate_max``, most messages at once after a rest; None, the default, stands for those of
@@ -220,7 +220,7 @@ def _check_heartbeat(heartbeat_s: int) -> None:
 
 
 def _rate(rate_max: float | None, rate_burst: int | None) -> Rate | None:
-    """The limit of messages a second; None for none.
+    """The limit of messages per second; None for none.
 
     Raises:
         ConfigurationError: a number cannot be used, or ``rate_burst`` stands alone.

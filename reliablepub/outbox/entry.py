@@ -227,7 +227,7 @@ class Entry:
         return entry
 
 
-# For `map` and `filter`, which pass over thousands of entries a second.
+# For `map` and `filter`, which pass over thousands of entries per second.
 id_of: Final[Callable[[Entry], int]] = attrgetter("id")
 is_plain: Final[Callable[[Entry], bool]] = attrgetter("is_plain")
 size_of: Final[Callable[[Entry], int]] = attrgetter("message.size")

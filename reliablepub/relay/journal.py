@@ -5,8 +5,8 @@ Knows: the events of hooks; names of loggers, levels and fields; the trace id in
 
 The journal is a hook like those of an application; it listens to no event of a message that is
 confirmed at its first attempt. `EVENTS` has the logger, level, text and fields of each event. If a
-broker refuses 10 000 messages a second, the log gets two lines in ten seconds (`Digest`): the first
-refusal at once, then the number of further ones.
+broker refuses 10 000 messages per second, the log gets two lines in ten seconds (`Digest`): the
+first refusal at once, then the number of further ones.
 
 Lines are written on a thread of their own (`LogWriter`). A logging handler of the application may
 raise, publish, or wait for a lock that another thread holds while it publishes. On the relay's

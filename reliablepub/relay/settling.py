@@ -124,7 +124,7 @@ class Removals:
     rows would be written three times, and a statement would remove three rows. So entries leave
     with the others of their batch, whose ids are consecutive, and as many leave as enter with the
     same commit, which then use the pages of those that leave. With an outbox on disk, this saves a
-    sixth of the processor time of a message.
+    sixth of the CPU time of a message.
 
     Until then a crash duplicates them, as it does those in flight. So at most a window of them
     stays, and at most for `WAIT_S`. The row with the tags of a batch leaves last: after a crash,

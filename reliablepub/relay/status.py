@@ -180,7 +180,7 @@ class Status:
             are on.
         certificate_ends_at: when the client certificate in use expires, in seconds since 1970; None
             if that is not known: only of `CertificateFiles` it is.
-        rate_max: most messages a second that are sent; None for no limit but the window.
+        rate_max: most messages per second that are sent; None for no limit but the window.
         callback_errors: number of exceptions raised by the application's callbacks.
         trouble: why the outbox accepts or records nothing for now, such as "disk full: ..."; else
             empty.

@@ -61,7 +61,7 @@ class Flow:
     """One direction of a connection with limits; without limits all bytes pass at once.
 
     Args:
-        per_s: Bytes a second; None for no limit.
+        per_s: Bytes per second; None for no limit.
         delay_s: Latency in seconds.
         size: Largest piece in bytes; None for no limit.
     """

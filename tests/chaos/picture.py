@@ -22,7 +22,7 @@ ROW, LETTER = 15, 6.8
 CONFIRMED, IN_FLIGHT, FAULT, HEALING = "#2a8a4a", "#c26a12", "#f3c9c9", "#fbf0dc"
 LINE: Final = "#999"
 LEGEND: Final = {
-    "confirmed a second": CONFIRMED,
+    "confirmed per second": CONFIRMED,
     "in flight": IN_FLIGHT,
     "fault": FAULT,
     "until it flows again": HEALING,

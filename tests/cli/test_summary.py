@@ -130,7 +130,7 @@ def test_the_reason_is_the_connections(link: Status, reason: str) -> None:
 
 def test_figures_for_people() -> None:
     assert summary(parked=1).headline() == (
-        "f: 10 records, 10 stored, 9 confirmed, 1 parked, 0 open in 2.0 s (4 confirmed a second)"
+        "f: 10 records, 10 stored, 9 confirmed, 1 parked, 0 open in 2.0 s (4 confirmed per second)"
     )
 
 

@@ -68,7 +68,7 @@ def _worker_python(path: Path) -> Path:
     """This Python, for workers that import what is installed, compiled.
 
     Spark puts its pyspark.zip first on their path. Python keeps no bytecode of a zip, so that each
-    daemon compiles pyspark anew, in a second of processor time; a streaming query starts four.
+    daemon compiles pyspark anew, in a second of CPU time; a streaming query starts four.
     """
     path.write_text(
         "#!/bin/sh\n"

@@ -27,7 +27,7 @@ from tests.speed.measuring import Goal, check
 pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(900)]
 
 ROWS = 100_000
-"""A write takes Java a quarter of a second of processor time, however few they are."""
+"""A write takes Java a quarter of a second of CPU time, however few they are."""
 ONE_BY_ONE_ROWS = 2_000
 BODY_BYTES = 1024
 ROUNDS = 5

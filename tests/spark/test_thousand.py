@@ -1,4 +1,4 @@
-"""From one task to eight hundred at once on one RabbitMQ: speed, processor time, memory, retries.
+"""From one task to eight hundred at once on one RabbitMQ: speed, CPU time, memory, retries.
 
 Not by Spark, which would need eight hundred cores: the tasks are processes of `swarm`. ``-m soak
 -s`` prints the figures behind the advice of docs/spark.md; RELIABLEPUB_TASKS=1,8 measures fewer.
@@ -46,8 +46,8 @@ class Figures:
         per_second: confirmed rows of all tasks.
         slowest_s: from the start until the last task had all its confirms.
         median_s: until half of the workers had.
-        broker_us: processor time of the broker for a row, with its share of connections.
-        task_us: processor time of the tasks for a row.
+        broker_us: CPU time of the broker for a row, with its share of connections.
+        task_us: CPU time of the tasks for a row.
         kept: connections, each with one channel, when all tasks have ended.
         made: connections in all.
         peak_mb: the most that the broker's memory grew.
@@ -201,7 +201,7 @@ def measured(
 
 @contextmanager
 def watched(look: Callable[[], float]) -> Iterator[list[float]]:
-    """What is seen meanwhile, ten times a second."""
+    """What is seen meanwhile, ten times per second."""
     seen = [look()]
     done = threading.Event()
 

@@ -62,7 +62,7 @@ class Figure:
     Attributes:
         messages: how many there have been in all.
         per_second: since the mark before.
-        cpu_us: processor time a message, likewise.
+        cpu_us: CPU time per message, likewise.
         memory_mib: most memory so far, less what the process had before the first message.
         in_flight: most messages in flight so far.
         opened_s: what it took to open the publisher; with a backlog, until the first confirm.

@@ -28,8 +28,8 @@ class Row:
 
     Attributes:
         name: of the way.
-        rate: confirmed messages a second.
-        cost: microseconds of the client's processor time a message.
+        rate: confirmed messages per second.
+        cost: microseconds of the client's CPU time per message.
     """
 
     name: str
@@ -47,11 +47,11 @@ def rows(page: str) -> list[Row]:
 
 
 def draw(path: Path, ways: list[Row]) -> None:
-    """Draw two bars for each way: messages a second, and processor time."""
+    """Draw two bars for each way: messages per second, and CPU time."""
     right = LEFT + BARS + RIGHT
     parts = [
-        svg.text(LEFT, 20, "confirmed messages a second"),
-        svg.text(right, 20, "µs of the client's processor time a message"),
+        svg.text(LEFT, 20, "confirmed messages per second"),
+        svg.text(right, 20, "µs of the client's CPU time per message"),
     ]
     for number, way in enumerate(ways):
         top = TOP + number * STEP

@@ -100,7 +100,7 @@ class Sink:
         self._pid = process.pid
 
     def processor_s(self) -> float:
-        """Seconds of processor time so far (proc(5), stat)."""
+        """Seconds of CPU time so far (proc(5), stat)."""
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 

@@ -44,7 +44,7 @@ def in_transactions(
     ways = {name: committed(work) for name, work in ((BARE, bare), (EACH, each), (MANY, many))}
     results = in_rounds(ways, count, rounds, lambda: None)
     print_table(
-        (f"messages a transaction: {at_once}", "µs a message", "processor time", "of the bare one"),
+        (f"messages a transaction: {at_once}", "µs a message", "CPU time", "of the bare one"),
         [
             (
                 name,

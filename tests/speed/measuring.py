@@ -56,12 +56,12 @@ class Results:
         return statistics.median((max(one) - min(one)) / statistics.median(one) for one in rates)
 
     def ratio(self, name: str, other: str) -> float:
-        """How many times as many messages a second: the median of each round's ratio."""
+        """How many times as many messages per second: the median of each round's ratio."""
         pairs = zip(self._runs[name], self._runs[other], strict=True)
         return statistics.median(one.per_second / two.per_second for one, two in pairs)
 
     def cpu_ratio(self, name: str, other: str) -> float:
-        """How many times as much processor time a message, likewise."""
+        """How many times as much CPU time per message, likewise."""
         pairs = zip(self._runs[name], self._runs[other], strict=True)
         return statistics.median(one.cpu_us / two.cpu_us for one, two in pairs)
 
@@ -124,7 +124,7 @@ def in_rounds(
 
 
 def measured(publish: Callable[[int], object], count: int) -> Run:
-    """One run: wall time, and the processor time of this process and those it has waited for."""
+    """One run: wall time, and the CPU time of this process and those it has waited for."""
     gc.collect()
     since, cpu_s = time.perf_counter(), processor_s()
     publish(count)
@@ -133,7 +133,7 @@ def measured(publish: Callable[[int], object], count: int) -> Run:
 
 
 def processor_s() -> float:
-    """Seconds of processor time: of this process, and of children that have ended."""
+    """Seconds of CPU time: of this process, and of children that have ended."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

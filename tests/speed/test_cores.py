@@ -1,6 +1,6 @@
 """What more cores give us; and how near we come to the broker's own speed if it has a core.
 
-In the first part the broker is a `Sink`, which takes next to no processor time, and all that runs
+In the first part the broker is a `Sink`, which takes next to no CPU time, and all that runs
 is kept to one core, to two, and so on. In the second, RabbitMQ has one core and the client another.
 """
 
@@ -55,7 +55,7 @@ def kept_to(cores: Sequence[int]) -> Iterator[None]:
 
 
 def at_once(jobs: Sequence[Job]) -> tuple[float, float, float]:
-    """Messages a second of all of them, their processor time, and seconds from first to last."""
+    """Messages per second of all of them, their CPU time, and seconds from first to last."""
     with ThreadPoolExecutor(len(jobs)) as threads:
         figures: list[Figure] = [one for some in threads.map(alone.run, jobs) for one in some]
     took_s = max(one.ended_at for one in figures) - min(one.began_at for one in figures)
@@ -115,7 +115,7 @@ def test_each_core_counts(tmp_path: Path) -> None:
                     rates[where, cores, count] = rate
                     figures = spaced(rate), f"{cpu_us:.0f} µs", f"{share:.2f}"
                     rows.append((f"{cores}", f"{count}", where, *figures))
-    head = ("cores", "publishers", "", "messages a second", "processor time a message")
+    head = ("cores", "publishers", "", "messages per second", "CPU time per message")
     print_table((*head, "cores that the broker takes"), rows)
     ratios = {
         where: rates[where, len(CORES), len(CORES)] / rates[where, 1, 1]
@@ -136,8 +136,8 @@ def test_many_enqueue_and_one_relays(tmp_path: Path) -> None:
                 stored, cpu_us, confirmed = medians(ours)
                 figures = spaced(stored), f"{cpu_us:.0f} µs", spaced(confirmed)
                 rows.append((f"{cores}", f"{count}", *figures))
-    head = ("cores", "enqueuers", "enqueued a second", "processor time of each")
-    print_table((*head, "confirmed a second meanwhile"), rows)
+    head = ("cores", "enqueuers", "enqueued a second", "CPU time of each")
+    print_table((*head, "confirmed per second meanwhile"), rows)
 
 
 # ------------------------------------------------------------------ a core for the broker
@@ -161,9 +161,9 @@ def test_a_broker_with_a_core_of_its_own(tmp_path: Path) -> None:
         ways = {name: every[name] for name in WAYS if name in every}
         with kept_to(CORES[:1]):
             results = in_rounds(ways, COUNT, ROUNDS, lambda: probe.purge(*queues))
-    head = ("", "confirmed a second", "of the ceiling", "with ids")
+    head = ("", "confirmed per second", "of the ceiling", "with ids")
     print_table(
-        (*head, "client's processor time a message"),
+        (*head, "client's CPU time per message"),
         [
             (
                 name,

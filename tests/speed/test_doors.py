@@ -184,7 +184,7 @@ def test_ways_in_beside_publish_many(rabbitmq_node: RabbitMQNode, tmp_path: Path
                 probe.purge(*queues)
     results = Results(runs)
     print_table(
-        ("", "confirmed a second", "of a list", "client's processor time a message", "of a list's"),
+        ("", "confirmed per second", "of a list", "client's CPU time per message", "of a list's"),
         [
             (
                 name,
@@ -203,14 +203,14 @@ def test_ways_in_beside_publish_many(rabbitmq_node: RabbitMQNode, tmp_path: Path
             Goal(f"{BACKLOG} / {LIST}", results.ratio(BACKLOG, LIST), 0.9, 0.3),
             Goal(f"{EARLY} / {LIST}", results.ratio(EARLY, LIST), 0.85, 0.3),
             Goal(f"{DRAIN} / {LIST}", results.ratio(DRAIN, LIST), 0.85, 0.3),
-            Goal(f"{TASKS}, µs of processor time", results[TASKS].cpu_us, 30.0, is_most=True),
+            Goal(f"{TASKS}, µs of CPU time", results[TASKS].cpu_us, 30.0, is_most=True),
         ]
     )
 
 
 @pytest.mark.parametrize(("at_once", "count"), [(1, 1_000), (500, 10_000)])
 def test_messages_in_a_transaction(tmp_path: Path, at_once: int, count: int) -> None:
-    """Five hundred a commit, so that processor time decides; and one, as applications do."""
+    """Five hundred a commit, so that CPU time decides; and one, as applications do."""
     path = tmp_path / "app.db"
     outbox = Outbox(path)
     outbox.create()
@@ -231,7 +231,7 @@ def test_messages_in_a_transaction(tmp_path: Path, at_once: int, count: int) -> 
     goals = [Goal("time of enqueue / of the bare one", slower, 1.2, 30.0, is_most=True)]
     if at_once > 1:
         of_bare = results.cpu_ratio(MANY, BARE)
-        goals.append(Goal("processor time of many / of bare", of_bare, 2.5, 5.0, is_most=True))
+        goals.append(Goal("CPU time of many / of bare", of_bare, 2.5, 5.0, is_most=True))
     check(goals)
 
 

@@ -1,7 +1,7 @@
 """That a message costs the same among ten or ten million, and that memory is bounded by the window.
 
 Each figure is taken in a process of its own (`tests.speed.alone`); rounds are interleaved. What is
-told is the processor time a message, which a busy machine disturbs least. Every test prints its
+told is the CPU time per message, which a busy machine disturbs least. Every test prints its
 table, leaves its figures in build/speed as lines of JSON, and draws all figures there are: the long
 form into docs/, the short one beside the figures.
 
@@ -211,7 +211,7 @@ def test_how_many_returns_are_in_flight(form: Form, job: Callable[..., Job]) -> 
 
 
 def in_rounds(form: Form, jobs: Mapping[int, Callable[[], Job]]) -> list[Point]:
-    """The median of each, by processor time; what comes before the last mark is warming up."""
+    """The median of each, by CPU time; what comes before the last mark is warming up."""
     figures: dict[int, list[Figure]] = {x: [] for x in jobs}
     for _ in range(form.rounds):
         for x, make in jobs.items():
@@ -232,7 +232,7 @@ def flat(what: str, points: Sequence[Point]) -> Goal:
 def tell(form: Form, subject: str, points: Sequence[Point]) -> None:
     """Print, keep, and draw."""
     print_table(
-        (subject, "", "µs of processor time", "a second", "MiB", "in flight", "s to open"),
+        (subject, "", "µs of CPU time", "a second", "MiB", "in flight", "s to open"),
         [
             (
                 spaced(point.x),

@@ -40,7 +40,7 @@ def test_the_first_import(tmp_path: Path) -> None:
         for program, taken in taken_ms.items():
             taken.append(cost_ms(program))
     print_table(
-        ("", "least processor time", "median"),
+        ("", "least CPU time", "median"),
         [
             (f"`{program}`", f"{min(taken):.0f} ms", f"{statistics.median(taken):.0f} ms")
             for program, taken in taken_ms.items()

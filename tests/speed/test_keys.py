@@ -25,7 +25,7 @@ NO_KEY = 20_000
 
 
 def alone(publisher: Publisher, queue: str) -> float:
-    """Messages a second, one after the other."""
+    """Messages per second, one after the other."""
     begun = time.perf_counter()
     for _ in range(ALONE):
         publisher.publish(BODY, routing_key=queue).result(60)
@@ -33,7 +33,7 @@ def alone(publisher: Publisher, queue: str) -> float:
 
 
 def together(publisher: Publisher, queue: str, count: int, keys: int | None) -> float:
-    """Messages a second, all handed over at once, their keys in turn."""
+    """Messages per second, all handed over at once, their keys in turn."""
     begun = time.perf_counter()
     receipt = publisher.publish_many(
         Message(BODY, routing_key=queue, ordering_key=f"key-{n % keys}" if keys else None)

@@ -186,7 +186,7 @@ class Load:
         """Publish for a while.
 
         Returns:
-            durable messages a second.
+            durable messages per second.
         """
         since = time.perf_counter()
         threads = [
@@ -267,7 +267,7 @@ def test_how_late_messages_are_stored_and_confirmed_at_a_steady_rate(
         for what, taken in (("`publish()`", load.late_s), ("the confirm", load.confirmed_s)):
             at = [f"{percentile_ms(taken, percent):.1f} ms" for percent in (50, 99, 100)]
             rows.append((spaced(reached), what, *at))
-    print_table(("messages a second", "from when it was due until", "p50", "p99", "worst"), rows)
+    print_table(("messages per second", "from when it was due until", "p50", "p99", "worst"), rows)
 
 
 def test_many_at_once_while_the_broker_is_away(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_backlog_is_published(rabbitmq: AmqpProbe, url: str, tmp_path: Path) -
             rabbitmq.purge(*queues)
     results = Results(runs)
     print_table(
-        ("", "confirmed a second", "of SQLite's", "client's processor time a message"),
+        ("", "confirmed per second", "of SQLite's", "client's CPU time per message"),
         [
             (
                 name,
@@ -209,7 +209,7 @@ def test_a_backlog_is_published(rabbitmq: AmqpProbe, url: str, tmp_path: Path) -
     )
     check(
         [
-            Goal("confirmed a second", results[POSTGRES].per_second, 5_000.0),
+            Goal("confirmed per second", results[POSTGRES].per_second, 5_000.0),
             Goal("PostgreSQL / by hand", results.ratio(POSTGRES, BY_HAND), 5.0, 2.0),
         ]
     )
@@ -225,13 +225,13 @@ def test_a_relay_for_each_shard(server: PostgresServer, tmp_path: Path) -> None:
         for shards in (1, 2, 4)
     }
     print_table(
-        ("shards, each with a relay", "confirmed a second"),
+        ("shards, each with a relay", "confirmed per second"),
         [(f"{shards}", spaced(rate)) for shards, rate in rates.items()],
     )
 
 
 def drained(server: PostgresServer, folder: Path, shards: int) -> float:
-    """Messages a second while a backlog goes from nine tenths to one tenth."""
+    """Messages per second while a backlog goes from nine tenths to one tenth."""
     name = server.create_database()
     where = server.url_of(name)
     create_outbox(Server.of(where), shards=shards)
@@ -280,7 +280,7 @@ def test_a_message_is_enqueued(url: str) -> None:
             runs[ENQUEUE].append(measured(enqueue, ENQUEUED))
     results = Results(runs)
     print_table(
-        ("one thread, one message a transaction", "ms", "client's processor time"),
+        ("one thread, one message a transaction", "ms", "client's CPU time"),
         [
             (name, f"{1_000 / results[name].per_second:.2f}", f"{results[name].cpu_us:.0f} µs")
             for name in results

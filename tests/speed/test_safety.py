@@ -22,7 +22,7 @@ KINDS = ("classic", "quorum")
 
 def test_the_price_of_safety(rabbitmq: AmqpProbe, tmp_path: Path) -> None:
     results = {kind: of_kind(kind, rabbitmq, tmp_path / kind) for kind in KINDS}
-    head = [cell for kind in KINDS for cell in (f"{kind} queues, messages a second", "share")]
+    head = [cell for kind in KINDS for cell in (f"{kind} queues, messages per second", "share")]
     names = list(results["classic"])
     rows = [(name, *(c for kind in KINDS for c in cells(name, results[kind]))) for name in names]
     print_table(("", *head), rows)

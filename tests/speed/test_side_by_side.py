@@ -1,8 +1,8 @@
-"""Us and our peers on one RabbitMQ in one run: confirmed messages a second, and what each costs.
+"""Us and our peers on one RabbitMQ in one run: confirmed messages per second, and what each costs.
 
 ``make bench`` prints the tables of docs/performance.md. Broker and client share the machine's
 processors, so look at the ratios: rounds are interleaved, and of each way the median is taken. The
-processor time a message takes the client is what a busy machine disturbs least.
+CPU time per message takes the client is what a busy machine disturbs least.
 """
 
 from collections.abc import Iterator
@@ -47,9 +47,9 @@ def test_confirmed_messages_a_second_and_what_they_cost(
     print_table(
         (
             gopher.versions(),
-            "confirmed a second",
+            "confirmed per second",
             "of the ceiling",
-            "client's processor time a message",
+            "client's CPU time per message",
         ),
         [
             (
@@ -89,7 +89,7 @@ def goals(results: Results) -> Iterator[Goal]:
         for go in (GO, GO_WITH_IDS, GO_NARROW, GO_NEWEST, GO_NEWEST_WITH_IDS):
             if go in results:
                 got = results.cpu_ratio(name, go)
-                yield Goal(f"processor time of {name} / {go}", got, wanted, held, is_most=True)
+                yield Goal(f"CPU time of {name} / {go}", got, wanted, held, is_most=True)
     for name, others in ((DURABLE, AIO_PIKA), (MEMORY, SELECT)):
         got, most = results[name].cpu_us, results[others].cpu_us
-        yield Goal(f"{name}, µs of processor time a message", got, most, most, is_most=True)
+        yield Goal(f"{name}, µs of CPU time per message", got, most, most, is_most=True)

@@ -34,7 +34,7 @@ def run(url: str, queues: Sequence[str], outbox: Path, window: int) -> tuple[flo
     """Publish for a while.
 
     Returns:
-        confirmed messages a second, and the window at the end.
+        confirmed messages per second, and the window at the end.
     """
     least, most = (window, window) if window else (WINDOW_MIN, WINDOW_MAX)
     with Publisher(

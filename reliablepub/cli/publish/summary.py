@@ -83,7 +83,7 @@ class Summary:
 
     @property
     def rate(self) -> float:
-        """Confirmed messages a second."""
+        """Confirmed messages per second."""
         return self.tally.confirmed / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -120,7 +120,7 @@ class Summary:
         return (
             f"{self.source}: {count_of(self.records, 'record')}{resumed}, {tally.stored} {stored}, "
             f"{tally.confirmed} confirmed, {tally.parked} {parked}, {tally.open} open "
-            f"in {self.seconds:.1f} s ({self.rate:.0f} confirmed a second)"
+            f"in {self.seconds:.1f} s ({self.rate:.0f} confirmed per second)"
         )
 
     def as_json(self) -> dict[str, Any]:

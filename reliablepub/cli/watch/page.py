@@ -213,7 +213,7 @@ def facts_of(seen: Look) -> list[Fact]:
 def _window(values: Mapping[str, Any]) -> str:
     if values["window"] is None:
         return "unknown"
-    at_most = "" if values["rate_max"] is None else f", at most {values['rate_max']:g} a second"
+    at_most = "" if values["rate_max"] is None else f", at most {values['rate_max']:g} per second"
     return f"{values['window']} messages{at_most}"
 
 

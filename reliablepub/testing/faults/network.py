@@ -101,8 +101,8 @@ class Bandwidth(ConnectionFault):
     """The connection is slow, in one direction or both.
 
     Attributes:
-        sent_per_s: Bytes a second from the broker.
-        received_per_s: Bytes a second that the broker reads.
+        sent_per_s: Bytes per second from the broker.
+        received_per_s: Bytes per second that the broker reads.
     """
 
     kind = "bandwidth"
