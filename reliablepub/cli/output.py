@@ -91,7 +91,7 @@ def _name(part: Path, path: Path) -> None:
         if os.path.lexists(path):
             raise FileExistsError from None
         part.rename(path)
-    with suppress(OSError):  # of a folder that this user may not read
+    with suppress(OSError):  # of a directory that this user may not read
         fd = os.open(path.parent, os.O_RDONLY)
         try:
             _sync(fd)

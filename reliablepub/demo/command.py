@@ -82,7 +82,7 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
         _check(url)
     before = _interrupted_by_signals()
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
-    is_good, is_of_use = False, True  # the folder, for finding the cause of a failure
+    is_good, is_of_use = False, True  # the directory, for finding the cause of a failure
     try:
         ledger = tell(folder, records=records, url=url, say=say)
         problems = problems_of(ledger)
@@ -103,7 +103,7 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
         if not (is_of_use or keep):
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            say(f"the working folder is {folder}")
+            say(f"the working directory is {folder}")
     sys.exit(0 if is_good else 1)
 
 
@@ -135,7 +135,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def tell(folder: Path, *, records: int, url: str | None, say: Say) -> dict[str, int]:
-    """Run the demo in a folder, with the broker at a URL, or with the bundled one if it is None."""
+    """Run the demo in a directory; with the broker at a URL, or the bundled one if it is None."""
     flights, path = folder / "flights.ndjson", folder / "outbox.db"
     checksums = write_flights(flights, records)
     say(f"[bold]{spaced(records)} flights[/], one JSON object a line")

@@ -48,7 +48,7 @@ def apart(*arguments: str) -> list[str]:
     """The command that runs Python with a network, mounts and host names of its own.
 
     When its starter dies, it is told by SIGTERM: it can clean up. If it is killed itself, networks,
-    bridge and mounts end with it, and so do the nodes; only its folder stays.
+    bridge and mounts end with it, and so do the nodes; only its directory stays.
     """
     return [
         *("setpriv", "--pdeathsig=TERM", "unshare", "--net", "--mount"),
@@ -115,7 +115,7 @@ class Cluster:
             subprocess.run(command.split(), check=True)
 
     def _of_another_root(self, hosts: Path) -> list[str]:
-        """Publishers see the same host names, and nodes write into the same folder."""
+        """Publishers see the same host names, and nodes write into the same directory."""
         return [
             f"mount --bind {hosts} /etc/hosts",
             f"mount --bind {self._folder} {ROOT / 'tmp'}",

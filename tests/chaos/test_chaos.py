@@ -1,7 +1,7 @@
 """Real brokers in real trouble, under load: nothing is lost, and nothing is confirmed falsely.
 
 Every scenario of `scenarios` runs until its time is up, and is never tried again. Its result is one
-line of JSON, and a picture, in the folder that RELIABLEPUB_CHAOS_REPORT names, if it does.
+line of JSON, and a picture, in the directory that RELIABLEPUB_CHAOS_REPORT names, if it does.
 """
 
 import contextlib

@@ -51,7 +51,7 @@ class Ended:
 
 
 class Cli:
-    """Runs `reliablepub` in a folder of its own."""
+    """Runs `reliablepub` in a directory of its own."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder

@@ -264,7 +264,7 @@ def test_on_this_machine_nothing_is_said(path: Path) -> None:
 
 
 def test_a_folder_that_others_can_write_to_is_warned_of(path: Path) -> None:
-    words = "every user can write to folder"
+    words = "every user can write to directory"
     for mode, is_exposed in ((0o700, False), (0o1777, True)):
         path.parent.chmod(mode)
         assert (words in relay(path, "--url", "amqp://localhost/")[1]) is is_exposed

@@ -113,19 +113,19 @@ def test_a_bug_is_a_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) 
 def test_as_text_a_bug_has_its_traceback_and_nothing_is_told_twice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_note("warning: everybody can write to folder x")
+    print_note("warning: everybody can write to directory x")
     write = partial(logging.Logger.log, logging.getLogger("reliablepub.relay"), logging.CRITICAL)
     with loglines.records():
         for error in (ZeroDivisionError("ours"), OutboxMoved("it was moved")):
             write(described(error), extra={"event": "failed"}, exc_info=error)
-        logging.getLogger("reliablepub.outbox").warning("everybody can write to folder x")
+        logging.getLogger("reliablepub.outbox").warning("everybody can write to directory x")
         logging.getLogger("reliablepub.outbox").warning("the locks were lost")
         link = logging.getLogger("reliablepub.link")
         link.warning("not connected", extra={"event": "disconnected"})  # a note says that, too
         link.warning("public interface", extra={"event": "hooks_off"})
         link.info("connected", extra={"event": "connected"})
     text = capsys.readouterr().err
-    assert text.count("everybody can write to folder x") == 1
+    assert text.count("everybody can write to directory x") == 1
     assert "not connected" not in text
     assert "the locks were lost\npublic interface\n" in text
     assert "the relay has failed: ZeroDivisionError: ours\nZeroDivisionError: ours\n" in text

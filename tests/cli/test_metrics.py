@@ -49,7 +49,7 @@ def test_a_file_is_replaced_as_a_whole(cli: Cli) -> None:
 
 @pytest.mark.parametrize("is_hard", [False, True])
 def test_a_planted_link_is_not_written_through(tmp_path: Path, *, is_hard: bool) -> None:
-    """The folder of the collector may belong to another user, and root may run this from cron."""
+    """The collector's directory may belong to another user, and root may run this from cron."""
     Outbox(tmp_path / "o.db").create()
     target, victim = tmp_path / "orders.prom", tmp_path / "victim"
     victim.write_text("precious")

@@ -160,7 +160,7 @@ def test_a_file_that_is_changed_after_its_check_is_not_reported_as_complete(
     ("arguments", "problem"),
     [
         (("publish", "missing.txt", "--routing-key", "q"), "cannot read missing.txt: No such file"),
-        (("publish", ".", "--routing-key", "q"), "cannot read .: is a folder"),
+        (("publish", ".", "--routing-key", "q"), "cannot read .: is a directory"),
         (("publish", "-"), "give --routing-key, --exchange or both"),
         (("publish", "-", "--routing-key", "{a"), "has no partner"),
         (("publish", "-", "--routing-key", "{a}", "--format", "lines"), "plain lines do not have"),

@@ -48,10 +48,10 @@ class Suite:
         sdist: A requirement, as `amqp==5.4.2`, whose source distribution on PyPI has the tests.
         python: What pip installs into a virtual environment; for a client in Python.
         npm: Whether `npm install` prepares the source.
-        command: What runs it, in the folder of the source.
+        command: What runs it, in the directory of the source.
         environment: Variables of the command.
         port_in: Files that name the port 5672, which is replaced there.
-        replaced: Files of the source, and what replaces each, of the folder `replaced`.
+        replaced: Files of the source, and what replaces each, of the directory `replaced`.
         left_out: Arguments of the command that leave tests out, and why.
     """
 
@@ -155,7 +155,7 @@ class NotSetUpError(Exception):
 
 
 def prepared(name: str, source: Path | None) -> Path:
-    """The folder of a client with its source and what it needs; made when there is none."""
+    """The directory of a client with its source and what it needs; made when there is none."""
     suite, folder = SUITES[name], CACHE / name
     tree = folder / "source"
     if source is None and not tree.exists() and not suite.sdist:

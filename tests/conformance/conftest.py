@@ -77,7 +77,7 @@ def is_long_form(module: str, door: str, store: str | None, broker: str | None) 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        is_ours = item.path.parent == Path(__file__).parent  # pytest gives every folder's tests
+        is_ours = item.path.parent == Path(__file__).parent  # pytest gives every directory's tests
         if (
             is_ours
             and "front_door" in params

@@ -64,7 +64,7 @@ def test_whatever_is_wrong_ends_in_exit_code_1(
     result = CliRunner().invoke(command.demo, ["--json"])
     assert result.exit_code == 1
     assert problem in json.loads(result.stdout)["problems"][0]
-    assert f"the working folder is {tmp_path}" in result.stderr
+    assert f"the working directory is {tmp_path}" in result.stderr
     assert len(list(tmp_path.iterdir())) == 1  # kept, to look into
 
 

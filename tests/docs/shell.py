@@ -64,7 +64,7 @@ def commands_of(language: str, text: str) -> Iterator[Command]:
 
 
 def run_command(command: Command, replaced: dict[str, str], environment: dict[str, str]) -> None:
-    """Run it in the working folder; AssertionError if it fails or prints something else."""
+    """Run it in the working directory; AssertionError if it fails or prints something else."""
     line, expected = command.line, command.expected
     for old, new in (replaced | SAFELY).items():
         line = line.replace(old, new)

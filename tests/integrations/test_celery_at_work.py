@@ -43,7 +43,7 @@ EXPECTED = {*("1", "2", "3", "4", "5", "6", "1001", "chain 6", "chord 12", "stub
 
 
 class Shop:
-    """The processes of a shop, its folder and its database."""
+    """The processes of a shop, its directory and its database."""
 
     def __init__(self, folder: Path, url: str, database: str, engine: Engine) -> None:
         self.folder, self.url, self.database = folder, url, database

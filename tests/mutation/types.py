@@ -29,7 +29,7 @@ TELLING = {
 
 
 def refused(room: str) -> dict[str, FailedTypeCheckMutant]:
-    """By name, the mutants below a folder that mypy does not accept."""
+    """By name, the mutants below a directory that mypy does not accept."""
     with change_cwd("mutants"):
         done = subprocess.run([*COMMAND, room], capture_output=True, text=True, check=False)
         errors: dict[Path, list[dict[str, str | int]]] = defaultdict(list)

@@ -69,7 +69,7 @@ class Module:
 
 @dataclass
 class Room:
-    """All modules of a folder."""
+    """All modules of a directory."""
 
     folder: Path
     modules: list[Module] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Room:
 
 
 def room(folder: Path) -> Room:
-    """What is known of the modules in a folder."""
+    """What is known of the modules in a directory."""
     explanations = Counter(
         Survivor(entry["function"], entry["was"].strip(), entry["now"].strip())
         for entry in tomllib.loads(EXPLANATIONS.read_text()).get("survivor", ())

@@ -1,4 +1,4 @@
-"""Real files in a temporary folder; what the tests of the outbox share."""
+"""Real files in a temporary directory; what the tests of the outbox share."""
 
 import os
 import sqlite3

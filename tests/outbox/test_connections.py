@@ -117,7 +117,7 @@ def test_a_folder_a_link_and_a_pipe_are_refused(path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(path: Path) -> None:
-    with pytest.raises(OutboxError, match=r"folder of outbox .* does not exist"):
+    with pytest.raises(OutboxError, match=r"directory of outbox .* does not exist"):
         Outbox(path / "x" / "outbox.db").enqueue(Message(b""))
 
 
@@ -376,4 +376,4 @@ def test_a_folder_that_every_user_may_write_is_warned_of(
     for _ in range(2):
         SqliteStore(path).close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"every user can write to folder {path.parent}" in caplog.text
+    assert f"every user can write to directory {path.parent}" in caplog.text

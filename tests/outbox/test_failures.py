@@ -198,5 +198,5 @@ def test_any_other_word_of_the_system_is_passed_on() -> None:
     assert type(error) is OutboxError
     assert str(error) == (
         f"outbox {PATH} cannot be used: Permission denied; this user needs access to the file, "
-        "and may need to write to its folder"
+        "and may need to write to its directory"
     )

@@ -74,14 +74,14 @@ def faulty(files: Shim) -> Iterator[Shim]:
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """The same folder for all tests here."""
+    """The same directory for all tests here."""
     with folder_in_memory() as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
 def filled(memory: Path) -> Path:
-    """A folder with an outbox of 16 messages, some of several pages, as a crash left it."""
+    """A directory with an outbox of 16 messages, some of several pages, as a crash left it."""
     folder = memory / "filled"
     folder.mkdir()
     store = SqliteStore(folder / "outbox.db")

@@ -69,7 +69,7 @@ class Disk:
             (folder / Path(path).name).write_bytes(data)
 
     def _sync_folder(self, path: str) -> None:
-        """SQLite syncs the folder, too, with the first sync of a new log or journal."""
+        """SQLite syncs the directory, too, with the first sync of a new log or journal."""
         is_new = path not in self._synced or self._deletes(path)
         if is_new and path.endswith(("-wal", "-journal")):
             for other in [other for other in self._pending if self._deletes(other)]:

@@ -144,12 +144,12 @@ def test_the_log_counts_too(path: Path, entry: Make) -> None:
 
 @pytest.fixture
 def read_only(path: Path) -> Iterator[Path]:
-    """The folder of the outbox, mounted read-only somewhere else."""
+    """The directory of the outbox, mounted read-only somewhere else."""
     folder = path.parent / "read-only"
     folder.mkdir()
     mount = ["mount", "--bind", "-o", "ro", str(path.parent), str(folder)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a folder needs root")
+        pytest.skip("mounting a directory needs root")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -1,4 +1,4 @@
-"""What another user can do who can write to the folder of an outbox: each as that user."""
+"""What another user can do who can write to the directory of an outbox: each as that user."""
 
 import json
 import os
@@ -40,7 +40,7 @@ Plant = Callable[[str], str]
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """An outbox in a folder like /tmp: each user can create files there, and remove their own."""
+    """An outbox in a directory like /tmp: users can create files there, and remove their own."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     folder.chmod(0o1777)
     yield folder / "p.db"
@@ -49,7 +49,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def stranger(shared: Path) -> Iterator[Plant]:
-    """Run lines of shell in the shared folder, as another user."""
+    """Run lines of shell in the shared directory, as another user."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     with subprocess.Popen(
@@ -317,7 +317,7 @@ def become(user: int) -> None:
 
 
 def files_at(path: Path) -> dict[str, int]:
-    """The owner of each file in the folder."""
+    """The owner of each file in the directory."""
     return {file.name: file.stat().st_uid for file in path.parent.iterdir()}
 
 
@@ -418,7 +418,7 @@ def test_root_of_a_container_cannot_give_a_file_to_every_group(
 def in_container() -> Callable[[str], None]:
     """Run Python as root of a user namespace that has no other users and groups."""
     if os.geteuid() != 0:
-        pytest.skip("only root can give a folder to any group")
+        pytest.skip("only root can give a directory to any group")
 
     def run(code: str) -> None:
         command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code]

@@ -90,7 +90,7 @@ def _of_module(module: ModuleType) -> Iterator[str]:
 
 def _of(path: str, value: Any) -> Iterator[str]:
     if inspect.ismodule(value):
-        yield path  # its representation names the folder that it was loaded from
+        yield path  # its representation names the directory that it was loaded from
     elif not inspect.isclass(value):
         yield f"{path}{_signature(value)}" if callable(value) else f"{path} = {value!r}"
     elif is_typeddict(value):

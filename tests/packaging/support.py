@@ -36,7 +36,7 @@ SERVERS: Final = {
     "RabbitMQ": ("RELIABLEPUB_TEST_RABBITMQ_ROOT", "rabbitmq-server"),
     "PostgreSQL": ("RELIABLEPUB_TEST_POSTGRES_ROOT", "postgresql-[0-9]*"),
 }
-"""Debian's packages, and the variable that names the folder of another Debian."""
+"""Debian's packages, and the variable that names the directory of another Debian."""
 
 
 def _installed(name: str) -> str:

@@ -15,7 +15,7 @@ from tests.docs.licenses import EXTRAS, brought_by
 
 CONSUMER = Path(__file__).parent / "consumer.py"
 COMMANDS = Path(__file__).parent / "commands.py"
-# What `import` finds from now on: the standard library, the packages given, and this folder's.
+# What `import` finds from now on: the standard library, the packages given, and this directory's.
 ONLY = """
 import sys
 allowed = {*sys.stdlib_module_names, "reliablepub", "spark_sink", *sys.argv.pop(1).split(",")}

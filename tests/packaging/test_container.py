@@ -77,7 +77,7 @@ def test_the_variables_of_its_example_are_those_of_the_command_line() -> None:
 
 @pytest.mark.timeout(300)
 def test_its_steps_make_a_relay(tmp_path: Path) -> None:
-    """Without a builder: what it copies and runs, in a folder in place of the image's root."""
+    """Without a builder: what it copies and runs, in a directory in place of the image's root."""
     source, opt = tmp_path / "source", tmp_path / "opt"
     source.mkdir()
     for *names, target in (words.split() for words in of("COPY") if "--from" not in words):

@@ -61,7 +61,7 @@ def test_the_wheel_of_the_source_distribution_is_the_wheel(built: Built, tmp_pat
     (unpacked,) = tmp_path.iterdir()
     (wheel,) = WheelBuilder(str(unpacked)).build(directory=str(tmp_path), versions=["standard"])
     assert Built(Path(wheel), built.sdist).in_wheel == built.in_wheel
-    # Another folder and other times: every build is equal to the release, bit by bit.
+    # Another directory and other times: every build is equal to the release, bit by bit.
     assert Path(wheel).read_bytes() == built.wheel.read_bytes()
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.rabbit
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Who has the node's folder in its environment."""
+    """Who has the node's directory in its environment."""
     mark = b"HOME=" + bytes(folder)
     found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):

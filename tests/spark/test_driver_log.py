@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from reliablepub.testing import FakeBroker
 from tests.spark.shipping import ROOT
 
@@ -30,6 +32,7 @@ def lines(output: str) -> list[str]:
     )
 
 
+@pytest.mark.soak  # a second Java machine; `test_writer` has the line
 def test_a_batch(fake: FakeBroker) -> None:
     options = (f"--option=url={fake.url}", "--option=routing_key=q", "--option=writeId=orders-7")
     output = run("tests.spark.job", "--master=local[2,2]", "--rows=50", "--partitions=2", *options)

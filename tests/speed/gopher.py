@@ -56,7 +56,7 @@ class Gopher:
 
     @classmethod
     def of_debian(cls, folder: Path) -> Self:
-        """That of Debian's package, built into a folder."""
+        """That of Debian's package, built into a directory."""
         return cls(_built("publish", folder))
 
     @classmethod
@@ -107,7 +107,7 @@ class Sink:
 
 @contextmanager
 def sink(folder: Path) -> Iterator[Sink]:
-    """One for the block, built into a folder."""
+    """One for the block, built into a directory."""
     with subprocess.Popen([_built("sink", folder)], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Sink(process)

@@ -1,6 +1,6 @@
 """What `import reliablepub` costs a program that starts, beside other clients.
 
-Everything is compiled before, into a folder of the test's: as pip leaves what it has installed.
+Everything is compiled before, into a directory of the test's: as pip leaves what it has installed.
 """
 
 import os

@@ -146,7 +146,7 @@ def rounds(store: Store) -> None:
 
 
 def copy_folder(path: str) -> None:
-    """Copy the folder of an outbox, as far as its files stay.
+    """Copy the directory of an outbox, as far as its files stay.
 
     The status file is written under another name first; and a relay that misses its locks opens
     the outbox again, which removes the log.

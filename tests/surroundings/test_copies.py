@@ -16,7 +16,7 @@ from tests.surroundings.test_moved import ids_at
 
 COPIES = {
     "the file": "import shutil; shutil.copy({0!r}, {0!r} + '.copy')",
-    "the folder": "from tests.surroundings.app import copy_folder; copy_folder({0!r})",
+    "the directory": "from tests.surroundings.app import copy_folder; copy_folder({0!r})",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a folder is mounted with decides whether it can hold an outbox."""
+"""What a directory is mounted with decides whether it can hold an outbox."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ from tests.surroundings.test_names import refuses_all
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[Path]:
-    """A folder that is mounted as from another machine."""
+    """A directory that is mounted as from another machine."""
     with forgetful(tmp_path, subtype="sshfs") as mounted:
         yield mounted.orders.folder
 

@@ -1,4 +1,4 @@
-"""The folder of an open outbox may not be looked at for a while, as after ``chmod -R 600``."""
+"""The directory of an open outbox may not be looked at for a while, as after ``chmod -R 600``."""
 
 import errno
 import os

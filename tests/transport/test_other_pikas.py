@@ -56,7 +56,7 @@ PUBLISHES = """
 
 
 def patched(folder: Path, name: str, *, version: str = pika.__version__) -> Path:
-    """A folder with a pika in which the name is another one."""
+    """A directory with a pika in which the name is another one."""
     for source in Path(pika.__file__).parent.rglob("*.py"):
         copy = folder / "pika" / source.relative_to(Path(pika.__file__).parent)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -224,7 +224,7 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
     )
     if found.folder:
         where, _, remedy = found.folder.partition("; ")
-        yield finding("folder", Level.WARNING, where, remedy)
+        yield finding("directory", Level.WARNING, where, remedy)
     if found.keys.keys() - {None}:
         yield _encryption(found.keys)
     if found.rescued:

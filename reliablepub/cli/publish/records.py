@@ -187,7 +187,7 @@ class Source:
         mode = os.fstat(fd).st_mode
         if stat.S_ISDIR(mode):
             os.close(fd)
-            raise IsADirectoryError(21, "is a folder", name)
+            raise IsADirectoryError(21, "is a directory", name)
         return cls(name, fd, is_regular=stat.S_ISREG(mode))
 
     def __enter__(self) -> Self:

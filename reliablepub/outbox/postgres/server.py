@@ -206,7 +206,7 @@ def _remedy(text: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Whether traffic to a host stays on this one: a socket's folder, or a loopback address."""
+    """Whether traffic to a host stays on this one: a socket's directory, or a loopback address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -146,7 +146,7 @@ def lacks_outbox(path: Path) -> NotAnOutbox:
 
 def absolute(path: str | os.PathLike[str]) -> Path:
     """Return the path as an absolute one, whose links are not resolved."""
-    # If a link to its folder is switched to another folder, the path must lead to the other file,
+    # If a link to its directory is switched to another one, the path must lead to the other file,
     # which the next process will open.
     return Path(path).absolute()
 
@@ -170,7 +170,7 @@ def check_file(path: Path) -> bool:
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise OutboxError(
-                f"the folder of outbox {path} does not exist; create it first"
+                f"the directory of outbox {path} does not exist; create it first"
             ) from None
         return False
     except OSError as error:
@@ -239,7 +239,7 @@ def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
         connection.close()  # another process has closed the outbox, and removed the log
     raise OutboxError(
         f"outbox {path} was not opened: its log is removed again and again, and other users can "
-        "create files in its folder; keep it in a folder that only its owner can write to"
+        "create files in its directory; keep it in a directory that only its owner can write to"
     )
 
 
@@ -506,7 +506,7 @@ class Writer:
         try:
             connection = open_writer(self._path, is_relay=self._is_relay)
         except OutboxError as error:
-            # Closed for a fork, perhaps: the folder may be seen again soon.
+            # Closed for a fork, perhaps: the directory may be seen again soon.
             if self._file is not None and _is_unseen(self._path):
                 raise OutboxDiskFailed(str(error)) from error
             raise

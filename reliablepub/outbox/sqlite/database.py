@@ -282,7 +282,7 @@ class SqliteDatabase:
         """Accept any text."""
 
     def exposure(self) -> str:
-        """Say which other users can write to the folder."""
+        """Say which other users can write to the directory."""
         return folder_exposure(self.file.parent) if self.file.parent.is_dir() else ""
 
     def lost_commits(self) -> list[LostCommits]:

@@ -53,7 +53,7 @@ _DECIDED: Final = frozenset({5, 6, 13, 19})
 
 
 def may_take(folder: Path, size: int) -> bool:
-    """Whether this user may write ``size`` more bytes in a folder; True if that is unknown."""
+    """Whether this user may write ``size`` more bytes in a directory; True if that is unknown."""
     if not hasattr(os, "O_TMPFILE"):
         return True
     try:
@@ -144,7 +144,7 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     6: _LOCKED,  # SQLITE_LOCKED
     8: (  # SQLITE_READONLY
         OutboxError,
-        "cannot be written; check its owner and mode, and those of its folder",
+        "cannot be written; check its owner and mode, and those of its directory",
     ),
     _IOERR: (
         OutboxDiskFailed,
@@ -172,8 +172,8 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     _CANTOPEN: (
         OutboxError,
         (
-            "cannot be opened; check its mode and that of its folder, and whether the file system "
-            "is mounted read-only"
+            "cannot be opened; check its mode and that of its directory, and whether the file "
+            "system is mounted read-only"
         ),
     ),
     15: _LOCKED,  # SQLITE_PROTOCOL: other processes competed for the lock for seconds
@@ -196,7 +196,7 @@ _NO_SHARED_MEMORY: Final = (
 )
 _SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _DESCRIPTORS: Final = 4
-"""Files that a connection opens: database, log, index, and a folder."""
+"""Files that a connection opens: database, log, index, and a directory."""
 _SHORTAGE: Final = (
     OutboxDiskFailed,
     (
@@ -273,7 +273,7 @@ def os_error(path: Path, error: OSError) -> OutboxError:
         return kind(f"outbox {path} {meaning} ({error.strerror})")
     remedy = ""
     if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        remedy = "; this user needs access to the file, and may need to write to its folder"
+        remedy = "; this user needs access to the file, and may need to write to its directory"
     return OutboxError(f"outbox {path} cannot be used: {error.strerror}{remedy}")
 
 

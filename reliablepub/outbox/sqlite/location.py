@@ -25,13 +25,13 @@ A file with two names has two write-ahead logs, one beside each name, and change
 name are not visible through the other. So a file with a hard link, or one that is mounted as a
 single file, is refused.
 
-In a folder that other users can write to, another user can create ``outbox.db-wal`` before SQLite
-does, and SQLite then writes message bodies into that file. The sticky bit does not prevent that: it
-forbids renaming and removing, not creating. So every side file is checked before the outbox is
-opened, and again afterwards, when SQLite has its log open and the sticky bit keeps the file in
-place. If the process runs as root, SQLite changes the owner of an existing log to that of the
-database, and the second check would not recognize a planted file. In that case `claim_log` creates
-the log first, and SQLite must have opened that file.
+In a directory that other users can write to, another user can create ``outbox.db-wal`` before
+SQLite does, and SQLite then writes message bodies into that file. The sticky bit does not prevent
+that: it forbids renaming and removing, not creating. So every side file is checked before the
+outbox is opened, and again afterwards, when SQLite has its log open and the sticky bit keeps the
+file in place. If the process runs as root, SQLite changes the owner of an existing log to that of
+the database, and the second check would not recognize a planted file. In that case `claim_log`
+creates the log first, and SQLite must have opened that file.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def read_side_file(outbox: Path, suffix: str, bytes_max: int) -> bytes:
 
 @cache
 def warn_of_folder(folder: Path) -> None:
-    """Log, once for each folder, that other users can write to it, or that it is in memory."""
+    """Log, once for each directory, that other users can write to it, or that it is in memory."""
     # Its mode is no error, because container volumes often have such a one. A planted file is one.
     if words := folder_exposure(folder):
         LOGGER.warning("%s", words, extra={"event": "exposed"})
@@ -151,7 +151,7 @@ def warn_of_folder(folder: Path) -> None:
 
 
 def folder_exposure(folder: Path) -> str:
-    """Say which other users can write to a folder, and what to do; empty if none can."""
+    """Say which other users can write to a directory, and what to do; empty if none can."""
     found = folder.stat()
     if found.st_mode & stat.S_IWOTH:
         who = "every user can"
@@ -164,8 +164,8 @@ def folder_exposure(folder: Path) -> str:
     is_sticky = found.st_mode & stat.S_ISVTX and found.st_uid in (os.geteuid(), 0)
     harm = "block the outbox with files of their own" if is_sticky else "replace the outbox"
     return (
-        f"{who} write to folder {folder}, and so {harm}; keep the outbox in a folder that only "
-        "its owner can write to (mode 0700)"
+        f"{who} write to directory {folder}, and so {harm}; keep the outbox in a directory that "
+        "only its owner can write to (mode 0700)"
     )
 
 
@@ -200,7 +200,7 @@ def _check(outbox: Path, suffix: str, found: os.stat_result) -> None:
 def _refused(outbox: Path, what: str, remedy: str) -> OutboxError:
     return OutboxError(
         f"outbox {outbox} was not opened: {what}, so messages could be read or changed through "
-        f"it; {remedy}, and keep the outbox in a folder that only its owner can write to"
+        f"it; {remedy}, and keep the outbox in a directory that only its owner can write to"
     )
 
 
@@ -301,7 +301,7 @@ class Place:
             self.is_unseen = True
             raise OutboxDiskFailed(
                 f"outbox {self._path} cannot be seen any more ({error.strerror}), so it is unknown "
-                "whether it is still the file that is open; give this process access to its folder"
+                "whether it is still the file that is open; let this process look at its directory"
             ) from error
         return found.st_dev, found.st_ino
 
@@ -481,7 +481,7 @@ def refuse_second_name(path: Path, found: os.stat_result) -> None:
     if mounts.is_mount_point(path):
         raise OutboxError(
             f"outbox {path} is mounted as a single file, so its log is not beside the original, "
-            "and messages would be lost; mount the folder that holds it instead"
+            "and messages would be lost; mount the directory that holds it instead"
         )
 
 
@@ -608,7 +608,7 @@ def _locks_are_listed() -> bool:
         with TemporaryFile() as file:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return _has_lock(file.fileno())
-    except OSError:  # there is no folder to write to: it cannot be told
+    except OSError:  # there is no directory to write to: it cannot be told
         return False
 
 
@@ -652,7 +652,7 @@ def rescued(
         except BaseException:
             copy.unlink()
             raise
-    except (OSError, ValueError, sqlite3.Error) as failure:  # the folder may be gone
+    except (OSError, ValueError, sqlite3.Error) as failure:  # the directory may be gone
         return OutboxMoved(f"{error}. Its content could not be copied to {copy} ({failure})")
     return OutboxMoved(
         f"{error}. A copy of its content is {copy}: bring the messages back with `reliablepub "

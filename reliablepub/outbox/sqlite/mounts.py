@@ -1,10 +1,11 @@
-"""Tells by its mount whether a folder can hold an outbox.
+"""Tells by its mount whether a directory can hold an outbox.
 
 Knows: the kinds of file systems. Must never know: what is in a file.
 
-SQLite's locks and the shared memory of its log reach the processes of one kernel. On a folder that
-another kernel uses too (a network file system, or a folder of the host in a virtual machine, as
-with Docker Desktop), each side overwrites what the other has committed, and neither gets an error.
+SQLite's locks and the shared memory of its log reach the processes of one kernel. On a directory
+that another kernel uses too (a network file system, or a directory of the host in a virtual
+machine, as with Docker Desktop), each side overwrites what the other has committed, and neither
+gets an error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ UNSHARED_VARIABLE: Final = "RELIABLEPUB_UNSHARED_MOUNTS"
 """Names mount points, separated by colons, that no other kernel uses, whatever their kind."""
 # fmt: off
 _SHARED: Final = {
-    # hosts lend folders to virtual machines
+    # hosts lend directories to virtual machines
     "9p", "drvfs", "fakeowner", "grpcfuse", "osxfs", "prl_fs", "vboxsf", "virtiofs", "vmhgfs",
     "vmhgfs-fuse",
     # networks and clusters
@@ -37,7 +38,7 @@ _IN_MEMORY: Final = ("ramfs", "tmpfs")
 
 
 class Mount(NamedTuple):
-    """The mount that a folder is on."""
+    """The mount that a directory is on."""
 
     kind: str  # of file system, such as ``ext4`` or ``fuse.sshfs``
     point: str
@@ -59,7 +60,7 @@ class Mount(NamedTuple):
 
 
 def mount_of(folder: Path) -> Mount | None:
-    """Return the mount of a folder; None if it cannot be told, as where there is no ``/proc``."""
+    """Return the mount of a directory; None if that cannot be told, as without ``/proc``."""
     if sys.platform != "linux":
         return None
     try:
@@ -80,7 +81,7 @@ def mount_of(folder: Path) -> Mount | None:
 
 
 def refuse_shared(path: Path) -> None:
-    """Refuse an outbox on a folder that another kernel can use, unless the environment vouches."""
+    """Refuse a directory that another kernel can use, unless the environment vouches for it."""
     mount = mount_of(path.parent)
     if mount is not None and mount.is_shared and not mount.is_vouched_for:
         raise OutboxError(
@@ -93,7 +94,7 @@ def refuse_shared(path: Path) -> None:
 
 
 def forgets(folder: Path) -> str:
-    """Say that a folder is in memory, and what to do; empty if it is not."""
+    """Say that a directory is in memory, and what to do; empty if it is not."""
     mount = mount_of(folder)
     if mount is None or not mount.is_in_memory:
         return ""

@@ -230,11 +230,11 @@ class Ballast:
 
 
 def free_bytes(folder: Path) -> float:
-    """Return the bytes that this user may still write in a folder; infinite if unknown."""
+    """Return the bytes that this user may still write in a directory; infinite if unknown."""
     try:
         disk = os.statvfs(folder)
     except OSError:
-        return float("inf")  # the folder is gone: the commit reports that
+        return float("inf")  # the directory is gone: the commit reports that
     if not disk.f_blocks:
         return float("inf")
     free = disk.f_bavail
