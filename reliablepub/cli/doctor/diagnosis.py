@@ -379,7 +379,8 @@ def _log(status: OutboxStatus) -> Finding:
     found = f"{size_of(status.log_bytes)} of write-ahead log"
     remedy = (
         "a read transaction that stays open, usually the application's, blocks checkpoints: find "
-        "the process that has the file open (fuser), and end its transaction"
+        "the process that has the file open (fuser), and end its transaction; Litestream keeps one "
+        "on purpose, and then its own settings decide about the log"
     )
     return finding("log", warn_unless(status.log_bytes < LOG_LONG), found, remedy)
 
