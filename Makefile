@@ -268,7 +268,7 @@ $(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq java
 
 $(SPARK_CACHE)/%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet -e '.[spark]' 'pyspark[connect]~=$*.0' \
+	$(@D)/bin/pip install --quiet -e '.[encryption,observe,postgres,spark]' 'pyspark[connect]~=$*.0' \
 		hatchling hypothesis pytest pytest-randomly pytest-timeout pyyaml
 	@touch $@
 

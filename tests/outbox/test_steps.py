@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox.admin import interventions
-from reliablepub.outbox.admin.interventions import PAUSE_S_MAX, step_by_step
+from reliablepub.outbox.admin.interventions import PAUSE, PAUSE_S_MAX, step_by_step
 from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 
@@ -27,7 +27,7 @@ class Time:
         self.now += seconds
 
 
-def test_each_pause_is_as_long_as_the_step_before_it_up_to_a_limit(
+def test_each_pause_is_a_part_of_the_step_before_it_up_to_a_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interventions, "time", time := Time())
@@ -40,4 +40,4 @@ def test_each_pause_is_as_long_as_the_step_before_it_up_to_a_limit(
         lengths = (0.125, 0.0, 60.0, 0.0625)
         taken = step_by_step(database, [partial(step, takes_s=s) for s in lengths])
         assert tuple(taken) == lengths
-    assert time.slept == [0.0, 0.125, 0.0, PAUSE_S_MAX]
+    assert time.slept == [0.0, 0.125 * PAUSE, 0.0, PAUSE_S_MAX]

@@ -51,8 +51,10 @@ from reliablepub.printable import printable
 
 T = TypeVar("T")
 
-CHUNK: Final = 500
+CHUNK: Final = 1_000
 """Messages in one transaction: few, so that a relay waits only briefly for the write lock."""
+PAUSE: Final = 0.25
+"""Length of a pause, as a part of the step before it: a relay commits in each of them."""
 PAUSE_S_MAX: Final = 0.2
 _READ_BYTES: Final = 16 * 1024 * 1024
 """Most bytes of messages that are read at a time, unless one is larger."""
@@ -67,9 +69,9 @@ def step_by_step(
     steps: Iterable[Callable[[Session], T]],  # `Database.write` may call each again
     halve: Callable[[], bool] = lambda: False,  # makes the step smaller; False if it cannot be
 ) -> Iterator[T]:
-    """Run each step in its own transaction, then release the write lock for as long as it took.
+    """Run each step in its own transaction, and let others write in a pause between two of them.
 
-    The pause between two steps is at most `PAUSE_S_MAX`. A step that does not fit on a full disk is
+    The pause is a part of the time of the step (`PAUSE`), and at most `PAUSE_S_MAX`. A step that does not fit on a full disk is
     tried again for `FULL_S`, if it can be smaller, or if a relay runs.
     """
 
@@ -92,7 +94,7 @@ def step_by_step(
         time.sleep(pause_s)
         begun = time.monotonic()
         result = write(step)
-        pause_s = min(PAUSE_S_MAX, time.monotonic() - begun)
+        pause_s = min(PAUSE_S_MAX, PAUSE * (time.monotonic() - begun))
         yield result
 
 
@@ -213,7 +215,7 @@ def intervene(
     progress: Callable[[int], None] = lambda _: None,  # gets the number of ids done so far
     clock: Callable[[], float] = time.time,
 ) -> Effect:
-    """Apply an intervention, a few hundred messages in each transaction.
+    """Apply an intervention, `CHUNK` messages in each transaction.
 
     Other processes may use the outbox meanwhile. If it raises, earlier transactions stay committed.
     """

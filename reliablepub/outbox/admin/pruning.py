@@ -5,7 +5,7 @@ Knows: which rows are kept of messages, and since when. Must never know: who may
 A relay prunes within its own commits. This module is for outboxes without a relay, and for messages
 that were given up, which no relay prunes. An intervention discards these, so that they are counted
 and recorded. Rows and pages are removed in steps of a few milliseconds. Each step is a transaction
-of its own, followed by an equally long pause.
+of its own, followed by a pause (`step_by_step`).
 """
 
 from __future__ import annotations
