@@ -71,8 +71,8 @@ def step_by_step(
 ) -> Iterator[T]:
     """Run each step in its own transaction, and let others write in a pause between two of them.
 
-    The pause is a part of the time of the step (`PAUSE`), and at most `PAUSE_S_MAX`. A step that does not fit on a full disk is
-    tried again for `FULL_S`, if it can be smaller, or if a relay runs.
+    The pause is a part of the time of the step (`PAUSE`), and at most `PAUSE_S_MAX`. A step that
+    does not fit on a full disk is tried again for `FULL_S`, if it can be smaller, or a relay runs.
     """
 
     def may_fit_later(error: BaseException) -> bool:
