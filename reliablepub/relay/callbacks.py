@@ -1,7 +1,7 @@
-"""Calls to the application's hooks: events are collected in a turn and delivered at its end.
+"""What the application has called: its hooks, at the end of each turn, and its retry policy.
 
-Knows: the events of a turn, the hooks, and since when a callback has been running. Must never know:
-what hooks do.
+Knows: the events of a turn, the hooks, the policy, and since when a callback has been running. Must
+never know: what hooks do.
 
 Events without listeners are not collected. An exception from a callback, `SystemExit` included, is
 counted, and logged the first time; it never ends the relay.
@@ -35,6 +35,7 @@ from reliablepub.hooks import (
 )
 from reliablepub.outbox.entry import Attempt, DamagedRow, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.policy import Breaker, GiveUp, Refusal, RetryIn, RetryPolicy, Verdict, wait_s
 from reliablepub.printable import named
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.journal import write
@@ -96,6 +97,114 @@ def _end_child(error: BaseException) -> NoReturn:
             sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(status)
+
+
+_STRATEGY: Final = "a strategy of RetryPolicy"
+_DEFAULT: Final = RetryPolicy()
+_OF_DUPLICATES: Final = (OutcomeKind.RETURNED, OutcomeKind.NACKED)
+"""How a broker answers a copy that it drops as a duplicate. It closes no channel because of one."""
+
+
+class GuardedPolicy:
+    """The application's retry policy, with exceptions of its callbacks contained."""
+
+    def __init__(self, policy: RetryPolicy, guard: Guard) -> None:
+        self._policy = policy
+        self._guard = guard
+        self.breaker: Final = policy.breaker or Breaker()
+
+    def pauses(self, outcome: Outcome) -> bool:
+        """Whether refusals like this one pause their destination."""
+        with self._guard.calling(_STRATEGY):
+            return self._policy.pauses(outcome)
+        return True  # the strategy has raised
+
+    def pause_s(self, opening: int) -> float:
+        """Length of the n-th pause in a row of a destination, in seconds."""
+        with self._guard.calling("Breaker.pause"):
+            return wait_s(self.breaker.pause, opening)
+        return wait_s(Breaker().pause, opening)  # the strategy has raised
+
+    def gives_up_at(self, outcome: Outcome, since: float) -> float | None:
+        """When a message that was first refused at a time is given up; None if no time decides."""
+        with self._guard.calling(_STRATEGY):
+            lasts_s = self._policy.retries(outcome).lasts_s
+            return None if lasts_s is None else since + lasts_s
+        return None  # the strategy has raised
+
+    def is_time_over(self, outcome: Outcome, age_s: float) -> bool:
+        """Whether a message that had only waited for as long is given up, and a new one is not.
+
+        Not so where the policy gives up at once, for example a 404 by its ``decide``.
+        """
+        with self._guard.calling(_STRATEGY):
+            retries = self._policy.retries(outcome)
+            is_new_kept = isinstance(retries.verdict(1, 0.0), RetryIn)
+            return is_new_kept and isinstance(retries.verdict(0, age_s), GiveUp)
+        return False  # the strategy has raised
+
+    def verdict(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
+        """What to do with an entry after a refusal, which its counts include already."""
+        verdict = self._by_budget(entry, outcome, wall)
+        may_be_duplicate = bool(entry.uncertain) and outcome.kind in _OF_DUPLICATES
+        return self._decided(entry, outcome, wall, verdict, may_be_duplicate=may_be_duplicate)
+
+    def end_of_wait(self, entry: Entry, outcome: Outcome, wall: float) -> GiveUp | None:
+        """How to give up an entry after a refusal by its destination; None if it may wait on."""
+        verdict = self._by_budget(entry, outcome, wall)
+        if isinstance(verdict, GiveUp):
+            # Another message may have met the refusal, so it says nothing about a copy of this one.
+            verdict = self._decided(entry, outcome, wall, verdict, may_be_duplicate=False)
+        return verdict if isinstance(verdict, GiveUp) else None
+
+    def _by_budget(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
+        refusals, age_s = _spent(entry, outcome, wall)
+        with self._guard.calling(_STRATEGY):
+            return self._policy.retries(outcome).verdict(refusals, age_s)
+        # The strategy has raised.
+        return _DEFAULT.retries(outcome).verdict(refusals, age_s)
+
+    def _decided(
+        self,
+        entry: Entry,
+        outcome: Outcome,
+        wall: float,
+        verdict: Verdict,
+        *,
+        may_be_duplicate: bool,
+    ) -> Verdict:
+        """The verdict of the application's ``decide``; without one, the given verdict."""
+        if self._policy.decide is None:
+            return verdict
+        refusals, age_s = _spent(entry, outcome, wall)
+        with self._guard.calling("RetryPolicy.decide"):
+            message = entry.message
+            said = self._policy.decide(
+                Refusal(
+                    message_id=message.message_id or "",
+                    exchange=message.exchange,
+                    routing_key=message.routing_key,
+                    outcome=outcome,
+                    refusals=refusals,
+                    age_s=age_s,
+                    verdict=verdict,
+                    may_have_arrived=entry.may_have_arrived,
+                    may_be_duplicate=may_be_duplicate,
+                )
+            )
+            if said is GiveUp.ARRIVED and not may_be_duplicate:
+                raise ValueError(f"RetryPolicy.decide returned {said!r}: it may be no duplicate")
+            if isinstance(said, RetryIn | GiveUp):
+                return said
+            if said is not None:
+                msg = f"RetryPolicy.decide returned {said!r}: not RetryIn, GiveUp or None"
+                raise TypeError(msg)
+        return verdict  # also if ``decide`` has raised
+
+
+def _spent(entry: Entry, outcome: Outcome, wall: float) -> tuple[int, float]:
+    """Refusals of this kind, and seconds since the first refusal of any kind."""
+    return getattr(entry, outcome.kind.value), entry.refused_for_s(wall)
 
 
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]

@@ -44,8 +44,7 @@ from reliablepub._core.evidence import SEVERAL
 from reliablepub._core.session import Session
 from reliablepub.outbox.entry import Changes, Entry, HeldExchange, Release
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
-from reliablepub.policy import Breaker, GiveUp, RetryIn, RetryPolicy, wait_s
-from reliablepub.relay.callbacks import Guard, Notices
+from reliablepub.relay.callbacks import GuardedPolicy, Notices
 from reliablepub.relay.status import Paused
 
 
@@ -112,13 +111,12 @@ class _Waiting:
 class Pauses:
     """The breakers of all destinations, and the releases that they call for in a turn."""
 
-    def __init__(self, policy: RetryPolicy, guard: Guard, notices: Notices) -> None:
+    def __init__(self, policy: GuardedPolicy, notices: Notices) -> None:
         self._policy = policy
-        self._breaker = policy.breaker or Breaker()
-        self._guard = guard
+        self._breaker = policy.breaker
         self._notices = notices
         self._breakers: Breakers[Destination, Outcome] = Breakers(
-            destinations_max=self._breaker.destinations_max, pause_s=self._pause_s
+            destinations_max=self._breaker.destinations_max, pause_s=policy.pause_s
         )
         self.tracked = self._breakers.tracked  # most turns only ask whether there are any
         self.new: dict[Destination, None] = {}  # paused since the last `withdrawn_from`
@@ -149,24 +147,13 @@ class Pauses:
         """
         for one in held:
             destination = Destination(one.exchange or "")
-            is_known = self._pauses(MISSING) and one.exchange is not None
+            is_known = self._policy.pauses(MISSING) and one.exchange is not None
             if is_known and self._breakers.suspect(destination, now, why=UNKNOWN):
                 since = wall if one.since is None else one.since
-                self._waiting[destination] = _Waiting(since, self._ends(since, MISSING), one.count)
+                gives_up_at = self._policy.gives_up_at(MISSING, since)
+                self._waiting[destination] = _Waiting(since, gives_up_at, one.count)
             else:
                 self._releasing[None] = 0
-
-    def _pauses(self, outcome: Outcome) -> bool:
-        with self._guard.calling("a strategy of RetryPolicy"):
-            return self._policy.pauses(outcome)
-        return True  # the strategy has raised
-
-    def _ends(self, since: float, outcome: Outcome) -> float | None:
-        """When messages that were first refused then are given up; None if no time decides."""
-        with self._guard.calling("a strategy of RetryPolicy"):
-            lasts_s = self._policy.retries(outcome).lasts_s
-            return None if lasts_s is None else since + lasts_s
-        return None  # the strategy has raised
 
     # ------------------------------------------------------------------ may an entry be sent?
 
@@ -214,7 +201,7 @@ class Pauses:
         self, entry: Entry, outcome: Outcome, now: float, wall: float, *, is_given_up: bool
     ) -> None:
         """Count a refusal; pause the destination if there were too many in a row."""
-        if not self._pauses(outcome):
+        if not self._policy.pauses(outcome):
             return
         concern, exchange = outcome.concern, exchange_of(entry)
         if concern is not Concern.EXCHANGE and self._kind_of(exchange) is OutcomeKind.REFUSED:
@@ -222,10 +209,9 @@ class Pauses:
         destination, is_at_once = self._refusing(entry, outcome)
         if destination is None:
             return
-        was_paused = self._breakers.is_paused(destination)
-        if is_given_up and not (
-            was_paused or (is_at_once and self._is_time_over(entry, outcome, wall))
-        ):
+        was_paused, waited_s = self._breakers.is_paused(destination), entry.refused_for_s(wall)
+        is_over = is_at_once and is_given_up and self._policy.is_time_over(outcome, waited_s)
+        if is_given_up and not (was_paused or is_over):
             # Given up at once, as others will be, which a pause would only delay. But where a
             # budget of time is spent, each of the others would cost a channel.
             return
@@ -234,8 +220,8 @@ class Pauses:
         if is_new and not was_paused:  # probes that follow a refused one go on
             self.new[destination] = None
             self._releasing.pop(destination, None)
-            first = wall - entry.refused_for_s(wall)
-            self._waiting[destination] = _Waiting(wall, self._ends(first, outcome))
+            gives_up_at = self._policy.gives_up_at(outcome, wall - waited_s)
+            self._waiting[destination] = _Waiting(wall, gives_up_at)
             self._tell("paused", destination)
         waiting = self._waiting.get(destination)
         if waiting is not None:
@@ -272,19 +258,6 @@ class Pauses:
         """Why a destination is paused: *refused* by the broker, else by its queues; or None."""
         pause = self._breakers.pause(destination) if self.tracked else None
         return None if pause is None else pause.why.kind
-
-    def _is_time_over(self, entry: Entry, outcome: Outcome, wall: float) -> bool:
-        """Whether an entry that had only waited for as long would be given up, and a new one not.
-
-        Not so where the policy gives up at once, for example a 404 by its ``decide``: a pause would
-        only delay the others, which keep waiting.
-        """
-        age_s = entry.refused_for_s(wall)
-        with self._guard.calling("a strategy of RetryPolicy"):
-            retries = self._policy.retries(outcome)
-            is_new_kept = isinstance(retries.verdict(1, 0.0), RetryIn)
-            return is_new_kept and isinstance(retries.verdict(0, age_s), GiveUp)
-        return False  # the strategy has raised
 
     def confirmed(self, entries: Iterable[Entry], now: float) -> None:
         """Note confirmed entries: their destinations accept messages."""
@@ -499,11 +472,6 @@ class Pauses:
         pause = pause or self._breakers.pause(destination)
         assert pause is not None
         self._notices.destination(name, destination, pause.refusals, pause.why)
-
-    def _pause_s(self, opening: int) -> float:
-        with self._guard.calling("Breaker.pause"):
-            return wait_s(self._breaker.pause, opening)
-        return wait_s(Breaker().pause, opening)  # the strategy has raised
 
 
 def reason_of(outcome: Outcome) -> str:

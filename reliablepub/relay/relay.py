@@ -50,7 +50,7 @@ from reliablepub.outbox.entry import (
 )
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
-from reliablepub.relay.callbacks import Calls, Guard, Notices
+from reliablepub.relay.callbacks import Calls, Guard, GuardedPolicy, Notices
 from reliablepub.relay.clock import Clock, ClockWatch
 from reliablepub.relay.elsewhere import Elsewhere
 from reliablepub.relay.handover import Chunk, Inbox, Limits
@@ -58,7 +58,7 @@ from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded, Waiters
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.setback import Setback
-from reliablepub.relay.settling import WAIT_S, GuardedPolicy, Settling
+from reliablepub.relay.settling import WAIT_S, Settling
 from reliablepub.relay.status import Link, Percentiles, Status
 from reliablepub.relay.wire import Wire
 from reliablepub.relay.withdrawals import Withdrawals, tell_withdrawn
@@ -113,14 +113,13 @@ class Relay:
         )
         self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
-        self._pauses = Pauses(policy, self._guard, self._notices)
+        guarded = GuardedPolicy(policy, self._guard)
+        self._pauses = Pauses(guarded, self._notices)
         # One more than can be paused, so that `found` notices if there are too many.
         held = store.held_exchanges(self._pauses.exchanges_max + 1)
         self._pauses.found(held, clock.monotonic(), clock.wall())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
-        self._settling = Settling(
-            GuardedPolicy(policy, self._guard), self._pauses, self._notices, store.run
-        )
+        self._settling = Settling(guarded, self._pauses, self._notices, store.run)
         self._withdrawals = Withdrawals(store, session, self._loaded, self._settling, self._notices)
         self._wire = Wire(transport, session, clock.monotonic())
         self._look_at = clock.monotonic()

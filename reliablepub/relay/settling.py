@@ -31,86 +31,10 @@ from reliablepub.outbox.entry import (
     is_plain,
 )
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.policy import GiveUp, Refusal, RetryIn, RetryPolicy, Verdict
-from reliablepub.relay.callbacks import Guard, Notices
+from reliablepub.policy import GiveUp, RetryIn, Verdict
+from reliablepub.relay.callbacks import GuardedPolicy, Notices
 from reliablepub.relay.pauses import UNKNOWN, Pauses
 from reliablepub.relay.status import Latencies
-
-_DEFAULT: Final = RetryPolicy()
-_OF_DUPLICATES: Final = (OutcomeKind.RETURNED, OutcomeKind.NACKED)
-"""How a broker answers a copy that it drops as a duplicate. It closes no channel because of one."""
-
-
-class GuardedPolicy:
-    """The application's retry policy, with exceptions of its callbacks contained."""
-
-    def __init__(self, policy: RetryPolicy, guard: Guard) -> None:
-        self._policy = policy
-        self._guard = guard
-
-    def verdict(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
-        """What to do with an entry after a refusal, which its counts include already."""
-        verdict = self._by_budget(entry, outcome, wall)
-        may_be_duplicate = bool(entry.uncertain) and outcome.kind in _OF_DUPLICATES
-        return self._decided(entry, outcome, wall, verdict, may_be_duplicate=may_be_duplicate)
-
-    def end_of_wait(self, entry: Entry, outcome: Outcome, wall: float) -> GiveUp | None:
-        """How to give up an entry after a refusal by its destination; None if it may wait on."""
-        verdict = self._by_budget(entry, outcome, wall)
-        if isinstance(verdict, GiveUp):
-            # Another message may have met the refusal, so it says nothing about a copy of this one.
-            verdict = self._decided(entry, outcome, wall, verdict, may_be_duplicate=False)
-        return verdict if isinstance(verdict, GiveUp) else None
-
-    def _by_budget(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
-        refusals, age_s = _spent(entry, outcome, wall)
-        with self._guard.calling("a strategy of RetryPolicy"):
-            return self._policy.retries(outcome).verdict(refusals, age_s)
-        # Reached if a strategy has raised.
-        return _DEFAULT.retries(outcome).verdict(refusals, age_s)
-
-    def _decided(
-        self,
-        entry: Entry,
-        outcome: Outcome,
-        wall: float,
-        verdict: Verdict,
-        *,
-        may_be_duplicate: bool,
-    ) -> Verdict:
-        """The verdict of the application's ``decide``; without one, the given verdict."""
-        if self._policy.decide is None:
-            return verdict
-        refusals, age_s = _spent(entry, outcome, wall)
-        with self._guard.calling("RetryPolicy.decide"):
-            message = entry.message
-            said = self._policy.decide(
-                Refusal(
-                    message_id=message.message_id or "",
-                    exchange=message.exchange,
-                    routing_key=message.routing_key,
-                    outcome=outcome,
-                    refusals=refusals,
-                    age_s=age_s,
-                    verdict=verdict,
-                    may_have_arrived=entry.may_have_arrived,
-                    may_be_duplicate=may_be_duplicate,
-                )
-            )
-            if said is GiveUp.ARRIVED and not may_be_duplicate:
-                raise ValueError(f"RetryPolicy.decide returned {said!r}: it may be no duplicate")
-            if isinstance(said, RetryIn | GiveUp):
-                return said
-            if said is not None:
-                msg = f"RetryPolicy.decide returned {said!r}: not RetryIn, GiveUp or None"
-                raise TypeError(msg)
-        return verdict  # also if ``decide`` has raised
-
-
-def _spent(entry: Entry, outcome: Outcome, wall: float) -> tuple[int, float]:
-    """Refusals of this kind, and seconds since the first refusal of any kind."""
-    return getattr(entry, outcome.kind.value), entry.refused_for_s(wall)
-
 
 WAIT_S: Final = 0.2
 """How long confirmed entries wait for others, in seconds: several syncs of a broker's disk."""
