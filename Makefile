@@ -263,7 +263,7 @@ $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.install
 # The Spark tests with each PySpark that the sink supports, in its newest patch, with Spark Connect.
 spark-versions: $(SPARK_VERSIONS:%=spark-%)
 
-$(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq java
+$(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq postgres java
 	$(call recorded,$@) $(<D)/bin/pytest -m "not soak and not bench" tests/spark
 
 $(SPARK_CACHE)/%/.installed: pyproject.toml

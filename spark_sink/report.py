@@ -331,13 +331,16 @@ def _reason(report: str, error: Exception) -> str:
     return str(error).replace(report, "the URI") if "://" in report else str(error)
 
 
-def commit(report: str, messages: Sequence[Written], keep: int) -> None:
+def commit(
+    report: str, messages: Sequence[Written], keep: int, keep_days: int | None = None
+) -> None:
     """Write the counts of a write, and rename the files of its failed rows to their final names.
 
     Args:
         report: the folder.
         messages: commit messages of all tasks.
         keep: number of writes whose counts are kept; older counts are deleted.
+        keep_days: for how many days files of rows are kept; None until an operator deletes them.
 
     Raises:
         ConfigurationError: a task's file of failed rows is not in the folder that this host sees.
@@ -354,7 +357,7 @@ def commit(report: str, messages: Sequence[Written], keep: int) -> None:
     try:
         _forget_fatal(files, root, messages[0].write)
         if crc32(messages[0].write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
-            prune(report, keep)
+            prune(report, keep, keep_days)
     except (OSError, pa.ArrowException) as error:
         LOGGER.warning("old files stay in the report: %s", _reason(report, error))
 
@@ -433,23 +436,32 @@ def counts_of(report: str, write: str) -> dict[str, Any] | None:
     return found
 
 
-def prune(report: str, keep: int) -> None:
+def prune(report: str, keep: int, keep_days: int | None = None) -> None:
     """Delete the counts of all but the newest writes, and files that killed tasks left behind.
 
-    Files of failed rows stay: an operator has to correct these rows.
+    Without `keep_days`, files of rows stay: an operator has to correct these rows.
     """
     files, root = _open(report)
-    found = [info for info in _listed(files, f"{root}/writes") if not _is_hidden(info)]
-    found.sort(key=lambda info: info.mtime_ns)
-    old = datetime.now(UTC) - _LEFT_OVER
-    left = [
-        info
-        for folder in ("writes", "failed", "fatal")
-        for info in _listed(files, f"{root}/{folder}")
-        if _is_hidden(info) and info.mtime < old
-    ]
-    for info in [*found[: max(0, len(found) - keep)], *left]:
+    listed = {name: _listed(files, f"{root}/{name}") for name in ("writes", "failed", "fatal")}
+    now = datetime.now(UTC)
+    everything = [info for infos in listed.values() for info in infos]
+    left = [info for info in everything if _is_hidden(info) and info.mtime < now - _LEFT_OVER]
+    counts = [info for info in listed["writes"] if not _is_hidden(info)]
+    counts.sort(key=lambda info: info.mtime_ns)
+    overdue = []
+    if keep_days is not None:
+        since = now - timedelta(days=keep_days)
+        rows = [info for info in (*listed["failed"], *listed["fatal"]) if not _is_hidden(info)]
+        overdue = [info for info in rows if info.mtime < since]
+    for info in [*counts[: max(0, len(counts) - keep)], *left, *overdue]:
         _delete(files, info.path)
+    if overdue:
+        LOGGER.warning(
+            "%d files of rows that were not confirmed were older than reportKeepDays=%d and are "
+            "deleted from the report",
+            len(overdue),
+            keep_days,
+        )
 
 
 def _forget_fatal(files: fs.FileSystem, root: str, write: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 _VARIABLE: Final = re.compile(r"[A-Za-z0-9_.-]+")  # Kubernetes allows - and .
 _TRUE_FALSE: Final = {"true": True, "false": False}
 _WHOLE_MAX: Final = 2**31 - 1
+_DAYS_MAX: Final = 36_500
 _SECONDS_MAX: Final = 1_000_000
 """More than 11 days; epoll(7) waits for at most 24."""
 
@@ -244,6 +245,12 @@ class Settings:
         "the oldest are deleted",
         1_000,
         _whole(1),
+    )
+    report_keep_days: int | None = _option(
+        "reportKeepDays",
+        "for how many days `report` keeps the rows in `failed` and `fatal`; by default until you "
+        "delete their files",
+        parse=_whole(1, _DAYS_MAX),
     )
 
     # ---------------------------------------------------------------- identity

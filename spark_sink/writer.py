@@ -130,7 +130,8 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
                 raise TasksNotHeard(missing=missing, tasks=len(messages), batch=batchId)
             settings = self._settings
             if settings.report is not None and written:
-                report.commit(settings.report, written, settings.report_keep)
+                keep, keep_days = settings.report_keep, settings.report_keep_days
+                report.commit(settings.report, written, keep, keep_days)
         _tell(written[0].write if written else self._name(batchId), written)
 
     def abort(

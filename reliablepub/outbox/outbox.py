@@ -92,6 +92,11 @@ class Outbox:
         self._stamps, self._rejections = _methods_of(hooks)
 
     @property
+    def name(self) -> str:
+        """Where it is: the absolute path of its file, or its URL without user and password."""
+        return str(self._database.file or self._database.name)
+
+    @property
     def path(self) -> Path:
         """Path of the file.
 
@@ -353,16 +358,23 @@ class Outbox:
 
         return read_parked(self._database, limit=limit)
 
-    def rows(self, view: str) -> Iterator[dict[str, object]]:
+    def rows(
+        self, view: str, first: int = 1, last: int | None = None
+    ) -> Iterator[dict[str, object]]:
         """Iterate over the rows of a view, as dictionaries by column, without loading all of them.
 
-        Bodies and headers are not among the columns. Times are text, in UTC.
+        Bodies and headers are not among the columns. Times are text, in UTC. Rows are read in
+        pieces of 2 000, each in a transaction of its own. A row that is in the view all the time
+        is returned once; one that comes or goes meanwhile may be left out.
 
         Args:
             view: ``open``, ``parked``, ``confirmed`` (messages kept for the retention time),
                 ``history`` (attempts of messages that were not confirmed at once, kept for 7 days
                 after the message has left), ``interventions`` (of operators, kept for 7 days after
                 the message has left) or ``audit`` (the ledger, recounted).
+            first: lowest number in the view's first column.
+            last: highest number in the view's first column; None for no limit. A range is not for
+                ``audit``, whose one row has no number.
 
         Raises:
             ConfigurationError: there is no such view.
@@ -371,7 +383,24 @@ class Outbox:
         """
         from reliablepub.outbox.admin.inspection import read_view
 
-        return read_view(self._database, view)
+        return read_view(self._database, view, first, last)
+
+    def span(self, view: str) -> tuple[int, int] | None:
+        """Return the lowest and the highest number in the first column of a view of `rows`.
+
+        Programs that share the work of reading a view divide this range between them.
+
+        Returns:
+            The two numbers; None if the view is empty, and of ``audit``.
+
+        Raises:
+            ConfigurationError: there is no such view.
+            NotAnOutbox: there is no outbox at this path.
+            OutboxError: the outbox cannot be read.
+        """
+        from reliablepub.outbox.admin.inspection import read_span
+
+        return read_span(self._database, view)
 
     def audit(self) -> Audit:
         """Recount the ledger, and compare each row with its checksum. Read-only.
@@ -575,7 +604,7 @@ class Outbox:
 
     def __repr__(self) -> str:
         """Name the file or the server."""
-        return f"Outbox({str(self._database.file or self._database.name)!r})"
+        return f"Outbox({self.name!r})"
 
 
 _CHUNK_MESSAGES: Final = 1_000

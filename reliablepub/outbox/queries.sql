@@ -291,25 +291,49 @@ SELECT
 FROM reliablepub_parked ORDER BY parked_at, id LIMIT :limit;
 
 -- name: view_open
-SELECT * FROM reliablepub_open WHERE id > :after ORDER BY id LIMIT :limit;
+SELECT * FROM reliablepub_open WHERE id > :after AND id <= :upto
+ORDER BY id LIMIT :limit;
 
 -- name: view_parked
-SELECT * FROM reliablepub_parked_messages WHERE id > :after ORDER BY id LIMIT :limit;
+SELECT * FROM reliablepub_parked_messages WHERE id > :after AND id <= :upto
+ORDER BY id LIMIT :limit;
 
 -- name: view_confirmed
-SELECT * FROM reliablepub_confirmed_messages WHERE id > :after ORDER BY id LIMIT :limit;
+SELECT * FROM reliablepub_confirmed_messages WHERE id > :after AND id <= :upto
+ORDER BY id LIMIT :limit;
 
 -- name: view_history
 SELECT
     attempt, id, message_id, UTC(at) AS at, outcome, reply_code, reply_text, persistence, epoch, tag
-FROM reliablepub_attempts WHERE attempt > :after ORDER BY attempt LIMIT :limit;
+FROM reliablepub_attempts WHERE attempt > :after AND attempt <= :upto
+ORDER BY attempt LIMIT :limit;
 
 -- name: view_interventions
 SELECT intervention, id, message_id, exchange, routing_key, UTC(at) AS at, action, person, note
-FROM reliablepub_interventions WHERE intervention > :after ORDER BY intervention LIMIT :limit;
+FROM reliablepub_interventions WHERE intervention > :after AND intervention <= :upto
+ORDER BY intervention LIMIT :limit;
 
 -- name: view_audit
 SELECT * FROM reliablepub_audit WHERE :after = 0 LIMIT :limit;
+
+-- The lowest and the highest number of a view. SQLite finds each by the index, and both of one query by
+-- reading all rows.
+-- name: span_open
+SELECT (SELECT min(id) FROM reliablepub_messages), (SELECT max(id) FROM reliablepub_messages);
+
+-- name: span_parked
+SELECT (SELECT min(id) FROM reliablepub_parked), (SELECT max(id) FROM reliablepub_parked);
+
+-- name: span_confirmed
+SELECT (SELECT min(id) FROM reliablepub_confirmed), (SELECT max(id) FROM reliablepub_confirmed);
+
+-- name: span_history
+SELECT (SELECT min(attempt) FROM reliablepub_attempts), (SELECT max(attempt) FROM reliablepub_attempts);
+
+-- name: span_interventions
+SELECT
+    (SELECT min(intervention) FROM reliablepub_interventions),
+    (SELECT max(intervention) FROM reliablepub_interventions);
 
 -- name: held_keys
 SELECT

@@ -365,6 +365,7 @@ def test_a_reader_sees_neither_bodies_nor_properties(
         run("outbox", command, "--outbox", url)
     for view in ("open", "parked", "confirmed", "history", "interventions", "audit"):
         list(Outbox(url).rows(view))
+        Outbox(url).span(view)
     for column in ("body", "properties"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             execute(url, f"SELECT {column} FROM reliablepub.messages")

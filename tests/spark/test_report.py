@@ -227,6 +227,27 @@ def test_what_killed_tasks_have_left_behind_is_deleted_after_a_week(
     assert (young.exists(), old.exists()) == (True, False)
 
 
+def test_rows_are_forgotten_after_the_days_that_an_operator_has_named(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reports.commit(folder, [with_failed_row(folder, "old")], keep=5)
+    reports.keep_fatal(folder, "old", 0, [(piece(1), 0, OUTCOME)])
+    reports.commit(folder, [with_failed_row(folder, "young")], keep=5)
+    days_ago = time.time() - 31 * 86_400
+    for path in Path(folder).rglob("*old*"):
+        os.utime(path, (days_ago, days_ago))
+    for keep_days in (None, 32):
+        reports.prune(folder, 5, keep_days)
+        assert failed(folder) == ["old", "young"]
+    assert not caplog.records
+    reports.commit(folder, [written("next")], 1, keep_days=30)
+    assert failed(folder) == ["young"]
+    assert list(Path(folder, "fatal").iterdir()) == []
+    assert (
+        "2 files of rows that were not confirmed were older than reportKeepDays=30" in caplog.text
+    )
+
+
 def test_counts_can_be_asked_for(folder: str) -> None:
     assert reports.counts_of(folder, "w") is None
     reports.commit(folder, [written("w")], keep=5)

@@ -1,6 +1,8 @@
 """What happens beside the driver when a write has failed for good, without Spark."""
 
 import logging
+import os
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
@@ -79,6 +81,28 @@ def test_a_commit_without_the_word_of_every_task_is_none(batch: int | None, word
     with pytest.raises(TasksNotHeard, match=words):
         writer.commit(MESSAGES, batch)
     writer.commit([FINISHED, FINISHED], batch)
+
+
+@pytest.mark.parametrize(("days", "left"), [("", 3), ("30", 0)])
+def test_a_report_of_a_long_stream_is_as_large_as_its_options_say(
+    report: Path, days: str, left: int
+) -> None:
+    options = {"report": str(report), "reportKeep": "1"} | (
+        {"reportKeepDays": days} if days else {}
+    )
+    writer = RabbitMQWriter(parse({"url": "amqp://a/", **options}), COLUMNS, None)
+    (report / "failed").mkdir(parents=True)
+    for batch in range(3):
+        file = report / "failed" / f".part-q-{batch}-0-00000000-{'0' * 32}.parquet"
+        file.touch()
+        failed = Written(f"q-{batch}", 0, Counts(rows=1, unroutable=1), str(file), "run")
+        writer.commit([failed], batch)
+        for path in report.rglob("*q-*"):
+            month_ago = path.stat().st_mtime - 31 * 86_400
+            os.utime(path, (month_ago, month_ago))
+    writer.commit([Written("q-3", 0, Counts(rows=1, unroutable=1), None, "run")], 3)
+    assert len([*(report / "writes").iterdir()]) == 1
+    assert len([*(report / "failed").iterdir()]) == left
 
 
 def test_errors_promise_no_ids_that_a_corrected_option_changes() -> None:

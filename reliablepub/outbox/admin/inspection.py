@@ -354,18 +354,21 @@ def _object(text: str) -> dict[str, Any]:
 
 
 PIECE_ROWS: Final = 2_000
+_NUMBER_MAX: Final = 2**63 - 1
 VIEWS: Final = ("open", "parked", "confirmed", "history", "interventions", "audit")
 
 
-def read_view(database: Database, view: str) -> Iterator[dict[str, object]]:
+def read_view(
+    database: Database, view: str, first: int = 1, last: int | None = None
+) -> Iterator[dict[str, object]]:
     """Yield the rows of a view, ordered by the number in its first column."""
-    if view not in VIEWS:
-        raise ConfigurationError(f"there is no view {view!r}; there are {', '.join(VIEWS)}")
-    after = 0
+    _check_view(view)
+    after, upto = first - 1, _NUMBER_MAX if last is None else last
     while True:
-        # One long read transaction would keep the relay from resetting its log.
+        # One long read transaction would keep the relay from resetting its log, and a VACUUM of
+        # PostgreSQL from removing what the relay has deleted since.
         with database.reading() as session:
-            values = {"after": after, "limit": PIECE_ROWS}
+            values = {"after": after, "upto": upto, "limit": PIECE_ROWS}
             # Not `Session.rows`, which needs sqlite-utils: a Spark cluster may not have it.
             cursor = session.run(f"view_{view}", values)
             names = [column[0] for column in cursor.description]
@@ -374,3 +377,18 @@ def read_view(database: Database, view: str) -> Iterator[dict[str, object]]:
         if len(rows) < PIECE_ROWS:
             return
         after = next(iter(rows[-1].values()))
+
+
+def read_span(database: Database, view: str) -> tuple[int, int] | None:
+    """Return the lowest and the highest number of a view; None if it has no rows or no numbers."""
+    _check_view(view)
+    if view == "audit":
+        return None
+    with database.reading() as session:
+        first, last = session.run(f"span_{view}").fetchone()
+    return None if first is None else (first, last)
+
+
+def _check_view(view: str) -> None:
+    if view not in VIEWS:
+        raise ConfigurationError(f"there is no view {view!r}; there are {', '.join(VIEWS)}")
