@@ -27,7 +27,7 @@ from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Retries
-from reliablepub.relay import settling
+from reliablepub.relay import callbacks
 from reliablepub.relay.handover import Chunk, Inbox, Room
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
@@ -277,13 +277,13 @@ def a_second_channel_is_tried_again_and_again(patch: pytest.MonkeyPatch) -> None
 
 @mutant
 def patience_is_spent_twice_as_fast(patch: pytest.MonkeyPatch) -> None:
-    real: Any = settling._spent
+    real: Any = callbacks._spent
 
     def spent(*args: Any) -> Any:
         refusals, age_s = real(*args)
         return refusals, 2 * age_s
 
-    patch.setattr(settling, "_spent", spent)
+    patch.setattr(callbacks, "_spent", spent)
 
 
 @mutant
