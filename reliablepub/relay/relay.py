@@ -67,7 +67,7 @@ from reliablepub.transport.base import CannotEncode, Transport
 LAZY_COMMIT_S: Final = 0.02
 """How long confirms and expired messages may wait for a commit that something else needs."""
 GATHERED_MAX: Final = 50
-"""Expired messages that are committed at once, however soon after the last."""
+"""With this many expired messages, the relay commits at once, however soon after the last."""
 LOOK_S: Final = 1.0
 """Interval at which an idle relay takes a turn, to look at its files, the disk and the clocks."""
 STRANDED_S: Final = 60.0

@@ -428,7 +428,8 @@ class PostgresDatabase:
             self._create(connection)
             return
         with reported(self.server), self.server.connect() as own:
-            # With the default of the server or the user, who waited might see none of the creation.
+            # Under REPEATABLE READ, which may be the default here, a process that has waited would
+            # not see the tables that the other one has created.
             own.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             with own.transaction():
                 self._create(own)

@@ -41,9 +41,9 @@ LOG_BYTES_KEPT: Final = 8 * 1024 * 1024
 """Size to which a longer log is truncated when it is reset."""
 LOG_BYTES_LONG: Final = 9 * 1024 * 1024
 """Size of the log at which others than a committing relay checkpoint: a process that enqueues while
-no relay runs, or a relay that has nothing to commit while others enqueue. Hardly more than is kept:
-a commit that makes the log longer takes up to twice as long as one that writes over what is there,
-because the file system has to record the new length as well."""
+no relay runs, or a relay that has nothing to commit while others enqueue. Slightly more than is
+kept: extending the log makes a commit up to twice as slow as overwriting it, because the file
+system has to record the new length as well."""
 _RESTART_S: Final = 0.25
 """The least seconds between two tries to restart the log: an open reader can prevent it for long.
 """
@@ -112,8 +112,8 @@ class LongLog:
                     yield
             else:
                 yield
-                # The commit of the block may have written nothing. It counts also if this one
-                # fails, and its caller waits for no other.
+                # The commit of the block may have written nothing. If this commit fails, that of
+                # the block still stands; nobody waits for the lock.
                 with suppress(OutboxError, sqlite3.Error), waiting_at_most(connection, 0):
                     if not _restart(connection, partial(_commit_a_page, connection, path)):
                         self._next_try_at = time.monotonic() + _RESTART_S

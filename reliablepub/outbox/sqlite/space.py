@@ -116,7 +116,7 @@ class Ballast:
     def release(self) -> bool:
         """Release all space by truncating the file; return False if there was none.
 
-        The holder of the relay lock calls this, and a relay that has found no space to start.
+        Called by the holder of the relay lock, and by a relay that has found no space to start.
         """
         return self._cut(0) > 0
 
@@ -131,8 +131,8 @@ class Ballast:
     def restore(self) -> bool:
         """Reserve the whole space; return whether it is reserved.
 
-        The holder of the relay lock calls this, and who creates the outbox. If the file cannot be
-        created, there is no ballast, and only `check` keeps space free.
+        Called by the holder of the relay lock, and by the process that creates the outbox. If the
+        file cannot be created, there is no ballast, and only `check` keeps space free.
         """
         # A sparse copy has the length and lacks the space. On ZFS all files of zeros do: once is
         # enough.

@@ -60,7 +60,7 @@ def forget_killed(outbox: Path) -> None:
     """Remove the status of a relay that was killed, before another one starts.
 
     In containers, both may have the process id 1. The reason why a relay has failed stays until
-    the next one shows its status. Call it with the relay lock.
+    the next one shows its status. The caller must hold the relay lock.
     """
     values = _read(outbox)
     if values is None or IS_LAST not in values:
