@@ -3,12 +3,11 @@
 Knows: how to find the versions of what a run of the tests uses. Must never know: what is tested.
 
 A run that passes writes its versions into ``support.json`` beside this module, under the name of
-its target; runs of one target on one day add up.
+its target.
 
     python -m tests.packaging.support      # writes docs/support.md anew
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -72,17 +71,10 @@ def found() -> dict[str, str]:
 
 def record(target: str, passed: int) -> None:
     """Write down that a run has passed."""
-    today, versions = datetime.now(UTC).date().isoformat(), found()
-    with RECORD.open("r+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # several runs of one target may end at once
-        runs: dict[str, dict[str, Any]] = json.load(file)
-        before = runs.get(target, {})
-        is_same = (before.get("date"), before.get("versions")) == (today, versions)
-        passed += before["passed"] if is_same else 0
-        runs[target] = {"date": today, "passed": passed, "versions": versions}
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps(dict(sorted(runs.items())), indent=1) + "\n")
+    today = datetime.now(UTC).date().isoformat()
+    runs: dict[str, dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    runs[target] = {"date": today, "passed": passed, "versions": found()}
+    RECORD.write_text(json.dumps(dict(sorted(runs.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def finished(session: pytest.Session, status: int) -> None:
