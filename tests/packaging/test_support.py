@@ -42,7 +42,9 @@ def test_each_python_that_is_named_was_tested() -> None:
     assert int(last.partition(".")[2]) == max(int(one.partition(".")[2]) for one in named)
 
 
-def test_the_last_run_of_a_target_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_run_of_a_target_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "support.json"
     path.write_text('{"python-3.9": {"date": "2020-01-01", "passed": 5, "versions": {}}}')
     monkeypatch.setattr(support, "RECORD", path)
