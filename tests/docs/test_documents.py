@@ -183,8 +183,9 @@ def test_every_path_module_and_extra_shown_exists(document: Path) -> None:
 
 
 def assert_target(name: str) -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert re.search(rf"^{re.escape(name)}:", makefile, re.MULTILINE), f"make {name}"
+    """The Makefile has it, or a pattern that makes it, such as ``spark-4.0``."""
+    tried = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, check=False)
+    assert tried.returncode == 0, f"make {name}"
 
 
 def assert_command(words: list[str]) -> None:
