@@ -186,9 +186,16 @@ def test_ext4_goes_read_only_under_us(
     memory: Path, broker: FakeBroker, left_open: list[sqlite3.Connection]
 ) -> None:
     """Its image fails, so it gives up its journal; what was promised is on the image."""
+
+    def close_left_open() -> None:
+        for connection in left_open:
+            connection.close()
+
     told = Told(broker)
     with written_down(memory, "ext4", "errors=remount-ro") as (below, data):
         with ExitStack() as opened:
+            # Last: they keep the disk mounted, also if the test fails.
+            opened.callback(close_left_open)
             outbox = opened.enter_context(Outbox(data / "outbox.db"))
             publisher = Publisher("amqp://127.0.0.1:1", outbox=data / "outbox.db")
             opened.callback(publisher.close, timeout_s=0)
@@ -202,12 +209,14 @@ def test_ext4_goes_read_only_under_us(
                 time.sleep(0.05)
             else:
                 pytest.fail("it did not")
-            told.tell(publisher.publish, "read-only")
             told.tell(outbox.enqueue, "read-only, too")
-            assert "the disk of the outbox fails" in publisher.status.trouble
+
+            def says_so() -> bool:  # for `RETRY_S` after each refusal
+                told.tell(publisher.publish, "read-only")
+                return "the disk of the outbox fails" in publisher.status.trouble
+
+            until(says_so)
             below.orders.heal()
-        for connection in left_open:
-            connection.close()
         shutil.copy(below.orders.folder / IMAGE, memory / "left")
     assert told.promised == {"first"}
     with mounted(memory / "left", memory / "again") as point:
