@@ -9,7 +9,9 @@ from pathlib import Path
 from tests.docs.documents import DOCUMENTS, README, ROOT
 
 PAGE = ROOT / "docs" / "comparison.md"
-BENCHES = {ROOT / "docs" / name for name in ("client-conformance.md", "performance.md")}
+BENCHES = {
+    ROOT / "docs" / name for name in ("client-conformance.md", "performance.md", "support.md")
+}
 """Pages that are made by programs, or that give the conditions of a measurement."""
 
 

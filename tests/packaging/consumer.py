@@ -179,6 +179,7 @@ def look_and_step_in(path: Path, rescued: Path) -> None:
         assert_type(outbox.held_keys(), list[HeldKey])
         assert (outbox.resume_key("none"), outbox.skip_key("none")) == (0, 0)
         assert [row["message_id"] for row in outbox.rows("open")] == [first.message_id]
+        assert outbox.span("open") is not None
         audit = outbox.audit()
         assert_type(audit, Audit)
         assert audit.is_right
