@@ -187,7 +187,8 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     fake.stop()
     assert line_of(relay).startswith("not connected to the broker")
     code, answer = get(f"{url}/ready")
-    assert (code, answer["link"]) == (200, "disconnected")  # messages can be stored
+    assert code == 200  # messages can be stored
+    assert answer["link"] in {"disconnected", "connecting"}  # it tries again meanwhile
     assert get(f"{url}/live")[0] == 200
     assert get(f"{url}/else")[0] == 404
     assert cli.stop(relay).code == 0
