@@ -188,9 +188,6 @@ class Session(Protocol):
             NotAnOutbox: another program has emptied the tables of the outbox.
         """
 
-    def standbys(self) -> list[Standby]:
-        """Return the relays that stand by, the oldest first; none of a file."""
-
     def shard(self, id_: int) -> int:
         """Return the shard of a message; 0 if the message has left the outbox."""
 
@@ -266,6 +263,9 @@ class Database(Protocol):
             OutboxInUse: another process relays the outbox.
             OutboxError: the outbox cannot be opened.
         """
+
+    def standbys(self) -> list[Standby]:
+        """Return the relays that stand by, the oldest first; none of a file."""
 
     def stand_by(self) -> None:
         """Be listed among the standbys until `close`, if the database is one that hosts share.

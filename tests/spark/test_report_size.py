@@ -15,20 +15,13 @@ import pytest
 
 from spark_sink import report as reports
 from spark_sink.report import Counts, Written
+from tests.spark.test_report import OUTCOME
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1_800)]
 
 TASKS = 100_000
 BATCHES = 10_000
 QUERY, RUN = str(uuid4()), str(uuid4())
-OUTCOME = {
-    "_outcome": "unroutable",
-    "_reply_code": 312,
-    "_reply_text": "NO_ROUTE",
-    "_message_id": "x",
-    "_partition": 0,
-    "_row": 0,
-}
 
 
 @pytest.fixture

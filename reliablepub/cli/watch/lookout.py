@@ -16,12 +16,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from reliablepub.outbox.admin.inspection import (
-    read_failures,
-    read_relays,
-    read_standbys,
-    read_status,
-)
+from reliablepub.outbox.admin.inspection import read_failures, read_relays, read_status
 from reliablepub.outbox.database import Database, Relaying
 from reliablepub.relay.status import PAUSED_SHOWN, silent_s
 
@@ -81,7 +76,7 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         ],
         "standbys": [
             {"host": one.host, "age_s": None if one.age_s is None else round(one.age_s, 1)}
-            for one in read_standbys(database)
+            for one in database.standbys()
         ],
         "link": relay.get("link"),
         "link_reason": relay.get("reason"),

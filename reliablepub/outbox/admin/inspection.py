@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxSealed
 from reliablepub.outbox.admin.selection import with_doubt
-from reliablepub.outbox.database import Database, Relaying, Standby, lost_ledger
+from reliablepub.outbox.database import Database, Relaying, lost_ledger
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.rows import MISTYPED, MessageRow, Unreadable, content_of, entry_of
@@ -175,12 +175,6 @@ def read_relays(database: Database) -> list[Relaying]:
     """Return the process that relays each shard of an outbox now, and its status."""
     with database.reading() as session:
         return session.relays()
-
-
-def read_standbys(database: Database) -> list[Standby]:
-    """Return the relays that stand by, of an outbox that hosts share."""
-    with database.reading() as session:
-        return session.standbys()
 
 
 def read_due(database: Database) -> tuple[int, int, int]:

@@ -240,13 +240,6 @@ class PostgresSession:
             for shard, pid, text, host, silent_pid, silent_s in found
         ]
 
-    def standbys(self) -> list[Standby]:
-        """Return the relays whose connections say that they stand by, if this user sees them."""
-        if not self.run("may_see_activity").fetchone():
-            return []
-        rows = self.rows("standbys", {"name": _standby_name(self._schema)})
-        return [Standby(**row) for row in rows]
-
     def shard(self, id_: int) -> int:
         """Return the shard of a message; 0 of one that has left the outbox."""
         found = self.run("shard", {"id": id_}).fetchone()
@@ -447,6 +440,14 @@ class PostgresDatabase:
     def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> PostgresStore:
         """Take over a shard of the outbox."""
         return PostgresStore(self.server, keep_confirmed_s=keep_confirmed_s, keys=keys)
+
+    def standbys(self) -> list[Standby]:
+        """Return the relays whose connections say that they stand by, if this user sees them."""
+        with self.reading() as session:
+            if not session.run("may_see_activity").fetchone():
+                return []
+            rows = session.rows("standbys", {"name": _standby_name(self.server.schema)})
+            return [Standby(**row) for row in rows]
 
     def stand_by(self) -> None:
         """Keep an idle connection, by whose name others see the standby."""

@@ -55,7 +55,6 @@ def look_around(database: Database) -> ServerSurroundings:
         newest = next(iter(session.rows("newest_stored_at")), {"stored_at": 0.0})
         exchanges = sorted(row["exchange"] for row in session.rows("exchanges_named"))
         queues = sorted(row["routing_key"] for row in session.rows("queues_named"))
-        standbys = session.standbys()
         changed = _changed(session)
         behind = {row["name"]: row["most"] for row in session.rows("sequences_behind")}
     return ServerSurroundings(
@@ -69,7 +68,7 @@ def look_around(database: Database) -> ServerSurroundings:
         behind=behind,
         lost=database.lost_commits(),
         passed_over=database.passed_over(),
-        standbys=standbys,
+        standbys=database.standbys(),
     )
 
 

@@ -96,10 +96,6 @@ class SqliteSession:
         """Return who holds the relay lock, and the contents of the status file."""
         return [relaying(self._path)]
 
-    def standbys(self) -> list[Standby]:
-        """Return none: all processes of a file run on this host."""
-        return []
-
     def shard(self, _id: int) -> int:
         """Return 0: a file is one shard."""
         return 0
@@ -209,8 +205,12 @@ class SqliteDatabase:
         """Take the relay lock, and open the file."""
         return SqliteStore(self.file, keep_confirmed_s=keep_confirmed_s, keys=keys)
 
+    def standbys(self) -> list[Standby]:
+        """Return none: all processes of a file run on this host."""
+        return []
+
     def stand_by(self) -> None:
-        """Do nothing: `SqliteSession.standbys` lists none."""
+        """Do nothing: `standbys` lists none."""
 
     def enqueue(
         self,
