@@ -44,7 +44,7 @@ class FakeBroker:
 
     Args:
         host: Address to listen on; must be loopback unless `allow_remote` is set.
-        port: Port to listen on; 0 picks a free one, which a restart keeps.
+        port: Port to listen on; 0 picks one that a restart can take again.
         allow_remote: Permit a host that other machines can reach. A fake broker is not secure.
         options: Settings of the node, as in rabbitmq.conf.
         tls: Server-side context with a certificate; the broker then accepts AMQPS only.

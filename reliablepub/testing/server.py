@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import selectors
 import socket
 import threading
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("reliablepub.testing")
 
+_FREE_PORTS: Final = range(20_000, 32_000)
 _WAIT_MAX_S = 3600.0
 _SERVERS: Final[weakref.WeakSet[Server]] = weakref.WeakSet()
 
@@ -273,6 +275,16 @@ class Server:
             self._wake_out.recv(4096)
 
     def _bind(self, port: int) -> socket.socket:
+        if port:
+            return self._bound(port)
+        # Below the ephemeral range: from there, the kernel gives the port of a stopped broker to
+        # any client that connects, even to one that tries to reconnect to it.
+        for chosen in random.SystemRandom().sample(_FREE_PORTS, k=20):
+            with contextlib.suppress(OSError):
+                return self._bound(chosen)
+        return self._bound(0)
+
+    def _bound(self, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:

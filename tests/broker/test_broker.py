@@ -253,6 +253,11 @@ def test_it_starts_once_and_leaves_nothing_behind() -> None:
         pass
 
 
+def test_the_port_of_a_stopped_broker_is_given_to_no_client(fake_broker: FakeBroker) -> None:
+    """Clients get theirs from the ephemeral range, by default from 32 768 (Linux) or 49 152."""
+    assert fake_broker.port < 32_768
+
+
 def test_stop_tells_the_clients_and_a_restart_keeps_the_port(fake_broker: FakeBroker) -> None:
     fake_broker.declare_queue("q")
     fake_broker.declare_exchange("brief", "direct", durable=False)

@@ -12,12 +12,13 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.rabbitmq import free_ports
 
 NOT_RUN = ("git", "make", "pip", "pytest", "python3", ".venv/bin/", "fuser", "systemctl")
 """How commands begin that are not run: they take the network, root, or hours."""
@@ -71,7 +72,7 @@ def run_command(command: Command, replaced: dict[str, str], environment: dict[st
     if found := re.fullmatch(r"export (\w+)=(\S+)", line):
         environment[found[1]] = found[2]
         return
-    port = _free_port()
+    (port,) = free_ports(1)
     if line.startswith("reliablepub broker"):  # others may have taken the usual one
         line = line.replace("reliablepub broker", f"reliablepub broker --port {port}")
         expected = expected.replace(str(BROKER_PORT), str(port))
@@ -116,9 +117,3 @@ def is_as_shown(expected: str, printed: str) -> bool:
     """Whether a command has printed what a document shows; ``...`` stands for anything."""
     parts = (re.escape(part) for part in expected.rstrip().split("..."))
     return re.fullmatch(".*?".join(parts), printed.rstrip(), re.DOTALL) is not None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
