@@ -329,6 +329,8 @@ def _place(cursor: sqlite3.Cursor, path: Path) -> Place:
     if not cursor.connection.in_transaction:
         # A connection learns only when it reads that another process has switched to a log.
         cursor.execute("SELECT 1 FROM main.sqlite_schema").fetchone()
+    # A database without a log is accepted: migrations (Alembic, Django, SQLAlchemy's `create_all`)
+    # add the outbox in their own transaction, which cannot switch the journal mode.
     # The connection is asked, not the file: another process may switch to a log just now.
     (journal,) = cursor.execute("PRAGMA main.journal_mode").fetchone()
     (locking,) = cursor.execute("PRAGMA main.locking_mode").fetchone()

@@ -10,6 +10,10 @@ space. Before a new message is stored, `Ballast.check` requires room for it in a
 ballast and to the pages that the log must still copy to the database. So released space, or space
 that an operator frees, is left to the relay until the ballast is complete again.
 
+The log itself, grown once to its size, would be a reserve too. But the last close deletes it, so a
+relay that starts on a full disk would have none, and btrfs and ZFS do not overwrite in place. One
+file serves all.
+
 While the disk is full:
 
 - New messages are refused (`Ballast.check`).
