@@ -125,6 +125,18 @@ class GuardedPolicy:
             return wait_s(self.breaker.pause, opening)
         return wait_s(Breaker().pause, opening)  # the strategy has raised
 
+    def lasts_s(self) -> dict[str, float]:
+        """Seconds for which a refused message is retried, by outcome, where it is a time."""
+        found: dict[str, float] = {}
+        for outcome, retries in (
+            ("nacked", self._policy.nacked),
+            ("returned", self._policy.returned),
+        ):
+            with self._guard.calling(_STRATEGY):
+                if (lasts_s := retries.lasts_s) is not None:
+                    found[outcome] = lasts_s
+        return found
+
     def gives_up_at(self, outcome: Outcome, since: float) -> float | None:
         """When a message that was first refused at a time is given up; None if no time decides."""
         with self._guard.calling(_STRATEGY):
