@@ -937,7 +937,8 @@ def _on_disk(snapshot: str, xmax: int) -> str:
     """Return a snapshot up to the last transaction whose row it shows.
 
     The transactions after it have no row, and may have ended without a flush of the server's log.
-    A server that crashes then gives their numbers to new transactions, whose rows are new.
+    If a backend crashes, the server recovers under the same start time, so this run goes on, and
+    gives their numbers to new transactions, whose rows are new.
     """
     xmin, _, running = snapshot.split(":")
     xip = [xid for xid in running.split(",") if xid and int(xid) < xmax]
