@@ -266,7 +266,6 @@ class Notices:
         self._guard = guard
         self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
-        self._looked_at = self._link
         self._outage = Outage()
         self.hears_sent = "sent" in self._events
         self.hears_confirms = "confirmed" in self._events  # the most frequent event to build
@@ -343,9 +342,7 @@ class Notices:
 
     def deliver(self, status: Status) -> None:
         """Deliver the events of the turn, among them changes of the connection."""
-        if (status.link, status.reason) != self._looked_at:  # rarely
-            self._looked_at = status.link, status.reason
-            self._look_at_link(status)
+        self._look_at_link(status)
         for name, events in self._events.items():
             if not events:
                 continue

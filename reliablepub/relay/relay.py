@@ -172,9 +172,6 @@ class Relay:
             self._withdrawals.has_parked = False
             self._is_changed = True  # by this process, which the store does not tell
             self.look()
-        if self._withdrawals.has_changed:
-            self._withdrawals.has_changed = False
-            self._pauses.recount()
         self.status = self._new_status()
         self._notices.deliver(self.status)
         return self._wait_s()
@@ -295,8 +292,8 @@ class Relay:
     def _look_elsewhere(self, now: float, wall: float) -> bool:
         """Find what others have enqueued, retried or discarded; False if it is unreadable."""
         if now < self._look_at:
-            # With a bell, up to 200 looks per second while the relay commits: a full one takes 50 µs,
-            # asking first 0.4. Without one, or to free a full disk, there are 20, all full.
+            # With a bell, there are up to 200 looks per second beside commits: a full one takes
+            # 50 µs, to ask first 0.4. Without one, or to free a full disk, there are 20, all full.
             is_cheap = self._has_bell and not self._no_room
             if not (self._has_news(now) if is_cheap else self._elsewhere.is_due(now)):
                 return True
@@ -419,10 +416,6 @@ class Relay:
             return
         self._committed(taken_in, wall)
         self._elsewhere.committed(now)
-        self._send_first(batches, wall, now)
-
-    def _send_first(self, batches: Sequence[Batch[Entry]], wall: float, now: float) -> None:
-        """Send batches, and expect confirms if nothing else is in flight."""
         self._send(batches, wall)
         if batches and self._session.in_flight == sum([len(batch.keys) for batch in batches]):
             self._intake.confirms_flow(now)
@@ -453,7 +446,10 @@ class Relay:
         """Whether to commit in this turn what was collected."""
         if changes.new or changes.sent or changes.discarded or changes.rescheduled:
             return True
-        if changes.released or changes.rebase or self._settling.frees_a_key:
+        if changes.released or changes.rebase:
+            return True
+        # After the commit, the next message of the key can be sent.
+        if any(entry.message.ordering_key is not None for entry in changes.confirmed):
             return True
         if changes.parked and not self._gathers(changes, now):
             return True
@@ -513,7 +509,7 @@ class Relay:
         self._session.withdraw({entry})  # it has no tag, so no confirm will come
         outcome = Outcome(OutcomeKind.REFUSED, 0, problem)
         now = self._clock.monotonic()
-        self._settling.unwritable(Settlement(entry, epoch, 0, outcome, None), now, wall)
+        self._settling.decide(Settlement(entry, epoch, 0, outcome, None), now, wall)
         self._commit_by = now  # so that the next turn sends the messages after it
 
     # ------------------------------------------------------------------ status, next turn
@@ -557,7 +553,6 @@ class Relay:
         is_held_up = self._setback.is_held
         takes_in = not is_held_up and not self._is_draining
         self._idle_until = -inf
-        # Before any return: `Wire.keep` goes by what `poll_timeout` returned last.
         deadlines = [self._wire.poll_timeout(), self._intake.next_look(now), self._setback.next_at]
         if self._session.has_output:
             return 0.0
