@@ -314,7 +314,6 @@ class Shortage:
         spare = self._ballast.spare_bytes(connection)
         if spare < LOW_BYTES:
             self.is_on = True
-            connection.execute("PRAGMA secure_delete = FAST")
             with suppress(OutboxError):  # retried at the next look
                 self._give(connection)
             spare = self._ballast.spare_bytes(connection)

@@ -351,7 +351,6 @@ class SqliteStore:
         self._unopened = Unopened()
         self._unparked: dict[int, str] = {}
         self._last_id = 0
-        self._waited_before_s = 0.0
         self._next_rewrite_at = self._next_reread_at = 0.0
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
@@ -383,7 +382,6 @@ class SqliteStore:
                     self._bell.close()
                 self._version = _version(connection)
                 self._shortage.look(connection)
-                self._waited = connection
         except BaseException:
             self._bell.close()
             self._writer.close()
@@ -408,11 +406,7 @@ class SqliteStore:
     @property
     def lock_wait_s(self) -> float:
         """Seconds spent waiting for SQLite's lock. It stays when the store closes."""
-        connection = self._writer.connection
-        if connection is not None and connection is not self._waited:  # it was opened again
-            self._waited_before_s += self._waited.lock_wait_s
-            self._waited = connection
-        return self._waited_before_s + self._waited.lock_wait_s
+        return self.patience.lock_wait_s
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
@@ -574,11 +568,9 @@ class SqliteStore:
                 connection = self._writer.renewed()
                 connection.place.note_index()  # first, so that a write after it is noticed
                 before, self._version = self._version, _version(connection)
-                has_changed = before != self._version
         except OutboxMoved as error:
             self._rescue(error)
-        self._bell.looked(has_changed=has_changed)
-        return has_changed
+        return before != self._version
 
     def may_have_changed(self) -> bool:
         """Whether a process may have written since `changed_elsewhere` was last asked."""
