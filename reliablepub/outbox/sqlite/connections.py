@@ -466,6 +466,15 @@ class Writer:
         self.rest()
         return self.opened()
 
+    # How a use of the file ends:
+    #
+    #           | the connection is                        | the next use opens
+    # rest()    | closed, unless that could lose messages  | the same file, or raises
+    # leave()   | left open, unless it was overwritten     | the file at the path then
+    # close()   | closed, or left open as above            | the file at the path then
+    #
+    # Left open means `abandon`: out of reach, with SQLite's locks, until the process ends.
+
     def rest(self) -> None:
         """Close the connection, as before a fork. The next use opens the same file, or raises."""
         connection = self.connection

@@ -47,7 +47,7 @@ from typing import Final, TypeVar
 from reliablepub.errors import OutboxDiskFull, OutboxError
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.checkpoints import (
-    behind_next_commit,
+    checkpointing,
     move_what_is_owed,
     owed_bytes,
     write_a_page,
@@ -345,7 +345,7 @@ class Shortage:
 
     def _shrink(self, connection: sqlite3.Connection, *, release: bool) -> None:
         self.settle(connection, release=release)
-        with behind_next_commit(connection), transaction(connection, self._path):
+        with checkpointing(connection), transaction(connection, self._path):
             prune_confirmed(connection, math.inf, PRUNED)
             _cut_off(connection)
             write_a_page(connection)

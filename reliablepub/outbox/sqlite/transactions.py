@@ -66,7 +66,7 @@ def must_have_changed(cursor: sqlite3.Cursor, count: int = 1) -> None:
         )
 
 
-class Turn:
+class CallLock:
     """Lets one call at a time use a connection, in each process.
 
     Two calls would share one transaction, and a rollback of one would undo the message of the
@@ -84,7 +84,7 @@ class Turn:
         # Two threads in their first calls get the same one: `setdefault` is atomic.
         return self._locks.get(pid) or self._locks.setdefault(pid, threading.RLock())
 
-    def take(self, path: Path, call: Callable[[], T]) -> T:
+    def run(self, path: Path, call: Callable[[], T]) -> T:
         """Run a call as soon as no other thread runs one."""
         with self.lock:
             if self._taken_by == (pid := os.getpid()):
