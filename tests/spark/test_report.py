@@ -151,7 +151,7 @@ def test_rows_that_cannot_be_kept_name_the_folder_and_leave_no_file(
     kept.add(piece(1), 0, OUTCOME)
     with monkeypatch.context() as patch:
         patch.setattr(pq.ParquetWriter, method, refuse)
-        with pytest.raises(RowsNotKept, match=r"rows of partition 7 .*No space left.*make room"):
+        with pytest.raises(RowsNotKept, match=r"rows of partition 7 .*No space left.*free space"):
             kept.close()
     kept.discard()
     assert list((Path(folder) / "failed").iterdir()) == []
