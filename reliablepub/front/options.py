@@ -59,8 +59,8 @@ class PublisherOptions(TypedDict, total=False):
     """Most messages per second that are sent; None, the default, for no limit but the window. For
     consumers or queues that a whole backlog at once would overrun."""
     rate_burst: int | None
-    """With ``rate_max``, most messages at once after a rest; None, the default, stands for the messages
-    of one second."""
+    """With ``rate_max``, most messages at once after a rest; None, the default, stands for the
+    messages of one second."""
     confirm_timeout_s: float
     """Seconds that the broker may take to confirm the oldest message in flight, once it has left
     this host; 30 by default. Then new messages get another channel. The old one is closed once only
