@@ -72,8 +72,7 @@ def _expiration(value: Any) -> int | None:  # noqa: ANN401
     try:
         return int(value)
     except (TypeError, ValueError):
-        problem = f"is {value!r:.40}, not a number of milliseconds"
-        raise InvalidMessage("expiration", problem) from None
+        raise InvalidMessage("expiration", f"is {value!r:.40}, not a number of ms") from None
 
 
 def _timestamp(value: Any) -> datetime | None:  # noqa: ANN401

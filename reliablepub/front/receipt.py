@@ -98,9 +98,8 @@ def ended_first(what: str, failure: BaseException | None) -> PublisherClosed:
     """
     if failure is None:
         return PublisherClosed(
-            f"the publisher ended before the outcome of {what} was known; messages that are not "
-            "confirmed stay in the outbox, if there is one, for the next publisher or relay"
-            " that opens it"
+            f"the publisher ended before the outcome of {what} was known; unconfirmed messages "
+            "stay in the outbox, if there is one, for the next publisher or relay that opens it"
         )
     error = PublisherFailed(f"the outcome of {what} is not known: {described(failure)}")
     error.__cause__ = failure
