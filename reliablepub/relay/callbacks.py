@@ -83,7 +83,7 @@ class Guard:
         self.errors += 1
         if name not in self._told:
             self._told.add(name)
-            said = f"{name} has raised; its further exceptions are counted, not logged"
+            said = f"{name} has raised an exception; further ones are counted, not logged"
             self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
 
 
@@ -205,7 +205,8 @@ class GuardedPolicy:
                 )
             )
             if said is GiveUp.ARRIVED and not may_be_duplicate:
-                raise ValueError(f"RetryPolicy.decide returned {said!r}: it may be no duplicate")
+                msg = f"RetryPolicy.decide returned {said!r}, but may_be_duplicate is false"
+                raise ValueError(msg)
             if isinstance(said, RetryIn | GiveUp):
                 return said
             if said is not None:
@@ -245,7 +246,7 @@ def calls_of(hooks: Iterable[object]) -> Calls:
         if awaited:
             raise ConfigurationError(
                 f"the hook {type(hook).__name__} has async def {' and '.join(awaited)}; hooks are "
-                "called on the relay's thread or the caller's, which await nothing"
+                "called on the relay's thread or the caller's, where nothing can be awaited"
             )
         for name in names:
             calls.setdefault(name.removeprefix("on_"), []).append(getattr(hook, name))

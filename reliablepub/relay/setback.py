@@ -84,7 +84,7 @@ def _cause_of(unsure: OutboxUnsure) -> OutboxError:
     cause = unsure.__cause__
     if isinstance(cause, OutboxError) and type(cause) in _TROUBLE:
         return cause
-    words = "the commit before was cut off, so this message was not stored; try it again"
+    words = "the previous commit was cut off, so this message was not stored; try again"
     error = OutboxDiskFailed(f"{words} ({unsure})")
     error.__cause__ = unsure
     return error

@@ -123,7 +123,7 @@ class Observer:
 
 
 _ELSEWHERE: Final = (
-    "Without one, store messages with `Outbox`, and run `reliablepub relay` as a process of its own"
+    "Without one, store messages with `Outbox`, and run `reliablepub relay` as a separate process"
 )
 
 
@@ -384,12 +384,12 @@ class RelayThread:
         waiters = Waiters() if self._relay is None else self._relay.end()
         if ended.has_lost and waiters.are_wanted:
             lost = PublisherFailed(
-                f"{ended}; receipts cannot tell which messages are lost: compare what the outbox "
-                "holds with what this application has stored"
+                f"{ended}; receipts cannot tell which messages are lost: compare the messages in "
+                "the outbox with those that this application has stored"
             )
             self._fail(lost)
             raise lost
-        said = f"{ended}; the relay begins anew, and publishes what the outbox holds"
+        said = f"{ended}; the relay starts a new run, and publishes the messages in the outbox"
         self._log_writer.write(LOGGER, logging.WARNING, said, {"event": "began_anew"}, None)
         for flush in (self._last_flush, *self._flushes):
             flush.look_again()

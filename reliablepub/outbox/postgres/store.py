@@ -362,7 +362,7 @@ class PostgresStore:
         before = self._turn
         self._follow(turn, run, token, intervention)
         if server.decode() != self._server_known:
-            self._end_run("the server was started again, or is another one")
+            self._end_run("the server was restarted, or is another server")
         is_behind = last_drawn < seen.last_id
         if self._turn != before:
             last_id = max(last_id or 0, last_drawn)  # an operator may have imported messages
@@ -403,8 +403,8 @@ class PostgresStore:
         """End this run, and raise `OutboxUnreachable`; the next look begins another."""
         self._over_because = because
         raise OutboxUnreachable(
-            f"outbox {self._server}: {because}; the relay begins anew, and nothing was changed: "
-            "try again"
+            f"outbox {self._server}: {because}; the relay starts a new run, and nothing was "
+            "changed: try again"
         )
 
     def _go_on(self) -> None:

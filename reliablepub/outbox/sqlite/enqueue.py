@@ -47,7 +47,7 @@ from reliablepub.outbox.sqlite.transactions import (
 )
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
-_ENDED: Final = "SQLite has rolled back your whole transaction: begin it again"
+_ENDED: Final = "SQLite has rolled back your whole transaction: start it again"
 _SYNCHRONOUS_FULL: Final = 2
 _UNSAFE_JOURNALS: Final = ("off", "memory")
 T = TypeVar("T")
