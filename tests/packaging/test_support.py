@@ -42,6 +42,12 @@ def test_each_python_that_is_named_was_tested() -> None:
     assert int(last.partition(".")[2]) == max(int(one.partition(".")[2]) for one in named)
 
 
+def test_the_oldest_of_every_extra_is_tested_spark_aside() -> None:
+    recipe = (support.ROOT / "Makefile").read_text().partition("--resolution=lowest-direct")[2]
+    named = set(re.findall(r"--extra=(\w+)", recipe.partition("--output-file")[0]))
+    assert named == set(PROJECT["optional-dependencies"]) - {"spark"}
+
+
 def test_the_last_run_of_a_target_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
