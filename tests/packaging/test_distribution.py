@@ -24,6 +24,7 @@ FILES = {
         "CONTRIBUTING.md",
         "Containerfile",
         "SECURITY.md",
+        "action.yml",
         "mkdocs.yml",
         "pyproject.toml",
         "PKG-INFO",
