@@ -1,7 +1,10 @@
 """docs/support.md: what ran, and why each upper bound."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -61,3 +64,23 @@ def test_the_last_run_of_a_target_is_recorded(
     assert [run["passed"] for run in runs.values()] == [2, 4]
     assert runs["python-3.9"]["versions"]["pika"]
     assert "| `make rabbitmq-versions` on sid | " in "".join(support.rows())
+
+
+def test_several_runs_are_recorded_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a process of its own, as `make test RECORD=1` runs them."""
+    monkeypatch.setattr(support, "RECORD", tmp_path / "support.json")
+    support.RECORD.write_text("{}")
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != support.VARIABLE}
+    for choice in ("upper_bound", "python_that", "no_test_has_this_name"):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", choice]
+        subprocess.run(
+            [*command, __file__],
+            cwd=support.ROOT,
+            env=environment | {support.PARTS: str(parts)},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+    support.record_parts("test", parts)
+    assert json.loads(support.RECORD.read_text())["test"]["passed"] == 2
