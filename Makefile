@@ -39,7 +39,7 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons python-trixie python-sid lowest spark-versions client-table java clean
 
 # Six at once on two cores, which then have work all the time. The long ones start first, and with them what mostly waits:
 # the alerts of tests/observe; the short ones that never wait fill both cores at the end.
@@ -237,10 +237,12 @@ pythons: $(PYTHONS:%=python-%) python-sid
 python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse java
 	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark
 
-# The newest Python with the newest RabbitMQ, both Debian's, in a chroot with this directory in it.
-python-sid:
-	.ci/debootstrap sid $(RABBITMQ_CACHE)/sid $(RABBITMQ_PACKAGES)
-	.ci/enter $(RABBITMQ_CACHE)/sid make python-3.14 PYTHON_CACHE=$(PYTHON_CACHE)
+# Python and RabbitMQ of another Debian, in a chroot with this directory in it: 3.13 with 4.0, and the newest of both.
+python-trixie: python = python-3.13
+python-sid: python = python-3.14
+python-trixie python-sid: python-%:
+	.ci/debootstrap $* $(RABBITMQ_CACHE)/$* $(RABBITMQ_PACKAGES)
+	.ci/enter $(RABBITMQ_CACHE)/$* make $(python) PYTHON_CACHE=$(PYTHON_CACHE)
 
 $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	python3.$* -m venv $(@D)
