@@ -39,13 +39,15 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons python-trixie python-sid lowest spark-versions client-table java clean
 
 # Six at once on two cores, which then have work all the time. The long ones start first, and with them what mostly waits:
 # the alerts of tests/observe; the short ones that never wait fill both cores at the end.
 test:
 	$(MAKE) -j2 .venv/.browser servers
-	$(MAKE) -j6 test-brokers test-outbox test-observe test-cli test-site test-others test-trouble test-spark test-conformance test-links test-docs lint typecheck test-core test-simulation
+	$(if $(RECORD),rm -rf build/passed && mkdir -p build/passed)
+	$(if $(RECORD),RELIABLEPUB_RECORD_PARTS=$(CURDIR)/build/passed) $(MAKE) -j6 test-brokers test-outbox test-observe test-cli test-site test-others test-trouble test-spark test-conformance test-links test-docs lint typecheck test-core test-simulation
+	$(if $(RECORD),$(BIN)/python -m tests.packaging.support test build/passed)
 
 # Lint, types and the quick tests, which need no server, no Java and no root: for each small step while you work.
 check: .venv/.installed
@@ -235,10 +237,12 @@ pythons: $(PYTHONS:%=python-%) python-sid
 python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse java
 	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark
 
-# The newest Python with the newest RabbitMQ, both Debian's, in a chroot with this directory in it.
-python-sid:
-	.ci/debootstrap sid $(RABBITMQ_CACHE)/sid $(RABBITMQ_PACKAGES)
-	.ci/enter $(RABBITMQ_CACHE)/sid make python-3.14 PYTHON_CACHE=$(PYTHON_CACHE)
+# Python and RabbitMQ of another Debian, in a chroot with this directory in it: 3.13 with 4.0, and the newest of both.
+python-trixie: python = python-3.13
+python-sid: python = python-3.14
+python-trixie python-sid: python-%:
+	.ci/debootstrap $* $(RABBITMQ_CACHE)/$* $(RABBITMQ_PACKAGES)
+	.ci/enter $(RABBITMQ_CACHE)/$* make $(python) PYTHON_CACHE=$(PYTHON_CACHE)
 
 $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	python3.$* -m venv $(@D)
@@ -248,12 +252,12 @@ $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 # Every dependency as old as pyproject.toml allows; the tests' own dependencies are new.
 lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres prometheus fuse
 	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation \
-		--ignore=tests/test_house_rules.py
+		--ignore=tests/packaging/test_types.py --ignore=tests/test_house_rules.py
 
 $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.installed
 	$(PYTHON) -m venv $(@D)
-	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=celery --extra=django --extra=dramatiq \
-		--extra=encryption --extra=fastapi --extra=observe --extra=postgres --extra=sqlalchemy --extra=taskiq \
+	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=celery --extra=dashboard --extra=django \
+		--extra=dramatiq --extra=encryption --extra=fastapi --extra=observe --extra=postgres --extra=sqlalchemy --extra=taskiq \
 		pyproject.toml --output-file=$(@D)/lowest.txt
 	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt aiosqlite alembic asyncpg authlib fastapi \
 		'faststream[rabbit]' hatchling httpx hypothesis mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout \

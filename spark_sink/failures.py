@@ -59,7 +59,7 @@ class RowsNotConfirmed(ReliablePubError):
         others: number of further rows of the task known to have failed when this was raised.
     """
 
-    remedy: ClassVar = {
+    remedy: ClassVar[dict[str, str]] = {
         "unroutable": "bind a queue or correct the routing key, or set unroutable=collect",
         "nacked": "look at the queue's limits and the broker's log, or set refused=collect",
         "refused": "correct what the broker names, or set refused=collect",

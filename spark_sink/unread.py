@@ -26,12 +26,14 @@ class UnreadStream(DataSourceStreamReader):
     def __init__(self, words: str) -> None:
         self._words = words
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
+    def initialOffset(self) -> NoReturn:  # noqa: N802 - Spark's name
+        """Refuse; Spark 4.1 and later call `latestOffset` first."""
         with in_one_line():
             raise ConfigurationError(self._words)
 
-    # Whichever the version of Spark calls first.
-    initialOffset = latestOffset = _refuse  # noqa: N815 - Spark's names
+    def latestOffset(self, *_: object, **__: object) -> NoReturn:  # noqa: N802 - Spark's name
+        """Refuse."""
+        self.initialOffset()
 
     def read(self, partition: InputPartition) -> NoReturn:
         """Never called: the stream does not begin."""

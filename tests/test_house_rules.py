@@ -31,6 +31,7 @@ TOP_LEVEL = {
         "CHANGELOG.md",
         "CODE_OF_CONDUCT.md",
         "SUPPORT.md",
+        "action.yml",
         "mkdocs.yml",
     ),
     *("docs", "examples", "pyproject.toml", "reliablepub", "spark_sink", "tests"),

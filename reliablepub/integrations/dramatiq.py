@@ -42,6 +42,8 @@ class OutboxBroker(RabbitmqBroker):
             dramatiq.set_broker(OutboxBroker(Outbox("app.db"), url="amqp://..."))
     """
 
+    queues_pending: set[str]
+
     def __init__(self, outbox: Enqueues, **options: Any) -> None:  # noqa: ANN401 - dramatiq's
         self._diversion: Final = _Diversion()
         self._outbox: Final = outbox
@@ -116,7 +118,7 @@ class OutboxBroker(RabbitmqBroker):
         diverted = self._diversion.channel
         return _CHANNEL.fget(self) if diverted is None else diverted
 
-    channel = property(_channel_now, None, _CHANNEL.fdel)
+    channel: Any = property(_channel_now, None, _CHANNEL.fdel)
 
 
 class _Diversion(threading.local):

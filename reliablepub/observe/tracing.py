@@ -163,7 +163,10 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR, f"{code} {text}" if code else text))
             span.end(ended_at)
 
-    on_returned = on_nacked = on_refused = on_uncertain = on_confirmed
+    on_returned = on_confirmed
+    on_nacked = on_confirmed
+    on_refused = on_confirmed
+    on_uncertain = on_confirmed
 
     def _links(self, event: AttemptEnded) -> list[Link]:
         if not event.headers:

@@ -320,8 +320,8 @@ class Outbox:
     def upgrade(self) -> list[str]:
         """Bring an outbox that an earlier version has created to this version.
 
-        Processes with the earlier version cannot use a file afterwards, and start no relay; they
-        can still enqueue in PostgreSQL.
+        Stop all processes that use a file first: one with the earlier version that has it open goes
+        on storing. In PostgreSQL, `enqueue` with a ``connection`` works with either version.
 
         Returns:
             what was done, in words; empty if the outbox is of this version.

@@ -122,10 +122,16 @@ def test_a_reply_after_the_cancel(client: RawClient, name: str, connect: Connect
     assert client.told_now() == []
 
 
-def test_a_dead_letter_is_a_reply(client: RawClient, name: str, connect: Connect) -> None:
+def test_a_dead_letter_is_a_reply(
+    site: Site, client: RawClient, name: str, connect: Connect
+) -> None:
     server = connect().opened()
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": name, "x-max-length": 0}
     server.publish(server.declare(unique("source"), arguments=arguments))
+    if site.version[:2] == (4, 0):  # the queue crashes in rabbit_dead_letter:detect_cycles
+        assert server.told() == ["basic.nack 1 multiple"]
+        assert client.told_now() == []
+        return
     assert client.told(3)[0] == f"basic.deliver me 2 False  {name}"
 
 

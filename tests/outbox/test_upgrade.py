@@ -11,41 +11,24 @@ from click.testing import CliRunner
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.errors import NotAnOutbox, OutboxInUse, OutboxLocked
-from reliablepub.outbox.postgres.sql import VERSION, creation, within
+from reliablepub.outbox.postgres.sql import VERSION, creation
 from reliablepub.outbox.queries import steps_of
 from reliablepub.outbox.sqlite.checkup import check_up
 from reliablepub.outbox.sqlite.connections import OLDEST
 from reliablepub.outbox.sqlite.connections import VERSION as FILE_VERSION
 from reliablepub.outbox.sqlite.lock import RelayLock
-from reliablepub.outbox.sqlite.sql import statements
 from reliablepub.testing import FakeBroker
+from tests.outbox.earlier_versions import OLDEST_IN_POSTGRES, create_file, create_in_postgres
 from tests.waiting import until
 
-EARLIER = Path(__file__).with_name("earlier")
-MESSAGE = """INSERT INTO {} (id, message_id, exchange, routing_key, stored_at, size, checksum, body)
-VALUES (7, 'm', '', 'q', 1e9, 200, -1, {})"""
-ACT = """INSERT INTO {} (id, message_id, exchange, routing_key, at, action, person, note)
-VALUES (7, 'm', '', 'q', 1e9, 'retry', 'jo', 'because')"""
-
-
-COUNT = "UPDATE reliablepub_ledger SET last_id = 7, stored = 1, open_bytes = 200"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "upgrading.md"
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A file of the oldest version, with a message in whom an operator intervened."""
+    """A file of the oldest version."""
     path = tmp_path / "outbox.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        for statement in statements((EARLIER / f"sqlite-{OLDEST}.sql").read_text()):
-            connection.execute(statement)
-        connection.execute("INSERT INTO reliablepub_schema VALUES (?, 0.0)", (OLDEST,))
-        connection.execute(MESSAGE.format("reliablepub_messages", "x'78'"))
-        for _ in range(3):
-            connection.execute(ACT.format("reliablepub_interventions"))
-        connection.execute(COUNT)
-        connection.commit()
-    path.chmod(0o600)
+    create_file(path)
     return path
 
 
@@ -66,7 +49,13 @@ def sent(where: object) -> list[str | None]:
 
 def test_there_is_a_step_for_each_version() -> None:
     assert sorted(steps_of("reliablepub.outbox.sqlite")) == [*range(OLDEST, FILE_VERSION)]
-    assert sorted(steps_of("reliablepub.outbox.postgres")) == [*range(3, VERSION)]
+    assert sorted(steps_of("reliablepub.outbox.postgres")) == [*range(OLDEST_IN_POSTGRES, VERSION)]
+
+
+def test_the_page_names_these_versions() -> None:
+    page = PAGE.read_text()
+    assert f"| a file | {FILE_VERSION} | {OLDEST} |" in page
+    assert f"| in PostgreSQL | {VERSION} | {OLDEST_IN_POSTGRES} |" in page
 
 
 # ------------------------------------------------------------------------ files
@@ -132,6 +121,23 @@ def test_a_file_of_this_version_is_left_alone_beside_a_relay(tmp_path: Path) -> 
         assert Outbox(tmp_path / "o.db").upgrade() == []
 
 
+def test_the_way_back_is_an_export(old: Path, tmp_path: Path) -> None:
+    """What an earlier reliablepub says of this one's outbox, this one says of a later one's."""
+    run(old, "upgrade")
+    written = tmp_path / "rest.ndjson"
+    run(old, "export", "--to", str(written))
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("INSERT INTO reliablepub_schema VALUES (?, 0.0)", (FILE_VERSION + 1,))
+    before = old.read_bytes()
+    for arguments in (("status",), ("upgrade",), ("export",), ("audit",)):
+        assert f"knows version {FILE_VERSION}; upgrade reliablepub" in run(old, *arguments, code=4)
+    with pytest.raises(NotAnOutbox, match="upgrade reliablepub"):
+        Outbox(old).enqueue(Message(b""))
+    assert old.read_bytes() == before
+    run(tmp_path / "back.db", "import", str(written))
+    assert sent(tmp_path / "back.db") == ["m"]
+
+
 # ------------------------------------------------------------------- PostgreSQL
 
 MADE = """
@@ -164,13 +170,8 @@ def made(url: str, schema: str) -> list[tuple[str, ...]]:
 
 @pytest.fixture
 def old_url(postgres_url: str) -> str:
-    """An outbox of version 3 in the schema `earlier`, with two shards and a message."""
-    text = within("earlier", (EARLIER / "postgres-3.sql").read_text())
-    text = text.format(version=3, shards=2, allows_loss=False)
-    text = text.replace("gen_random_uuid", "md5('') || gen_random_uuid")  # as of another commit
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(text.encode())
-        connection.execute(b"SELECT earlier.enqueue('', 'q', 'x', message_id => 'm')")
+    """An outbox of the oldest version in the schema `earlier`, with two shards."""
+    create_in_postgres(postgres_url, "earlier", shards=2)
     return f"{postgres_url}?schema=earlier"
 
 
@@ -194,6 +195,32 @@ def test_an_outbox_in_postgresql(old_url: str, postgres_url: str, *, is_by_hand:
     assert "1 message edited" in run(old_url, "edit", "m", "--set", "type=t")
     run(old_url, "audit")
     until(lambda: Outbox(old_url).status().open == 1)
+
+
+@pytest.mark.postgres
+def test_a_transaction_of_the_application_may_be_of_either_version(
+    old_url: str, postgres_url: str
+) -> None:
+    """The database's own function stores it; a connection of the outbox's own is refused."""
+    with psycopg.connect(postgres_url) as connection:
+        Outbox(old_url).enqueue(
+            Message(b"", routing_key="q", message_id="n"), connection=connection
+        )
+    with pytest.raises(NotAnOutbox, match="outbox upgrade"):
+        Outbox(old_url).enqueue(Message(b""))
+    run(old_url, "upgrade")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(b"UPDATE earlier.outbox SET version = %d" % (VERSION + 1))
+    with psycopg.connect(postgres_url) as connection:
+        Outbox(old_url).enqueue(
+            Message(b"", routing_key="q", message_id="o"), connection=connection
+        )
+    with pytest.raises(NotAnOutbox, match="upgrade reliablepub"):
+        Outbox(old_url).enqueue(Message(b""))
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(b"UPDATE earlier.outbox SET version = %d" % VERSION)
+        names = connection.execute(b"SELECT message_id FROM earlier.messages ORDER BY 1").fetchall()
+    assert names == [("m",), ("n",), ("o",)]
 
 
 @pytest.mark.postgres

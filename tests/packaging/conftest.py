@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from email.message import Message as Headers
 from pathlib import Path
 
+import pika
 import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
@@ -35,3 +36,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
     (sdist,) = SdistBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
     return Built(Path(wheel), Path(sdist))
+
+
+def arrives(url: str) -> None:
+    """Check that a plain client can publish to a broker, and get the message back."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("q")
+    channel.basic_publish("", "q", b"x", mandatory=True)
+    _, _, body = channel.basic_get("q", auto_ack=True)
+    assert body == b"x"
+    connection.close()

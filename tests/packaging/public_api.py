@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, is_typeddict
+from typing import Any, get_origin, is_typeddict
 
 RECORD = Path(__file__).with_name("public_api.txt")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
@@ -92,7 +92,8 @@ def _of(path: str, value: Any) -> Iterator[str]:
     if inspect.ismodule(value):
         yield path  # its representation names the directory that it was loaded from
     elif not inspect.isclass(value):
-        yield f"{path}{_signature(value)}" if callable(value) else f"{path} = {value!r}"
+        is_function = callable(value) and get_origin(value) is None  # no alias of a type
+        yield f"{path}{_signature(value)}" if is_function else f"{path} = {value!r}"
     elif is_typeddict(value):
         yield from (f"{path}[{key}]: {kind}" for key, kind in _annotations(value).items())
     elif issubclass(value, enum.Enum):

@@ -5,7 +5,8 @@ Knows: how to find the versions of what a run of the tests uses. Must never know
 A run that passes writes its versions into ``support.json`` beside this module, under the name of
 its target.
 
-    python -m tests.packaging.support      # writes docs/support.md anew
+    python -m tests.packaging.support                 # writes docs/support.md anew
+    python -m tests.packaging.support TARGET FOLDER   # and before, records several runs as one
 """
 
 import json
@@ -13,6 +14,7 @@ import os
 import platform
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +28,8 @@ RECORD: Final = Path(__file__).with_name("support.json")
 PAGE: Final = ROOT / "docs" / "support.md"
 VARIABLE: Final = "RELIABLEPUB_RECORD"
 """The target that a run is recorded as."""
+PARTS: Final = "RELIABLEPUB_RECORD_PARTS"
+"""The directory where each run of a target that has several leaves how many tests have passed."""
 BEGIN, END = "<!-- what ran -->\n", "<!-- end of what ran -->\n"
 LIBRARIES: Final = (
     *("pika", "aio-pika", "psycopg", "pyspark", "celery", "django", "sqlalchemy", "starlette"),
@@ -79,10 +83,19 @@ def record(target: str, passed: int) -> None:
 
 def finished(session: pytest.Session, status: int) -> None:
     """For `pytest_sessionfinish`: record the run if that is asked for, and all tests passed."""
-    target = os.environ.get(VARIABLE, "")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if target and status == pytest.ExitCode.OK and reporter is not None:
-        record(target, len(reporter.stats.get("passed", ())))
+    if status != pytest.ExitCode.OK or reporter is None:
+        return
+    passed = len(reporter.stats.get("passed", ()))
+    if target := os.environ.get(VARIABLE):
+        record(target, passed)
+    if parts := os.environ.get(PARTS):
+        (Path(parts) / str(os.getpid())).write_text(str(passed))
+
+
+def record_parts(target: str, parts: Path) -> None:
+    """Write down that all runs of a target have passed."""
+    record(target, sum(int(path.read_text()) for path in parts.iterdir()))
 
 
 def rows() -> Iterator[str]:
@@ -106,4 +119,6 @@ def page(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        record_parts(sys.argv[1], Path(sys.argv[2]))
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from click.testing import CliRunner
+from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 from reliablepub.cli import main
@@ -24,6 +25,7 @@ FILES = {
         "CONTRIBUTING.md",
         "Containerfile",
         "SECURITY.md",
+        "action.yml",
         "mkdocs.yml",
         "pyproject.toml",
         "PKG-INFO",
@@ -56,13 +58,15 @@ def test_the_source_distribution_has_all_that_make_test_needs(built: Built) -> N
     assert shipped - {".gitignore"} == wanted
 
 
-def test_the_wheel_of_the_source_distribution_is_the_wheel(built: Built, tmp_path: Path) -> None:
+def test_the_source_distribution_builds_both_again(built: Built, tmp_path: Path) -> None:
     subprocess.run(["tar", "-xf", built.sdist, "-C", tmp_path], check=True)
     (unpacked,) = tmp_path.iterdir()
     (wheel,) = WheelBuilder(str(unpacked)).build(directory=str(tmp_path), versions=["standard"])
     assert Built(Path(wheel), built.sdist).in_wheel == built.in_wheel
     # Another directory and other times: every build is equal to the release, bit by bit.
     assert Path(wheel).read_bytes() == built.wheel.read_bytes()
+    (sdist,) = SdistBuilder(str(unpacked)).build(directory=str(tmp_path), versions=["standard"])
+    assert Path(sdist).read_bytes() == built.sdist.read_bytes()
 
 
 def test_the_version_stands_in_one_place(built: Built) -> None:

@@ -1,7 +1,10 @@
 """docs/support.md: what ran, and why each upper bound."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -42,6 +45,12 @@ def test_each_python_that_is_named_was_tested() -> None:
     assert int(last.partition(".")[2]) == max(int(one.partition(".")[2]) for one in named)
 
 
+def test_the_oldest_of_every_extra_is_tested_spark_aside() -> None:
+    recipe = (support.ROOT / "Makefile").read_text().partition("--resolution=lowest-direct")[2]
+    named = set(re.findall(r"--extra=(\w+)", recipe.partition("--output-file")[0]))
+    assert named == set(PROJECT["optional-dependencies"]) - {"spark"}
+
+
 def test_the_last_run_of_a_target_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,3 +64,23 @@ def test_the_last_run_of_a_target_is_recorded(
     assert [run["passed"] for run in runs.values()] == [2, 4]
     assert runs["python-3.9"]["versions"]["pika"]
     assert "| `make rabbitmq-versions` on sid | " in "".join(support.rows())
+
+
+def test_several_runs_are_recorded_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a process of its own, as `make test RECORD=1` runs them."""
+    monkeypatch.setattr(support, "RECORD", tmp_path / "support.json")
+    support.RECORD.write_text("{}")
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != support.VARIABLE}
+    for choice in ("upper_bound", "python_that", "no_test_has_this_name"):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", choice]
+        subprocess.run(
+            [*command, __file__],
+            cwd=support.ROOT,
+            env=environment | {support.PARTS: str(parts)},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+    support.record_parts("test", parts)
+    assert json.loads(support.RECORD.read_text())["test"]["passed"] == 2

@@ -42,7 +42,6 @@ from reliablepub.errors import (
 )
 from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, VERSION, check_schema, queries
-from reliablepub.outbox.queries import UPGRADE
 
 T = TypeVar("T")
 _PATIENCE: Final = {
@@ -366,7 +365,8 @@ def emptied(server: Server) -> NotAnOutbox:
 
 def refuse_version(server: Server, version: int) -> NotAnOutbox:
     """The error for an outbox of another version than this library knows."""
-    remedy = "upgrade reliablepub" if version > VERSION else UPGRADE
+    is_later = version > VERSION
+    remedy = "upgrade reliablepub" if is_later else "run `reliablepub outbox upgrade`"
     known = f"this reliablepub knows version {VERSION}"
     return NotAnOutbox(f"outbox {server} is of version {version}, and {known}; {remedy}")
 

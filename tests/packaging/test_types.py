@@ -1,0 +1,71 @@
+"""What a type checker knows of the public names: everything, without guessing."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.packaging.public_api import public_api
+
+PACKAGES = ("reliablepub", "spark_sink")
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    """Each public name, and the name under which its value is defined."""
+    for module, lines in public_api().items():
+        for line in lines:
+            found = re.match(rf"{re.escape(module)}\.(\w+)(?=[(\[. ]|$)", line)
+            if found is not None:
+                value = getattr(import_module(module), found[1])
+                home = str(getattr(value, "__module__", ""))
+                is_ours = home.startswith(PACKAGES)  # unlike that of an alias of a type
+                yield found[0], f"{home}.{value.__qualname__}" if is_ours else found[0]
+
+
+def verified(package: str, folder: Path) -> "subprocess.Popen[str]":
+    """Begin to verify the types of a package as its users have them installed."""
+    program = [str(Path(sys.executable).with_name("basedpyright")), "--verifytypes", package]
+    return subprocess.Popen(
+        [*program, "--ignoreexternal", "--outputjson"],
+        cwd=folder,
+        env=os.environ | {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.defpath}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def symbols(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The symbols of both packages, by name."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    reports = [json.loads(run.communicate()[0]) for run in [verified(p, folder) for p in PACKAGES]]
+    assert all(report["summary"]["errorCount"] == 0 for report in reports), "no py.typed"
+    found = [report["typeCompleteness"]["symbols"] for report in reports]
+    return {symbol["name"]: symbol for symbol in reduce(list.__add__, found)}
+
+
+def test_the_types_of_all_public_names_are_known(symbols: dict[str, dict[str, Any]]) -> None:
+    public = set(public_names())
+    assert {name for names in public for name in names if name not in symbols} == set()
+    roots = {root for names in public for root in names}
+    unknown = {
+        name: [one["message"] for one in symbol["diagnostics"]]
+        for name, symbol in symbols.items()
+        if not symbol["isTypeKnown"] and not roots.isdisjoint(_above(name))
+    }
+    assert unknown == {}
+
+
+def _above(name: str) -> Iterator[str]:
+    """The name itself, and each name that it is part of."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
