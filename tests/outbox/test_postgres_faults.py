@@ -450,15 +450,13 @@ def test_tags_of_a_commit_that_was_cut_off_do_not_stay_in_flight(
 ) -> None:
     """The first try was executed and its answer is lost; the second is refused."""
     world = World(own)
-    world.hand_over("a")
-    world.turn()
+    world.sends("a")
     memory = psycopg.errors.OutOfMemory("memory")
     Cut(monkeypatch, step="insert_in_flight", behind=True, then=memory)
     world.connect()
     world.turn()
     world.lose_connection()
-    for _ in range(3):
-        world.turn(after_s=1.0)
+    world.turns(3, after_s=1.0)
     assert world.sent == []
     effect = intervene(outbox_at(url), [1], Intervention(Action.PARK))
     assert (effect.changed, effect.in_flight) == (1, [])

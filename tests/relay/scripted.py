@@ -242,6 +242,17 @@ class World:
         self.time.now += after_s
         return self.relay.turn(is_flushing=is_flushing)
 
+    def turns(self, count: int, *, after_s: float = 0.0, is_flushing: bool = False) -> None:
+        """As many turns, each after this time."""
+        for _ in range(count):
+            self.turn(after_s=after_s, is_flushing=is_flushing)
+
+    def sends(self, *ids: str, **fields: Any) -> Told:
+        """Hand over a chunk, and let the relay take a turn."""
+        told = self.hand_over(*ids, **fields)
+        self.turn()
+        return told
+
     # ------------------------------------------------------------------ the broker's side
 
     def connect(self) -> None:
@@ -277,6 +288,21 @@ class World:
     def lose_connection(self, reason: str = "gone") -> None:
         self.relay.handle([ConnectionLost(reason)])
 
+    def hears_ack(self, tag: int, *, multiple: bool = False, is_flushing: bool = False) -> None:
+        """An ack, and a turn of the relay."""
+        self.ack(tag, multiple=multiple)
+        self.turn(is_flushing=is_flushing)
+
+    def hears_nack(self, tag: int, *, multiple: bool = False, is_flushing: bool = False) -> None:
+        """A nack, and a turn of the relay."""
+        self.nack(tag, multiple=multiple)
+        self.turn(is_flushing=is_flushing)
+
+    def hears_loss(self, reason: str = "gone") -> None:
+        """The loss of the connection, and a turn of the relay."""
+        self.lose_connection(reason)
+        self.turn()
+
     def reconnect(self) -> None:
         """Wait until it tries again, and let it succeed."""
         attempts = self.log.count("connect")
@@ -296,6 +322,13 @@ class World:
     @property
     def sent(self) -> list[str]:
         return self.transport.sent
+
+
+def connected(store: Store, **options: Any) -> World:
+    """A relay on this store with an open channel; the options are those of `World`."""
+    world = World(store, **options)
+    world.connect()
+    return world
 
 
 def disk_full(_turn: Changes) -> ReliablePubError:

@@ -78,10 +78,8 @@ def test_only_the_messages_of_a_commit_that_was_cut_off_may_be_stored(
         return error
 
     w.store.fails = cut_off
-    told = w.hand_over("a")
-    w.turn()
-    later = w.hand_over("b")
-    w.turn()
+    told = w.sends("a")
+    later = w.sends("b")
     assert (type(told.error), type(later.error)) == (OutboxUnsure, kind)
     assert isinstance(later.error, ReliablePubError)
     assert later.error.retryable
@@ -92,11 +90,9 @@ def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
     world: Build, fails: Callable[[Changes], ReliablePubError]
 ) -> None:
     w = world()
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     w.store.fails = fails
-    w.hand_over("b", "c")
-    w.turn()
+    w.sends("b", "c")
     w.store.fails = nothing_fails
     w.hand_over("d")
     w.turn(after_s=RETRY_S)
@@ -106,8 +102,7 @@ def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
 
 def test_verdicts_of_a_failed_turn_are_committed_by_a_later_one(world: Build) -> None:
     w = world()
-    told = w.hand_over("a", "b", "c")
-    w.turn()
+    told = w.sends("a", "b", "c")
     w.ack(1)
     w.nack(2)
     w.store.fails = disk_full
@@ -125,12 +120,10 @@ def test_verdicts_of_a_failed_turn_are_committed_by_a_later_one(world: Build) ->
 
 def test_nothing_is_sent_while_the_disk_is_full(world: Build) -> None:
     w = world(window_max=1)
-    w.hand_over("a", "b")
-    w.turn()
+    w.sends("a", "b")
     w.store.fails = disk_full
     w.ack(1)
-    for _ in range(10):
-        w.turn(after_s=RETRY_S)
+    w.turns(10, after_s=RETRY_S)
     assert w.sent == ["a"]
     w.store.fails = nothing_fails
     w.turn(after_s=RETRY_S)
@@ -140,16 +133,14 @@ def test_nothing_is_sent_while_the_disk_is_full(world: Build) -> None:
 
 def test_a_full_disk_is_not_tried_again_before_a_moment_has_passed(world: Build) -> None:
     w = world()
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     w.ack(1)
     w.store.fails = disk_full
     wait_s = w.turn(is_flushing=True)
     assert wait_s is not None
     assert 0 < wait_s <= RETRY_S
     attempts = w.log.count("failed")
-    for _ in range(5):
-        w.turn(after_s=0.01, is_flushing=True)
+    w.turns(5, after_s=0.01, is_flushing=True)
     assert w.log.count("failed") == attempts
     w.turn(after_s=RETRY_S, is_flushing=True)
     assert w.log.count("failed") > attempts
@@ -158,8 +149,7 @@ def test_a_full_disk_is_not_tried_again_before_a_moment_has_passed(world: Build)
 def test_a_caller_gets_an_answer_at_once_while_the_disk_is_full(world: Build) -> None:
     w = world()
     w.store.fails = disk_full
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     told = w.hand_over("b")
     w.turn(after_s=0.001)
     assert told.error is not None
@@ -167,8 +157,7 @@ def test_a_caller_gets_an_answer_at_once_while_the_disk_is_full(world: Build) ->
 
 def test_a_full_disk_drains_although_callers_keep_coming(world: Build) -> None:
     w = world()
-    w.hand_over("a", "b")
-    w.turn()
+    w.sends("a", "b")
     w.store.fails = only_settling_works
     w.ack(2, multiple=True)
     told = w.hand_over("c")
@@ -184,8 +173,7 @@ def test_a_full_disk_drains_although_callers_keep_coming(world: Build) -> None:
 def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build) -> None:
     w = world()
     w.store.fails = disk_full
-    w.hand_over("a", source="file")
-    w.turn()
+    w.sends("a", source="file")
     w.store.fails = nothing_fails
     w.hand_over("b", source="file")
     w.turn(after_s=RETRY_S)
@@ -200,8 +188,7 @@ def test_the_status_says_what_keeps_the_relay_from_recording(
     world: Build, fails: Callable[[Changes], ReliablePubError], words: str
 ) -> None:
     w = world()
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     assert w.relay.status.reason == ""
     w.ack(1)
     w.store.fails = fails

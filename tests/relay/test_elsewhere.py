@@ -11,7 +11,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.elsewhere import POLL_S, QUICK_S, REST_S, SOON_S, Elsewhere
 from reliablepub.relay.relay import LOOK_S
-from tests.relay.scripted import World
+from tests.relay.scripted import World, connected
 
 
 class ScriptedBell:
@@ -133,8 +133,7 @@ def test_a_bell_that_cannot_be_armed_is_none(bell: ScriptedBell) -> None:
 @pytest.fixture
 def rung(sqlite: SqliteStore, bell: ScriptedBell) -> World:
     """A relay at rest, that listens for a bell."""
-    w = World(sqlite, bell=bell)
-    w.connect()
+    w = connected(sqlite, bell=bell)
     w.turn()
     rest(w)
     return w

@@ -20,10 +20,8 @@ PATIENT = RetryPolicy(FIVE, FIVE, FIVE)
 def refused_once(w: World) -> Told:
     """A message that is sent and nacked."""
     w.connect()
-    told = w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
+    told = w.sends("a")
+    w.hears_nack(1)
     return told
 
 
@@ -33,8 +31,7 @@ def refuse_again(w: World, tag: int, *, after_s: float) -> None:
     w.turn(after_s=after_s)
     w.turn()
     assert len(w.sent) == sent + 1
-    w.nack(tag)
-    w.turn()
+    w.hears_nack(tag)
 
 
 def test_a_budget_may_be_time_since_the_first_refusal(store: Store) -> None:

@@ -20,14 +20,13 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.loaded import Waiters
-from tests.relay.scripted import Told, World, disk_full, patient
+from tests.relay.scripted import Told, World, connected, disk_full, patient
 
 
 @pytest.fixture
 def full(sqlite: SqliteStore) -> World:
     """A window of two, with a and b in flight; c and d are buffered."""
-    world = World(sqlite, window_max=2, policy=patient(2, 5.0))
-    world.connect()
+    world = connected(sqlite, window_max=2, policy=patient(2, 5.0))
     world.turn()
     return world
 
@@ -190,11 +189,9 @@ def test_who_waits_for_a_postponed_message_is_told_that_it_is_gone(
 def test_who_waits_for_an_unread_message_is_told_once(
     sqlite: SqliteStore, step_in: Callable[..., Effect]
 ) -> None:
-    world = World(sqlite, window_max=2, loaded_max=2)
-    world.connect()
+    world = connected(sqlite, window_max=2, loaded_max=2)
     first = world.hand_over("a", "b")
-    told = world.hand_over("c", "d", "e")
-    world.turn()
+    told = world.sends("c", "d", "e")
     assert world.in_memory[0] == 2
     step_in(world, Action.DISCARD, 3)
     step_in(world, Action.PARK, 4)
@@ -222,15 +219,13 @@ def test_who_waits_for_an_unread_message_is_told_once(
 def test_the_order_of_a_key_is_kept(
     sqlite: SqliteStore, step_in: Callable[..., Effect], action: Action, sent: list[str]
 ) -> None:
-    world = World(sqlite, policy=patient(5, 500.0))
-    world.connect()
+    world = connected(sqlite, policy=patient(5, 500.0))
     told = Told(world.log)
     of_key = [Message(b"x", "", "q", message_id=id_, ordering_key="k") for id_ in "abc"]
     world.inbox.put(told.chunk_of(of_key))
     world.turn()
     world.turn(after_s=0.1)
-    world.nack(1)
-    world.turn()
+    world.hears_nack(1)
     address = {"routing_key": "elsewhere"} if action is Action.REROUTE else {}
     assert step_in(world, action, 1, **address).changed == 1
     for _ in range(6):
@@ -288,10 +283,8 @@ def test_the_caller_learns_whether_the_message_may_have_arrived(
 
 def test_without_a_relay_nothing_is_in_flight(path: Path, step_in: Callable[..., Effect]) -> None:
     store = SqliteStore(path)
-    world = World(store, window_max=2)
-    world.connect()
-    world.hand_over("a")
-    world.turn()
+    world = connected(store, window_max=2)
+    world.sends("a")
     store._writer.opened().close()  # as if it were killed
     store._relay_lock.release()
     assert step_in(world, Action.DISCARD, 1).changed == 1
@@ -335,13 +328,10 @@ def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
     with closing(SqliteStore(path)) as store:
         parked = Parked()
         loaded_max = 10 if is_retried else 2
-        w = World(store, loaded_max=loaded_max, policy=patient(9, 1.0), hooks=[parked])
-        w.connect()
-        told = w.hand_over("a", "b", "c")
-        w.turn()
+        w = connected(store, loaded_max=loaded_max, policy=patient(9, 1.0), hooks=[parked])
+        told = w.sends("a", "b", "c")
         if is_retried:
-            w.nack(3, multiple=True)
-            w.turn()
+            w.hears_nack(3, multiple=True)
         with closing(sqlite3.connect(path)) as db:
             db.execute("UPDATE reliablepub_messages SET body = x'00' WHERE message_id = 'b'")
             db.commit()
@@ -363,10 +353,8 @@ def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
 def test_who_reroutes_a_message_is_not_overruled_by_a_commit_whose_answer_was_lost(
     sqlite: SqliteStore, step_in: Callable[..., Effect]
 ) -> None:
-    w = World(sqlite)
-    w.connect()
-    w.hand_over("a")
-    w.turn()
+    w = connected(sqlite)
+    w.sends("a")
 
     def cut_off(turn: Changes) -> OutboxUnreachable:
         turn.sent = ()
@@ -392,17 +380,14 @@ def test_who_reroutes_a_message_is_not_overruled_by_a_commit_whose_answer_was_lo
 def test_who_steps_in_before_a_verdict_is_stored_has_the_last_word(
     sqlite: SqliteStore, step_in: Callable[..., Effect], path: Path, action: Action
 ) -> None:
-    w = World(sqlite, window_max=1)
-    w.connect()
+    w = connected(sqlite, window_max=1)
     w.hand_over("first")
-    told = w.hand_over("a", expires_in_s=5.0)
-    w.turn()
+    told = w.sends("a", expires_in_s=5.0)
     w.store.fails = disk_full
     w.turn(after_s=6.0)  # a is given up, and that cannot be stored
     w.store.fails = lambda _: None
     assert step_in(w, action, 2).changed == 1
-    w.turn(after_s=1.0)
-    w.turn(after_s=1.0)
+    w.turns(2, after_s=1.0)
     status = Outbox(path).status()
     expected = (0, 1, 0) if action is Action.PARK else (0, 0, 1)
     assert (status.expired, status.parked, status.discarded) == expected
