@@ -1,6 +1,5 @@
 """AMQPS: a broker with a certificate, and clients that look at it."""
 
-import asyncio
 import socket
 import ssl
 import subprocess
@@ -59,13 +58,10 @@ def test_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> N
     broker.wait_for(lambda: broker.connections == 0, timeout_s=60)
 
 
-def test_aio_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> None:
-    async def publish() -> None:
-        async with await aio_pika.connect(broker.url, ssl_context=trust) as connection:
-            channel = await connection.channel()
-            await channel.default_exchange.publish(aio_pika.Message(b"one"), "q")
-
-    asyncio.run(publish())
+async def test_aio_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> None:
+    async with await aio_pika.connect(broker.url, ssl_context=trust) as connection:
+        channel = await connection.channel()
+        await channel.default_exchange.publish(aio_pika.Message(b"one"), "q")
     assert [message.body for message in broker.messages("q")] == [b"one"]
 
 

@@ -78,6 +78,11 @@ class Client:
         batches = self.session.poll_transmit(self.now)
         return " ".join(f"{b.epoch}.{b.first_tag}:{''.join(b.keys)}" for b in batches)
 
+    def sends(self, keys: str, size: int = 1) -> str:
+        """`submits` and `writes`."""
+        self.submits(keys, size)
+        return self.writes()
+
     def waits(self, seconds: float) -> None:
         self.now += seconds
         self.session.handle_timeout(self.now)
@@ -101,6 +106,13 @@ def connected(window_max: int = 4) -> Client:
     return client
 
 
+def sending(keys: str, window_max: int = 4, *, size: int = 1) -> Client:
+    """The same, and these messages are written as far as the window goes."""
+    client = connected(window_max)
+    client.sends(keys, size)
+    return client
+
+
 # ------------------------------------------------------------------------------------------ runs
 
 
@@ -114,8 +126,7 @@ def test_a_run_of_acks_is_the_same_as_one_after_the_other(
 ) -> None:
     at_once, one_by_one = connected(), connected()
     for client in (at_once, one_by_one):
-        client.submits("abcd")
-        client.writes()
+        client.sends("abcd")
         client.hears(*(Returned(1, tag, 312, "NO_ROUTE") for tag in returned))
     at_once.hears(AckedEach(epoch, tags))
     one_by_one.hears(*(Acked(epoch, tag, multiple=False) for tag in tags))
@@ -133,9 +144,7 @@ def test_a_run_of_acks_is_the_same_as_one_after_the_other(
 
 
 def test_what_is_confirmed_in_a_row_is_told_at_once() -> None:
-    client = connected()
-    client.submits("abcdef")
-    client.writes()
+    client = sending("abcdef")
     client.hears(Acked(1, 4, multiple=False))
     assert client.kinds() == "d:confirmed"
     session = client.session
@@ -155,9 +164,7 @@ def test_what_is_confirmed_in_a_row_is_told_at_once() -> None:
 
 
 def test_a_multiple_nack_confirms_nothing() -> None:
-    client = connected()
-    client.submits("abc")
-    client.writes()
+    client = sending("abc")
     client.hears(Nacked(1, 2, multiple=True))
     assert client.kinds() == "a:nacked b:nacked"
 
@@ -202,12 +209,9 @@ def test_a_batch_is_over_with_its_last_message_in_whatever_order_confirms_come(s
 
 
 def test_confirms_of_two_channels_are_told_apart() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(ChannelClosed(1, 406, "no", by_publish=True), ChannelOpened(2), ChannelOpened(3))
-    client.submits("c")
-    assert client.writes() == "3.1:a 2.1:c"
+    assert client.sends("c") == "3.1:a 2.1:c"
     for epoch in (2, 3):
         client.session.handle(AckedEach(epoch, [1]), client.now)
     of_main, of_suspects = client.session.poll_settlements()
@@ -217,9 +221,7 @@ def test_confirms_of_two_channels_are_told_apart() -> None:
 
 
 def test_runs_of_acks_in_quarantine_bring_the_next_suspects() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(ChannelClosed(1, 406, "no", by_publish=True), ChannelOpened(2), ChannelOpened(3))
     client.took()
     assert client.writes() == "3.1:a"
@@ -248,8 +250,7 @@ def test_nothing_is_written_before_the_channel_is_open() -> None:
 
 def test_the_window_counts_messages() -> None:
     client = connected()
-    client.submits("abcdef")
-    assert client.writes() == "1.1:abcd"
+    assert client.sends("abcdef") == "1.1:abcd"
     assert client.writes() == ""
     client.hears(Acked(1, 2, multiple=True))
     assert client.writes() == "1.5:ef"
@@ -258,8 +259,7 @@ def test_the_window_counts_messages() -> None:
 
 def test_the_window_counts_bytes() -> None:
     client = connected()
-    client.submits("abc", size=40)
-    assert client.writes() == "1.1:ab"
+    assert client.sends("abc", size=40) == "1.1:ab"
     assert client.session.in_flight_bytes == 80
     client.hears(Acked(1, 1, multiple=False))
     assert client.writes() == "1.3:c"
@@ -267,8 +267,7 @@ def test_the_window_counts_bytes() -> None:
 
 def test_the_window_is_filled_to_the_byte() -> None:
     client = connected()
-    client.submits("abc", size=50)
-    assert client.writes() == "1.1:ab"
+    assert client.sends("abc", size=50) == "1.1:ab"
     assert client.session.in_flight_bytes == 100
 
 
@@ -276,8 +275,7 @@ def test_a_message_larger_than_the_window_goes_alone() -> None:
     client = connected()
     client.submits("a", size=10)
     client.submits("B", size=500)
-    client.submits("c", size=10)
-    assert client.writes() == "1.1:a"
+    assert client.sends("c", size=10) == "1.1:a"
     assert client.writes() == ""
     client.hears(Acked(1, 1, multiple=False))
     assert client.writes() == "1.2:B"
@@ -287,9 +285,7 @@ def test_a_message_larger_than_the_window_goes_alone() -> None:
 
 
 def test_verdicts_reach_the_caller_in_order() -> None:
-    client = connected()
-    client.submits("abcd")
-    client.writes()
+    client = sending("abcd")
     client.hears(
         Returned(1, 2, 312, "NO_ROUTE"), Acked(1, 2, multiple=True), Nacked(1, 4, multiple=False)
     )
@@ -301,9 +297,7 @@ def test_verdicts_reach_the_caller_in_order() -> None:
 
 
 def test_verdicts_are_kept_until_they_are_asked_for() -> None:
-    client = connected()
-    client.submits("abc")
-    client.writes()
+    client = sending("abc")
     for event in (
         Acked(1, 1, multiple=False),
         Nacked(1, 2, multiple=False),
@@ -336,9 +330,7 @@ def test_there_is_output_until_it_is_taken() -> None:
 
 
 def test_uncertain_messages_go_first_and_in_order_on_the_next_epoch() -> None:
-    client = connected()
-    client.submits("abcdef")
-    client.writes()
+    client = sending("abcdef")
     client.hears(Acked(1, 2, multiple=False), ConnectionLost("reset"))
     assert client.kinds() == "b:confirmed a:uncertain c:uncertain d:uncertain"
     client.hears(Connected(), ChannelOpened(2))
@@ -346,9 +338,7 @@ def test_uncertain_messages_go_first_and_in_order_on_the_next_epoch() -> None:
 
 
 def test_a_channel_closed_for_no_fault_of_ours_costs_the_connection() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(ChannelClosed(1, 541, "oops", by_publish=False))
     assert client.took() == [Disconnect("channel closed: 541 oops")]
     assert client.ended[0] == ("a", Outcome(UNCERTAIN, 0, "channel closed: 541 oops"))
@@ -371,9 +361,7 @@ def test_a_channel_closed_before_it_was_open_costs_the_connection() -> None:
 
 
 def test_a_lost_connection_makes_everything_in_flight_uncertain() -> None:
-    client = connected()
-    client.submits("abcdef")
-    client.writes()
+    client = sending("abcdef")
     client.hears(Returned(1, 1, 312, "NO_ROUTE"), ConnectionLost("reset by peer"))
     assert client.ended[1] == ("b", Outcome(UNCERTAIN, 0, "connection lost: reset by peer"))
     assert client.kinds() == "a:returned b:uncertain c:uncertain d:uncertain"
@@ -413,9 +401,7 @@ def test_a_connection_that_could_not_be_made_changes_nothing() -> None:
     ],
 )
 def test_words_of_another_epoch_change_nothing_and_are_counted(late: Event) -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(ConnectionLost("reset"), Connected(), ChannelOpened(2))
     client.writes()
     client.kinds()
@@ -433,15 +419,12 @@ def test_a_channel_that_opens_twice_is_stale_news() -> None:
 
 
 def test_violations_are_counted_over_all_epochs() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.hears(Acked(1, 1, multiple=True), Acked(1, 1, multiple=True))
     client.hears(ConnectionLost("reset"), Connected(), ChannelOpened(2))
     client.hears(Nacked(2, 0, multiple=True))
     client.hears(ConnectionLost("no sense"), Connected(), ChannelOpened(3))
-    client.submits("b")
-    client.writes()
+    client.sends("b")
     client.hears(Nacked(3, 1, multiple=False), Nacked(3, 1, multiple=False))
     assert client.session.violations == {
         Violation.TAG_NOT_OUTSTANDING: 2,
@@ -450,9 +433,7 @@ def test_violations_are_counted_over_all_epochs() -> None:
 
 
 def test_violations_on_the_quarantine_channel_are_counted_while_it_is_open() -> None:
-    client = connected()
-    client.submits("abcd")
-    client.writes()
+    client = sending("abcd")
     client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True))
     client.hears(ChannelOpened(2), ChannelOpened(3))
     assert client.writes() == "3.1:ab"
@@ -481,9 +462,7 @@ UNKNOWN = "the broker returned an unknown message (312 NO_ROUTE)"
 def test_what_cannot_be_matched_ends_the_connection(
     words: Event, reason: str, violation: Violation
 ) -> None:
-    client = connected()
-    client.submits("abc")
-    client.writes()
+    client = sending("abc")
     client.hears(Acked(1, 1, multiple=False), words)
     assert client.took() == [Disconnect(reason)]
     assert client.ended[-1] == ("c", Outcome(UNCERTAIN, 0, reason))
@@ -497,9 +476,7 @@ def test_what_cannot_be_matched_ends_the_connection(
 
 
 def test_a_message_returned_without_its_header_is_not_confirmed_by_the_ack_that_follows() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.hears(Returned(1, 0, 312, "NO_ROUTE"), Acked(1, 1, multiple=False))
     assert client.kinds() == "a:uncertain"
     client.hears(ConnectionLost("no sense"), Connected(), ChannelOpened(2))
@@ -509,9 +486,7 @@ def test_a_message_returned_without_its_header_is_not_confirmed_by_the_ack_that_
 
 
 def test_a_return_of_what_is_settled_is_counted_and_nothing_else() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(Acked(1, 1, multiple=False), Returned(1, 1, 312, "NO_ROUTE"))
     assert client.took() == []
     assert client.session.violations == {Violation.RETURN_NOT_OUTSTANDING: 1}
@@ -525,15 +500,12 @@ POISON = ConnectionClose(540, "NOT_IMPLEMENTED")
 
 
 def test_fresh_messages_flow_beside_the_halves_of_a_half() -> None:
-    client = connected()
-    client.submits("abcd")
-    client.writes()
+    client = sending("abcd")
     client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True))
     client.hears(ChannelOpened(2), ChannelOpened(3))
     assert client.writes() == "3.1:ab"
     client.hears(ChannelClosed(3, 404, "NOT_FOUND", by_publish=True), ChannelOpened(4))
-    client.submits("e")
-    assert client.writes() == "4.1:a 2.1:e"
+    assert client.sends("e") == "4.1:a 2.1:e"
 
 
 def test_suspects_of_a_connection_stay_alone_when_only_their_channel_is_closed() -> None:
@@ -545,17 +517,14 @@ def test_suspects_of_a_connection_stay_alone_when_only_their_channel_is_closed()
     client.hears(ChannelOpened(5))
     assert client.writes() == "5.1:ab"
     client.hears(ChannelClosed(5, 404, "NOT_FOUND", by_publish=True), ChannelOpened(6))
-    client.submits("e")
-    assert client.writes() == "6.1:a"
+    assert client.sends("e") == "6.1:a"
 
 
 # ------------------------------------------------------------------------------------- deadlines
 
 
 def test_an_overdue_confirm_retires_the_channel() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(Acked(1, 2, multiple=False))
     assert client.session.poll_timeout() == 130
     client.waits(29.9)
@@ -572,12 +541,9 @@ def test_an_overdue_confirm_retires_the_channel() -> None:
 
 def overdue_among_others() -> Client:
     """Of "a" to "d", "a" is overdue, "b" is confirmed, and the others were written 10 s later."""
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.now += 10
-    client.submits("cd")
-    client.writes()
+    client.sends("cd")
     client.hears(Acked(1, 2, multiple=False))
     client.waits(20)
     assert client.took() == [OpenChannel(2)]
@@ -678,12 +644,9 @@ def test_a_suspect_that_is_overdue_ends_no_retiring_channel() -> None:
 
 
 def test_the_deadline_is_that_of_the_oldest_message_not_confirmed() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.now += 10
-    client.submits("b")
-    client.writes()
+    client.sends("b")
     client.hears(Acked(1, 1, multiple=False))
     assert client.session.poll_timeout() == 140
     client.hears(Acked(1, 2, multiple=False))
@@ -692,9 +655,7 @@ def test_the_deadline_is_that_of_the_oldest_message_not_confirmed() -> None:
 
 def test_the_next_oldest_has_the_time_again() -> None:
     """A broker that confirms one message after the other is slow, and does not owe anything."""
-    client = connected()
-    client.submits("abcd")
-    client.writes()
+    client = sending("abcd")
     for tag in (1, 2, 3):
         client.hears(AckedEach(1, [tag]) if tag % 2 else Acked(1, tag, multiple=True), after=29)
         assert client.session.poll_timeout() == client.now + 30
@@ -703,9 +664,7 @@ def test_the_next_oldest_has_the_time_again() -> None:
 
 
 def test_confirms_of_younger_ones_give_the_oldest_no_time() -> None:
-    client = connected()
-    client.submits("abcd")
-    client.writes()
+    client = sending("abcd")
     client.hears(AckedEach(1, [2, 3]), after=29)
     client.hears(Acked(1, 4, multiple=False))
     assert client.session.poll_timeout() == 130
@@ -714,9 +673,7 @@ def test_confirms_of_younger_ones_give_the_oldest_no_time() -> None:
 
 
 def test_a_return_of_more_than_was_sent_ends_the_epoch() -> None:
-    client = connected()
-    client.submits("ab", size=10)
-    client.writes()
+    client = sending("ab", size=10)
     client.hears(Returned(1, 1, 312, "NO_ROUTE", 10))
     assert client.took() == []
     client.hears(Returned(1, 2, 312, "NO_ROUTE", 11))
@@ -746,21 +703,17 @@ def test_time_that_is_not_enough_is_doubled_until_a_confirm_comes_in_time() -> N
             client.hears(ConnectionLost(said), Connected())
             assert client.took() == [OpenChannel(epoch + 1)]
         client.hears(ChannelOpened(epoch + 1))
-    client.submits("bc")
-    client.writes()
+    client.sends("bc")
     client.hears(Acked(7, 1, multiple=False), after=31)
     client.hears(AckedEach(7, [2]), after=31)
     assert client.session.poll_timeout() == client.now + 480, "neither came in time"
     client.hears(AckedEach(7, [3]), after=29)
-    client.submits("d")
-    client.writes()
+    client.sends("d")
     assert client.session.poll_timeout() == client.now + 30
 
 
 def test_the_deadline_of_what_leaves_begins_when_it_has_left() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     for _ in range(5):
         client.hears(Leaving(1, 1), after=29)
     assert client.session.poll_timeout() == client.now + 30
@@ -771,9 +724,7 @@ def test_the_deadline_of_what_leaves_begins_when_it_has_left() -> None:
 
 
 def test_what_has_left_has_its_deadline_whatever_leaves_behind_it() -> None:
-    client = connected()
-    client.submits("abc")
-    client.writes()
+    client = sending("abc")
     client.hears(Leaving(1, 1), after=10)
     client.hears(Leaving(1, 2), after=10)
     client.hears(Leaving(1, 3), Leaving(1, 3), after=15)
@@ -788,9 +739,7 @@ def test_what_has_left_has_its_deadline_whatever_leaves_behind_it() -> None:
 
 
 def test_the_deadline_stands_still_for_what_is_both_blocked_and_leaving() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.hears(Leaving(1, 1), Blocked("disk"), after=10)
     client.hears(Unblocked(), after=100)
     assert client.session.poll_timeout() == client.now + 30
@@ -803,8 +752,7 @@ def test_a_channel_has_time_to_open_while_its_bytes_leave() -> None:
     client.hears(Leaving(1, 0), after=29)
     assert client.session.poll_timeout() == client.now + 30
     client.hears(ChannelOpened(1))
-    client.submits("a")
-    client.writes()
+    client.sends("a")
     assert client.session.poll_timeout() == client.now + 30
 
 
@@ -820,8 +768,7 @@ def test_a_timer_that_fires_when_asked_for_finds_its_deadline_due(start: float) 
     client.now = start
     client.hears(Blocked("disk"), after=0.1)
     client.hears(Unblocked(), after=0.7)
-    client.submits("a")
-    client.writes()
+    client.sends("a")
     due = client.session.poll_timeout()
     assert due is not None
     client.session.handle_timeout(due)
@@ -854,9 +801,7 @@ def test_a_channel_that_does_not_open_costs_the_connection_once() -> None:
     ],
 )
 def test_a_connection_given_up_is_asked_for_nothing_more(words: Event) -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True), ChannelOpened(2))
     client.took()  # the quarantine channel never opens
     client.submits("c")
@@ -873,9 +818,7 @@ def test_a_connection_given_up_is_asked_for_nothing_more(words: Event) -> None:
 
 
 def test_two_overdue_openings_drop_the_connection_once() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True))
     client.took()
     client.waits(30)
@@ -886,9 +829,7 @@ def test_two_overdue_openings_drop_the_connection_once() -> None:
 
 
 def test_a_blocked_broker_is_sent_nothing_and_still_listened_to() -> None:
-    client = connected()
-    client.submits("ab")
-    client.writes()
+    client = sending("ab")
     client.hears(Blocked("low on disk"))
     client.submits("c")
     assert client.session.blocked_reason == "low on disk"
@@ -902,9 +843,7 @@ def test_a_blocked_broker_is_sent_nothing_and_still_listened_to() -> None:
 
 
 def test_the_deadline_stands_still_while_blocked() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.hears(Blocked("low on disk"), after=20)
     assert client.session.poll_timeout() is None
     client.waits(3_600)
@@ -918,9 +857,7 @@ def test_the_deadline_stands_still_while_blocked() -> None:
 
 
 def test_blocked_twice_counts_from_the_first_time() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.hears(Blocked("low on disk"))
     client.hears(Blocked("low on memory"), after=50)
     assert client.session.blocked_reason == "low on memory"
@@ -931,9 +868,7 @@ def test_blocked_twice_counts_from_the_first_time() -> None:
 
 
 def test_a_lost_connection_is_no_longer_blocked() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.hears(Blocked("low on disk"))
     client.hears(ConnectionLost("reset"), after=100)
     assert client.session.blocked_reason is None
@@ -962,16 +897,13 @@ def test_a_channel_opened_while_blocked_gets_its_time_afterwards() -> None:
 
 
 def test_what_was_not_written_is_taken_back_and_keeps_its_place() -> None:
-    client = connected()
-    client.submits("a")
-    client.writes()
+    client = sending("a")
     client.submits("bc", size=7)
     batches = client.session.poll_transmit(client.now + 5)
     client.session.take_back(batches)
     assert (client.session.in_flight, client.session.in_flight_bytes) == (1, 1)
     assert client.session.poll_timeout() == 130
-    client.submits("d")
-    assert client.writes() == "1.2:bcd"
+    assert client.sends("d") == "1.2:bcd"
     client.hears(Acked(1, 4, multiple=True))
     assert client.kinds() == "a:confirmed b:confirmed c:confirmed d:confirmed"
 
@@ -988,9 +920,7 @@ def test_taking_back_out_of_turn_is_a_bug() -> None:
 
 
 def test_withdrawn_messages_are_never_sent() -> None:
-    client = connected()
-    client.submits("abcdefg")
-    client.writes()
+    client = sending("abcdefg")
     withdrawn = client.session.withdraw({"a", "f", "unknown"})  # a is in flight already
     assert withdrawn == ["f"]
     assert client.session.buffered == 2
@@ -1000,9 +930,7 @@ def test_withdrawn_messages_are_never_sent() -> None:
 
 
 def test_a_draining_session_sends_nothing_more_and_settles_what_is_in_flight() -> None:
-    client = connected()
-    client.submits("abcde")
-    client.writes()
+    client = sending("abcde")
     client.session.drain()
     with pytest.raises(RuntimeError, match=r"^a draining session takes no more messages$"):
         client.session.submit("f")
@@ -1053,9 +981,7 @@ def test_a_queue_that_confirms_nothing_does_not_keep_the_others_waiting() -> Non
 
 def overdue(window_max: int = 8) -> Client:
     """With eight late messages, "a" to "h", of which "a" and "b" may go; epoch 2."""
-    client = connected(window_max)
-    client.submits("abcdefgh")
-    client.writes()
+    client = sending("abcdefgh", window_max)
     client.waits(30)  # all of them: the first time, the broker as a whole may be slow
     client.hears(ChannelOpened(2))
     assert client.writes() == "2.1:abcdefgh"
@@ -1067,8 +993,7 @@ def overdue(window_max: int = 8) -> Client:
 
 def test_late_messages_take_a_part_of_the_window_that_grows_with_their_answers() -> None:
     client = overdue()
-    client.submits("xyz")
-    assert client.writes() == "3.1:ab 3.3:xyz"
+    assert client.sends("xyz") == "3.1:ab 3.3:xyz"
     assert client.session.buffered == 6
     client.hears(Acked(3, 1, multiple=False))
     assert client.writes() == "3.6:cde"
@@ -1084,8 +1009,7 @@ def test_late_messages_take_a_part_of_the_window_that_grows_with_their_answers()
 def test_a_broker_that_confirms_nothing_costs_the_connection_the_third_time() -> None:
     """Another node may be the one that confirms."""
     client = overdue()
-    client.submits("x")
-    assert client.writes() == "3.1:ab 3.3:x"
+    assert client.sends("x") == "3.1:ab 3.3:x"
     client.waits(120)
     reason = "no confirm within 120 s"
     assert client.took() == [CloseChannel(3, reason), Disconnect(reason)]
@@ -1094,8 +1018,7 @@ def test_a_broker_that_confirms_nothing_costs_the_connection_the_third_time() ->
 
 def test_a_broker_that_confirms_newer_messages_keeps_the_connection() -> None:
     client = overdue()
-    client.submits("x")
-    client.writes()
+    client.sends("x")
     client.hears(Acked(3, 3, multiple=False), after=119)
     client.waits(1)
     assert client.took() == [CloseChannel(3, "no confirm within 120 s"), OpenChannel(4)]
@@ -1110,8 +1033,7 @@ def test_late_messages_can_be_taken_back_withdrawn_and_lost_like_others() -> Non
     assert client.writes() == "3.1:ac"
     client.hears(ConnectionLost("gone"), Connected(), ChannelOpened(4))
     assert client.kinds() == "a:uncertain c:uncertain"
-    client.submits("y")
-    assert client.writes() == "4.1:de 4.3:y"
+    assert client.sends("y") == "4.1:de 4.3:y"
     client.session.take_back([])
     assert [*client.session.buffered_keys()] == [*"fgac"]
 
@@ -1119,13 +1041,11 @@ def test_late_messages_can_be_taken_back_withdrawn_and_lost_like_others() -> Non
 def test_a_late_message_that_waits_for_bytes_goes_before_newer_ones() -> None:
     client = connected()
     client.submits("a", size=90)
-    client.submits("b", size=10)
-    client.writes()
+    client.sends("b", size=10)
     client.hears(Acked(1, 2, multiple=False))
     client.waits(30)
     client.hears(ChannelOpened(2))
-    client.submits("cdef", size=20)
-    assert client.writes() == "2.1:a"
+    assert client.sends("cdef", size=20) == "2.1:a"
     client.hears(Acked(2, 1, multiple=False))
     assert client.writes() == "2.2:cdef"
 
@@ -1139,8 +1059,7 @@ def test_newer_messages_leave_the_bytes_to_a_late_one_that_does_not_fit() -> Non
     client.waits(30)
     client.hears(ChannelOpened(2))
     client.submits("c", size=60)
-    client.submits("d", size=20)
-    assert client.writes() == "2.1:a 2.2:c"
+    assert client.sends("d", size=20) == "2.1:a 2.2:c"
     client.hears(Acked(2, 1, multiple=False))
     assert client.writes() == ""
     client.hears(Acked(2, 2, multiple=False))

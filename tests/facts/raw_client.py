@@ -223,6 +223,16 @@ class RawClient:
         """The next frames, a line each."""
         return [told(*self.hear()) for _ in range(count)]
 
+    def asked(self, method: Frame, channel: int = 1) -> list[str]:
+        """What is told when this method is sent."""
+        self.send(method, channel)
+        return self.told()
+
+    def published(self, routing_key: str, content: bytes = b"x", **options: Any) -> list[str]:
+        """What is told when this is published."""
+        self.publish(routing_key, content, **options)
+        return self.told()
+
     def told_until(self, beginning: str) -> list[str]:
         """The next frames, up to the first whose line begins so, or to the end."""
         lines = []
@@ -242,6 +252,12 @@ class RawClient:
                 return lines
             if isinstance(heard, commands.Connection.Close):
                 self.send(commands.Connection.CloseOk(), 0)
+
+    def last_words(self) -> str:
+        """The only thing that is said before the connection ends."""
+        said, end = self.told_to_the_end()
+        assert end == END
+        return said
 
     def told_now(self, channel: int = 1) -> list[str]:
         """What was said up to now on an open channel: an answer shows that nothing is missing."""

@@ -65,9 +65,8 @@ def test_a_close_ok_that_answers_nothing(client: RawClient) -> None:
 def test_an_open_where_a_close_ok_is_due(client: RawClient) -> None:
     client.publish("key", exchange="nowhere")
     client.hear_only(commands.Channel.Close)
-    client.send(commands.Channel.Open())
     text = "504 CHANNEL_ERROR - second 'channel.open' seen (20, 10)"
-    assert client.told() == [f"connection.close {text}"]
+    assert client.asked(commands.Channel.Open()) == [f"connection.close {text}"]
 
 
 @pytest.mark.parametrize(
@@ -75,16 +74,14 @@ def test_an_open_where_a_close_ok_is_due(client: RawClient) -> None:
 )
 def test_a_close_where_content_is_due(client: RawClient, method: Frame) -> None:
     client.send(commands.Basic.Publish(routing_key="a"))
-    client.send(method)
-    assert client.told() == [f"connection.close {NO_HEADER} (60, 40)"]
+    assert client.asked(method) == [f"connection.close {NO_HEADER} (60, 40)"]
 
 
 def test_a_close_ok_inside_a_publish_that_nobody_will_read(client: RawClient) -> None:
     client.publish("key", exchange="nowhere")
     client.hear_only(commands.Channel.Close)
     client.send(commands.Basic.Publish(routing_key="a"))
-    client.send(commands.Channel.CloseOk())
-    assert client.told() == [f"connection.close {NO_HEADER} (60, 40)"]
+    assert client.asked(commands.Channel.CloseOk()) == [f"connection.close {NO_HEADER} (60, 40)"]
 
 
 SERVERS: list[tuple[Frame, str]] = [
@@ -103,8 +100,7 @@ def test_content_that_only_a_server_sends(client: RawClient, method: Frame, ids:
 
 def test_a_method_after_content_that_only_a_server_sends(client: RawClient) -> None:
     client.send(SERVERS[2][0])
-    client.send(commands.Basic.Qos())
-    assert client.told() == [f"connection.close {NO_HEADER} (60, 71)"]
+    assert client.asked(commands.Basic.Qos()) == [f"connection.close {NO_HEADER} (60, 71)"]
 
 
 @pytest.mark.parametrize("class_id", [60, 50])
@@ -146,10 +142,8 @@ def test_both_sides_close_the_connection_at_once(client: RawClient) -> None:
     client.write_frame(METHOD, 0, b"ab")  # whatever else is said is ignored
     client.write_frame(9, 0, b"abc")
     client.send(commands.Channel.Open(), 3)
-    client.send(commands.Connection.Close(200, "", 0, 0), 0)
-    assert client.told() == ["connection.closeok"]
-    client.send(commands.Connection.CloseOk(), 0)
-    assert client.told() == ["the end"]
+    assert client.asked(commands.Connection.Close(200, "", 0, 0), 0) == ["connection.closeok"]
+    assert client.asked(commands.Connection.CloseOk(), 0) == ["the end"]
 
 
 def test_a_routing_key_need_not_be_utf_8(client: RawClient) -> None:

@@ -31,9 +31,8 @@ def test_a_delivery_and_its_ack(client: RawClient, queue: str) -> None:
     assert client.told(3) == [f"basic.deliver me 1 False  {queue}", "header 1", "body b'a'"]
     client.send(commands.Basic.Ack(1))
     assert client.told_now() == []
-    client.send(commands.Basic.Ack(1))
     text = "PRECONDITION_FAILED - unknown delivery tag 1"
-    assert client.told() == [f"channel.close 406 {text} (60, 80)"]
+    assert client.asked(commands.Basic.Ack(1)) == [f"channel.close 406 {text} (60, 80)"]
 
 
 def test_what_was_not_acked_comes_again(client: RawClient, queue: str) -> None:
@@ -57,8 +56,7 @@ def test_get(client: RawClient, queue: str) -> None:
     assert client.told(3)[0] == f"basic.getok 2 True  {queue} 1"
     client.send(commands.Basic.Get(queue=queue, no_ack=True))
     client.told(3)
-    client.send(commands.Basic.Get(queue=queue))
-    assert client.told() == ["basic.getempty"]
+    assert client.asked(commands.Basic.Get(queue=queue)) == ["basic.getempty"]
 
 
 def test_a_prefetch(client: RawClient, queue: str) -> None:

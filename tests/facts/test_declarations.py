@@ -219,8 +219,7 @@ def test_an_exchange_is_declared_as_something_else(client: RawClient) -> None:
 def test_a_name_by_the_server(client: RawClient) -> None:
     name = client.declare("", durable=False, exclusive=True)
     assert name.startswith("amq.gen-")
-    client.publish(name)
-    assert client.told() == ["basic.ack 1"]
+    assert client.published(name) == ["basic.ack 1"]
     assert client.drained("") == [b"x"]  # the last one that was declared here
 
 
@@ -263,12 +262,9 @@ def test_purge_and_delete_count(client: RawClient, queue: str) -> None:
     for _ in range(3):
         client.publish(queue)
     client.verdicts(3)
-    client.send(commands.Queue.Purge(queue=queue))
-    assert client.told() == ["queue.purgeok 3"]
-    client.publish(queue)
-    assert client.told() == ["basic.ack 4"]
-    client.send(commands.Queue.Delete(queue=queue))
-    assert client.told() == ["queue.deleteok 1"]
+    assert client.asked(commands.Queue.Purge(queue=queue)) == ["queue.purgeok 3"]
+    assert client.published(queue) == ["basic.ack 4"]
+    assert client.asked(commands.Queue.Delete(queue=queue)) == ["queue.deleteok 1"]
 
 
 def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: RawClient) -> None:
@@ -291,6 +287,5 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding(client: RawClient, q
 
 def test_an_unknown_x_match(client: RawClient, queue: str) -> None:
     method = commands.Queue.Bind(queue=queue, exchange="amq.headers", arguments={"x-match": "some"})
-    client.send(method)
     text = 'Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x'
-    assert client.told() == [f"channel.close 406 PRECONDITION_FAILED - {text} (50, 20)"]
+    assert client.asked(method) == [f"channel.close 406 PRECONDITION_FAILED - {text} (50, 20)"]

@@ -86,8 +86,7 @@ def test_a_mandatory_reply_arrives_and_is_returned(
 
 def test_a_reply_by_a_copy(client: RawClient, name: str, queue: str, connect: Connect) -> None:
     server = connect().opened()
-    server.publish(queue, properties=Properties(headers={"CC": [name]}))
-    assert server.told() == ["basic.ack 1"]
+    assert server.published(queue, properties=Properties(headers={"CC": [name]})) == ["basic.ack 1"]
     assert client.told(3)[0] == f"basic.deliver me 2 False  {queue}"
 
 
@@ -95,15 +94,13 @@ def test_a_reply_through_another_exchange_is_not_one(
     client: RawClient, name: str, connect: Connect
 ) -> None:
     server = connect().opened()
-    server.publish(name, exchange="amq.direct", mandatory=False)
-    assert server.told() == ["basic.ack 1"]
+    assert server.published(name, exchange="amq.direct", mandatory=False) == ["basic.ack 1"]
     assert client.told_now() == []
 
 
 @pytest.mark.parametrize("suffix", [".x", ".x..", ".x.y.z", "x", ".", ""])
 def test_a_reply_to_no_consumer(client: RawClient, suffix: str) -> None:
-    client.publish(REPLY_TO + suffix, mandatory=False)
-    assert client.told() == ["basic.ack 1"]
+    assert client.published(REPLY_TO + suffix, mandatory=False) == ["basic.ack 1"]
 
 
 @pytest.mark.parametrize("suffix", [".x.y", ".eA==.eA==", ".x..y"])
@@ -117,8 +114,7 @@ def test_a_reply_to_a_name_of_two_parts_that_was_not_generated(
 def test_a_reply_after_the_cancel(client: RawClient, name: str, connect: Connect) -> None:
     client.call(commands.Basic.Cancel("me"), commands.Basic.CancelOk)
     server = connect().opened()
-    server.publish(name, mandatory=False)
-    assert server.told() == ["basic.ack 1"]
+    assert server.published(name, mandatory=False) == ["basic.ack 1"]
     assert client.told_now() == []
 
 
@@ -215,14 +211,12 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_no_queue(client: RawClient, method: str) -> None:
     said, ids = METHODS[method]
-    client.send(said)
     text = f"NOT_FOUND - no queue '{REPLY_TO}' in vhost '/'"
-    assert client.told() == [f"channel.close 404 {text} {ids}"]
+    assert client.asked(said) == [f"channel.close 404 {text} {ids}"]
 
 
 def test_a_delete(client: RawClient) -> None:
-    client.send(commands.Queue.Delete(queue=REPLY_TO))
-    assert client.told() == ["queue.deleteok 0"]
+    assert client.asked(commands.Queue.Delete(queue=REPLY_TO)) == ["queue.deleteok 0"]
 
 
 def test_no_permission_is_needed(site: Site, connect: Connect) -> None:

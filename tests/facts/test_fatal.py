@@ -16,10 +16,7 @@ METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 
 def test_immediate(client: RawClient, queue: str) -> None:
     client.publish(queue, immediate=True)
-    assert client.told_to_the_end() == [
-        "connection.close 540 NOT_IMPLEMENTED - immediate=true (60, 40)",
-        END,
-    ]
+    assert client.last_words() == "connection.close 540 NOT_IMPLEMENTED - immediate=true (60, 40)"
 
 
 METHODS: list[tuple[Frame, str]] = [
@@ -36,7 +33,7 @@ METHODS: list[tuple[Frame, str]] = [
 def test_methods(client: RawClient, method: Frame, text: str) -> None:
     client.send(method)
     ids = f"({method.index >> 16}, {method.index & 0xFFFF})"
-    assert client.told_to_the_end() == [f"connection.close {text} {ids}", END]
+    assert client.last_words() == f"connection.close {text} {ids}"
 
 
 def test_a_channel_that_is_not_open(client: RawClient, queue: str) -> None:
@@ -63,7 +60,7 @@ def test_more_channels_than_agreed_whatever_their_numbers(connect: Connect) -> N
     client.open_channel(2000)
     client.send(commands.Channel.Open(), 5)
     text = "number of channels opened (2) has reached the negotiated channel_max (2)"
-    assert client.told_to_the_end() == [f"connection.close 530 NOT_ALLOWED - {text} (0, 0)", END]
+    assert client.last_words() == f"connection.close 530 NOT_ALLOWED - {text} (0, 0)"
 
 
 @pytest.mark.parametrize("kind", [METHOD, HEADER, BODY])
@@ -110,7 +107,7 @@ def test_frames_that_are_none(
     client: RawClient, kind: int, channel: int, payload: bytes, text: str
 ) -> None:
     client.write_frame(kind, channel, payload)
-    assert client.told_to_the_end() == [f"connection.close {text} (0, 0)", END]
+    assert client.last_words() == f"connection.close {text} (0, 0)"
 
 
 @pytest.mark.parametrize("ids", [(60, 999), (61, 1)])
@@ -125,7 +122,7 @@ def test_a_method_that_does_not_exist(
 def test_arguments_that_are_cut_off(client: RawClient) -> None:
     client.write_frame(METHOD, 1, struct.pack(">HHH", 60, 40, 0) + b"\x09abc")
     text = "FRAME_ERROR - cannot decode <<0,0,9,97,98,99>>"
-    assert client.told_to_the_end() == [f"connection.close 501 {text} (60, 40)", END]
+    assert client.last_words() == f"connection.close 501 {text} (60, 40)"
 
 
 @pytest.mark.parametrize("entry", [b"az", b"aI\x00", b"af\x7f\xc0\x00\x00", b"aS\x00\x00\x00\x09"])
@@ -140,17 +137,14 @@ def test_arguments_that_are_no_table(client: RawClient, entry: bytes) -> None:
 def test_a_name_that_is_not_utf_8_in_arguments_that_are_cut_off(client: RawClient) -> None:
     client.write_frame(METHOD, 1, struct.pack(">HHH", 50, 10, 0) + b"\x01\xff")
     text = "FRAME_ERROR - cannot decode <<0,0,1,255>>"
-    assert client.told_to_the_end() == [f"connection.close 501 {text} (50, 10)", END]
+    assert client.last_words() == f"connection.close 501 {text} (50, 10)"
 
 
 def test_a_method_where_content_is_due(client: RawClient, queue: str) -> None:
     client.send(commands.Basic.Publish(routing_key=queue))
     client.send(commands.Basic.Qos())
     text = "expected content header for class 60, got non content header frame instead"
-    assert client.told_to_the_end() == [
-        f"connection.close 505 UNEXPECTED_FRAME - {text} (60, 40)",
-        END,
-    ]
+    assert client.last_words() == f"connection.close 505 UNEXPECTED_FRAME - {text} (60, 40)"
 
 
 def test_a_method_where_a_body_is_due(client: RawClient, queue: str) -> None:
@@ -158,10 +152,7 @@ def test_a_method_where_a_body_is_due(client: RawClient, queue: str) -> None:
     client.write(frame.marshal(header.ContentHeader(0, 5, PERSISTENT), 1))
     client.send(commands.Basic.Qos())
     text = "expected content body, got non content body frame instead"
-    assert client.told_to_the_end() == [
-        f"connection.close 505 UNEXPECTED_FRAME - {text} (60, 40)",
-        END,
-    ]
+    assert client.last_words() == f"connection.close 505 UNEXPECTED_FRAME - {text} (60, 40)"
 
 
 @pytest.mark.parametrize(
@@ -170,20 +161,14 @@ def test_a_method_where_a_body_is_due(client: RawClient, queue: str) -> None:
 def test_content_where_a_method_is_due(client: RawClient, kind: int, payload: bytes) -> None:
     client.write_frame(kind, 1, payload)
     text = "expected method frame, got non method frame instead"
-    assert client.told_to_the_end() == [
-        f"connection.close 505 UNEXPECTED_FRAME - {text} (0, 0)",
-        END,
-    ]
+    assert client.last_words() == f"connection.close 505 UNEXPECTED_FRAME - {text} (0, 0)"
 
 
 def test_content_of_another_class(client: RawClient, queue: str) -> None:
     client.send(commands.Basic.Publish(routing_key=queue))
     client.write_frame(HEADER, 1, struct.pack(">HHQH", 50, 0, 1, 0))
     text = "expected content header for class 60, got one for class 50 instead"
-    assert client.told_to_the_end() == [
-        f"connection.close 505 UNEXPECTED_FRAME - {text} (60, 40)",
-        END,
-    ]
+    assert client.last_words() == f"connection.close 505 UNEXPECTED_FRAME - {text} (60, 40)"
 
 
 @pytest.mark.parametrize("flags", [1, 2])
@@ -199,7 +184,7 @@ def test_properties_that_are_not_what_their_flags_say(
 ) -> None:
     client.send(commands.Basic.Publish(routing_key=queue))
     client.write_frame(HEADER, 1, struct.pack(">HHQH", 60, 0, 0, flags) + data)
-    assert client.told_to_the_end() == ["connection.close 541 INTERNAL_ERROR (0, 0)", END]
+    assert client.last_words() == "connection.close 541 INTERNAL_ERROR (0, 0)"
 
 
 def test_a_body_longer_than_declared_stalls_its_channel_without_a_word(
@@ -221,19 +206,19 @@ def test_a_body_longer_than_declared_stalls_its_channel_without_a_word(
 def test_methods_of_the_connection_out_of_turn(client: RawClient) -> None:
     client.send(commands.Connection.Open("/"), 0)
     text = "CHANNEL_ERROR - unexpected method in connection state running"
-    assert client.told_to_the_end() == [f"connection.close 504 {text} (10, 40)", END]
+    assert client.last_words() == f"connection.close 504 {text} (10, 40)"
 
 
 def test_a_connection_method_on_a_channel(client: RawClient) -> None:
     client.send(commands.Connection.Close(200, "", 0, 0), 1)
     text = "COMMAND_INVALID - unimplemented method"
-    assert client.told_to_the_end() == [f"connection.close 503 {text} (10, 50)", END]
+    assert client.last_words() == f"connection.close 503 {text} (10, 50)"
 
 
 def test_a_channel_method_on_the_connection(client: RawClient) -> None:
     client.send(commands.Channel.Open(), 0)
     text = "CHANNEL_ERROR - unexpected method in connection state running"
-    assert client.told_to_the_end() == [f"connection.close 504 {text} (20, 10)", END]
+    assert client.last_words() == f"connection.close 504 {text} (20, 10)"
 
 
 @pytest.mark.parametrize("said", [b"AMQP\x00\x01\x00\x00", b"HTTP/1.1"])

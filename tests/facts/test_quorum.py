@@ -132,10 +132,9 @@ def test_arguments_that_it_has(client: RawClient, arguments: dict[str, Any]) -> 
 
 def test_a_classic_queue_is_not_a_quorum_queue(client: RawClient, queue: str) -> None:
     method = commands.Queue.Declare(queue=queue, durable=True, arguments=dict(QUORUM))
-    client.send(method)
     said = "received the value 'quorum' of type 'longstr' but current is none"
     where = f"inequivalent arg 'x-queue-type' for queue '{queue}' in vhost '/'"
-    assert client.told() == [refused(f"{where}: {said}")]
+    assert client.asked(method) == [refused(f"{where}: {said}")]
 
 
 def test_a_delivery_count_of_get(client: RawClient) -> None:
@@ -158,8 +157,7 @@ def test_get_counts_what_expires_behind_its_message(client: RawClient) -> None:
     client.verdicts(1)
     client.send(commands.Basic.Get(queue=queue))
     assert client.told(3)[0] == f"basic.getok 1 False  {queue} 1"
-    client.send(commands.Basic.Get(queue=queue))
-    assert client.told() == ["basic.getempty"]
+    assert client.asked(commands.Basic.Get(queue=queue)) == ["basic.getempty"]
 
 
 def wait_for_messages(client: RawClient, queue: str, count: int) -> None:

@@ -42,8 +42,7 @@ def test_an_alternate_exchange_that_routes(client: RawClient, queue: str) -> Non
     alternate = client.declare_exchange(unique("alternate"), "fanout")
     client.bind(queue, alternate)
     first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": alternate})
-    client.publish("key", exchange=first)
-    assert client.told() == ROUTED
+    assert client.published("key", exchange=first) == ROUTED
     assert client.drained(queue) == [b"x"]
 
 
@@ -52,8 +51,7 @@ def test_alternate_exchanges_in_a_row(client: RawClient, queue: str) -> None:
     client.bind(queue, last)
     middle = client.declare_exchange(unique("middle"), arguments={"alternate-exchange": last})
     first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": middle})
-    client.publish("key", exchange=first)
-    assert client.told() == ROUTED
+    assert client.published("key", exchange=first) == ROUTED
 
 
 def test_alternate_exchanges_in_a_circle(client: RawClient) -> None:
@@ -94,8 +92,7 @@ def test_a_binding_between_exchanges(client: RawClient, queue: str) -> None:
     client.publish("a.b", exchange=source)
     assert client.told(4) == returned(source, "a.b")  # a dead end
     client.bind(queue, target)
-    client.publish("a.b", exchange=source)
-    assert client.told() == ["basic.ack 2"]
+    assert client.published("a.b", exchange=source) == ["basic.ack 2"]
     unbind = commands.Exchange.Unbind(destination=target, source=source, routing_key="a.#")
     client.call(unbind, commands.Exchange.UnbindOk)
     client.publish("a.b", exchange=source)
@@ -104,8 +101,7 @@ def test_a_binding_between_exchanges(client: RawClient, queue: str) -> None:
 
 @pytest.mark.parametrize("header", ["CC", "BCC"])
 def test_a_copy_that_arrives_is_enough(client: RawClient, queue: str, header: str) -> None:
-    client.publish("nowhere", properties=Properties(headers={header: [queue]}))
-    assert client.told() == ROUTED
+    assert client.published("nowhere", properties=Properties(headers={header: [queue]})) == ROUTED
     client.send(commands.Basic.Get(queue=queue, no_ack=True))
     client.hear_only(commands.Basic.GetOk)
     headers = client.hear()[1].properties.headers
@@ -113,8 +109,7 @@ def test_a_copy_that_arrives_is_enough(client: RawClient, queue: str, header: st
 
 
 def test_a_key_and_its_copy_to_one_queue_are_one_message(client: RawClient, queue: str) -> None:
-    client.publish(queue, properties=Properties(headers={"CC": [queue, queue]}))
-    assert client.told() == ROUTED
+    assert client.published(queue, properties=Properties(headers={"CC": [queue, queue]})) == ROUTED
     assert client.drained(queue) == [b"x"]
 
 

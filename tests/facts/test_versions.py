@@ -65,8 +65,7 @@ def test_whether_a_confirm_stands_for_an_fsync(
     rabbitmq_node.eval(f"[erlang:trace_pattern(F, true, [call_count]) || F <- {SYNCS}].")
     try:
         for tag in range(2, PUBLISHES + 2):
-            client.publish(name)
-            assert client.told() == [f"basic.ack {tag}"]
+            assert client.published(name) == [f"basic.ack {tag}"]
         counted = rabbitmq_node.eval(
             f"lists:sum([element(2, erlang:trace_info(F, call_count)) || F <- {SYNCS}])."
         )

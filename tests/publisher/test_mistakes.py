@@ -299,15 +299,12 @@ def test_connections_of_sqlalchemy_and_django_have_an_integration(tmp_path: Path
             Outbox(tmp_path / "o.db").enqueue(b"x", routing_key="q", connection=_of(library))
 
 
-def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
-    async def main() -> None:
-        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            with pytest.warns(RuntimeWarning, match="use AsyncPublisher") as warned:
-                publisher.publish(b"x", routing_key="q")
-            assert warned[0].filename == __file__
+async def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with pytest.warns(RuntimeWarning, match="use AsyncPublisher") as warned:
             publisher.publish(b"x", routing_key="q")
-
-    asyncio.run(main())
+        assert warned[0].filename == __file__
+        publisher.publish(b"x", routing_key="q")
 
 
 @pytest.mark.parametrize(
@@ -317,7 +314,7 @@ def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
         lambda publisher, message: publisher.publish_many([message]),
     ],
 )
-def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
+async def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
     publish: Callable[[Publisher, Message], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was handed over may be stored and sent, although its caller got an exception."""
@@ -329,24 +326,17 @@ def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
         put(inbox, chunk)
 
     monkeypatch.setattr(Inbox, "put", noted)
-
-    async def main() -> None:
-        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            with warnings.catch_warnings(action="error"), pytest.raises(RuntimeWarning):
-                publish(publisher, Message(b"x", routing_key="q"))
-            assert not handed_over
-            publisher.publish(b"x", routing_key="q", message_id="second")
-            assert publisher.close(0).counters.stored == 1
-
-    asyncio.run(main())
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with warnings.catch_warnings(action="error"), pytest.raises(RuntimeWarning):
+            publish(publisher, Message(b"x", routing_key="q"))
+        assert not handed_over
+        publisher.publish(b"x", routing_key="q", message_id="second")
+        assert publisher.close(0).counters.stored == 1
 
 
-def test_in_a_thread_beside_an_event_loop_it_does_not_warn() -> None:
-    async def main() -> None:
-        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            await asyncio.to_thread(publisher.publish, b"x", routing_key="q")
-
-    asyncio.run(main())
+async def test_in_a_thread_beside_an_event_loop_it_does_not_warn() -> None:
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        await asyncio.to_thread(publisher.publish, b"x", routing_key="q")
 
 
 def wrong(value: object) -> Any:

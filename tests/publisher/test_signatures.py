@@ -1,6 +1,5 @@
 """Options and fields have one home; both publishers take all of them, and nothing else."""
 
-import asyncio
 import inspect
 from typing import Any, get_type_hints
 
@@ -69,19 +68,15 @@ def test_a_connection_is_no_option_of_publisher() -> None:
         Publisher(AWAY, outbox=None, connection=object())  # type: ignore[call-arg]
 
 
-def test_an_unknown_field_is_named_and_nothing_is_stored() -> None:
+async def test_an_unknown_field_is_named_and_nothing_is_stored() -> None:
     with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
         with pytest.raises(TypeError, match="unexpected keyword argument 'exchnge'"):
             publisher.publish(b"x", exchnge="e")  # type: ignore[call-arg]
         assert publisher.status.open == 0
-
-    async def main() -> None:
-        async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            with pytest.raises(TypeError, match="unexpected keyword argument 'exchnge'"):
-                await publisher.publish(b"x", exchnge="e")  # type: ignore[call-arg]
-            assert publisher.status.open == 0
-
-    asyncio.run(main())
+    async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'exchnge'"):
+            await publisher.publish(b"x", exchnge="e")  # type: ignore[call-arg]
+        assert publisher.status.open == 0
 
 
 def test_an_id_of_none_is_generated() -> None:

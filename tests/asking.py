@@ -1,0 +1,75 @@
+"""What tests put into an outbox and ask of it, whether it is in a file or in a database.
+
+Knows: what the tables of both are called. Must never know: what a test expects.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from reliablepub import Message, Outbox, OutboxKeys
+from reliablepub.outbox.database import Database
+from reliablepub.outbox.entry import Store
+from tests import sqlite
+from tests.stores import Where, open_store
+
+
+def fill(where: Where | Database, *messages: Message, keys: OutboxKeys | None = None) -> None:
+    """Store messages as an application does."""
+    with Outbox(where, keys=keys) as outbox:
+        for message in messages:
+            outbox.enqueue(message)
+
+
+def opened(where: Where, **settings: Any) -> "closing[Store]":
+    """The store of a relay, for a block."""
+    return closing(open_store(where, **settings))
+
+
+def read(store: Store, first: int = 1, last: int = 99) -> list[Message]:
+    """What a relay reads of the messages with these ids, unless it parks them."""
+    entries, _ = store.read_ready(first, last, limit=99, bytes_max=10**9)
+    return [entry.message for entry in entries]
+
+
+def read_due(store: Store, now: float = 1e12) -> list[Message]:
+    """What a relay reads of the messages that are due until then."""
+    entries, _ = store.read_due(now, limit=99, bytes_max=10**9, loaded=())
+    return [entry.message for entry in entries]
+
+
+def message_ids(where: Where) -> list[object]:
+    """Of the messages that are open."""
+    return [row["message_id"] for row in Outbox(where).rows("open")]
+
+
+def sql(where: Where, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run a statement in a transaction of its own; its rows.
+
+    Args:
+        where: the outbox.
+        statement: with ``reliablepub.`` before the names of tables, and ``?`` for each value.
+        values: what stands there.
+    """
+    if isinstance(where, Path):
+        return sqlite.sql(where, statement.replace("reliablepub.", "reliablepub_"), values=values)
+    import psycopg  # noqa: PLC0415 - tests without a PostgreSQL do not need it
+
+    with closing(psycopg.connect(where)) as connection, connection:
+        cursor = connection.execute(statement.replace("?", "%s").encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def count(where: Where, table: str) -> int:
+    """How many rows one of our tables has."""
+    [(rows,)] = sql(where, f"SELECT count(*) FROM reliablepub.{table}")
+    return int(rows)
+
+
+def confirm(store: Store, entries: Sequence[Any]) -> None:
+    """Store entries, and have them confirmed."""
+    from reliablepub.outbox.entry import Changes
+
+    store.commit(Changes(new=list(entries)))
+    store.commit(Changes(confirmed=list(entries)))
