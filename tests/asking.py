@@ -3,15 +3,15 @@
 Knows: what the tables of both are called. Must never know: what a test expects.
 """
 
-from collections.abc import Sequence
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.outbox.database import Database
-from reliablepub.outbox.entry import Store
-from tests import sqlite
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Store
+from tests.outcomes import REFUSED
 from tests.stores import Where, open_store
 
 
@@ -44,6 +44,15 @@ def message_ids(where: Where) -> list[object]:
     return [row["message_id"] for row in Outbox(where).rows("open")]
 
 
+def connect(where: Where) -> Any:
+    """The application's own connection to the database of an outbox."""
+    if isinstance(where, Path):
+        return sqlite3.connect(where)
+    import psycopg  # noqa: PLC0415 - tests without a PostgreSQL do not need it
+
+    return psycopg.connect(where)
+
+
 def sql(where: Where, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     """Run a statement in a transaction of its own; its rows.
 
@@ -53,11 +62,11 @@ def sql(where: Where, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         values: what stands there.
     """
     if isinstance(where, Path):
-        return sqlite.sql(where, statement.replace("reliablepub.", "reliablepub_"), values=values)
-    import psycopg  # noqa: PLC0415 - tests without a PostgreSQL do not need it
-
-    with closing(psycopg.connect(where)) as connection, connection:
-        cursor = connection.execute(statement.replace("?", "%s").encode(), values or None)
+        statement = statement.replace("reliablepub.", "reliablepub_")
+    else:
+        statement = statement.replace("?", "%s")
+    with closing(connect(where)) as connection, connection:
+        cursor = connection.execute(statement, values)
         return cursor.fetchall() if cursor.description else []
 
 
@@ -67,9 +76,13 @@ def count(where: Where, table: str) -> int:
     return int(rows)
 
 
-def confirm(store: Store, entries: Sequence[Any]) -> None:
+def confirm(store: Store, *entries: Entry) -> None:
     """Store entries, and have them confirmed."""
-    from reliablepub.outbox.entry import Changes
+    store.commit(Changes(new=[*entries]))
+    store.commit(Changes(confirmed=[*entries]))
 
-    store.commit(Changes(new=list(entries)))
-    store.commit(Changes(confirmed=list(entries)))
+
+def park(store: Store, *entries: Entry, at: float = 2.0) -> None:
+    """Have entries refused and parked."""
+    attempts = [Attempt(entry, "1-1", tag, REFUSED, at) for tag, entry in enumerate(entries, 1)]
+    store.commit(Changes(parked=attempts, attempts=attempts))

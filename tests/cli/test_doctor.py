@@ -35,8 +35,9 @@ from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import WatchedLoop
 from reliablepub.transport.probe import Probe
+from tests.asking import fill
 from tests.chaos.proxy import Proxy
-from tests.cli.conftest import NOBODY, Run, fill
+from tests.cli.conftest import NOBODY, Run
 from tests.cli.test_app import section
 from tests.names import HANGS_UP, half_dead_name
 from tests.waiting import until

@@ -17,7 +17,8 @@ from reliablepub.cli import loglines
 from reliablepub.cli.output import print_note
 from reliablepub.relay.status import described
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, fill, line_of
+from tests.asking import fill
+from tests.cli.conftest import NOBODY, Cli, line_of
 
 EVERY_LINE = {"time", "level", "logger", "text", "event"}
 

@@ -17,7 +17,8 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.status_file import write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.cli.conftest import Run, fill, ids, parsed, refused
+from tests.asking import fill
+from tests.cli.conftest import Run, ids, parsed, refused
 from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
 from tests.outcomes import RETURNED

@@ -31,7 +31,8 @@ from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import Run, fill, refused
+from tests.asking import fill
+from tests.cli.conftest import Run, refused
 from tests.postgres import PostgresServer
 from tests.waiting import until
 

@@ -11,7 +11,8 @@ from reliablepub import Message, Publisher, RetryPolicy, Unroutable
 from reliablepub.errors import OutboxDiskFull
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Run, fill, parsed, refused
+from tests.asking import fill
+from tests.cli.conftest import Run, parsed, refused
 from tests.sqlite import sql
 
 EVERY_COMMAND = [

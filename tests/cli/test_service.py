@@ -30,7 +30,8 @@ from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, fill, line_of, lines_of
+from tests.asking import fill
+from tests.cli.conftest import NOBODY, Cli, line_of, lines_of
 from tests.waiting import until
 
 

@@ -15,7 +15,8 @@ from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import Run, fill, refused, state_of
+from tests.asking import fill
+from tests.cli.conftest import Run, refused, state_of
 from tests.cli.test_app import json_keys
 from tests.waiting import until
 

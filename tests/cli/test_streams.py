@@ -13,7 +13,8 @@ from rich.progress import Progress
 from reliablepub import Message
 from reliablepub.cli.progress import Bar
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import ROOT, fill
+from tests.asking import fill
+from tests.cli.conftest import ROOT
 
 _PLAIN = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 _LATIN = "schlüssel"

@@ -20,7 +20,8 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.cli.conftest import Cli, fill, refused
+from tests.asking import fill
+from tests.cli.conftest import Cli, refused
 from tests.cli.trouble import make_trouble
 from tests.sqlite import sql
 

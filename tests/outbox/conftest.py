@@ -43,6 +43,12 @@ def store(path: Path) -> Iterator[SqliteStore]:
 
 
 @pytest.fixture
+def url(postgres_outbox: str) -> str:
+    """The outbox of a test that is about PostgreSQL."""
+    return postgres_outbox
+
+
+@pytest.fixture
 def app(path: Path) -> Iterator[sqlite3.Connection]:
     """The application's own connection to the file, with a table of its own."""
     with closing(sqlite3.connect(path)) as connection:
