@@ -358,8 +358,7 @@ def test_no_part_of_a_file_is_left(
 def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> None:
     path = tmp_path / "sealed.db"
     fill(path, Message(b"plain", "orders", "key"))
-    with Outbox(path, keys=OutboxKeys({"one": bytes(32)})) as outbox:
-        outbox.enqueue(Message(b"secret", "orders", "key"))
+    fill(path, Message(b"secret", "orders", "key"), keys=OutboxKeys({"one": bytes(32)}))
     target = tmp_path / "all.ndjson"
     for to in ((), ("--to", target)):
         refused(

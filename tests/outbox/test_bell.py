@@ -16,6 +16,7 @@ from reliablepub.outbox.sqlite import bell as bells
 from reliablepub.outbox.sqlite.bell import MISSED_MAX, Bell
 from reliablepub.outbox.sqlite.location import libc
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import fill
 from tests.outbox.conftest import Make
 from tests.sqlite import sql
 
@@ -40,8 +41,7 @@ def is_readable(bell: Bell) -> bool:
 
 
 def enqueue(path: Path) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q"))
+    fill(path, Message(b"", routing_key="q"))
 
 
 def in_a_transaction(path: Path) -> None:

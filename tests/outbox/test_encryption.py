@@ -104,8 +104,7 @@ def test_whatever_it_is_read_for_it_is_what_was_accepted(where: Where, keys: Out
 def test_keys_are_rotated(path: Path) -> None:
     both = {"new": NEW, "old": OLD}
     for number, keys in enumerate((OutboxKeys({"old": OLD}), OutboxKeys(both)), 1):
-        with Outbox(path, keys=keys) as outbox:
-            outbox.enqueue(message(number))
+        fill(path, message(number), keys=keys)
     query = "SELECT properties FROM reliablepub.messages ORDER BY id"
     assert sql(path, query) == [('{"$key":"old","v":2}',), ('{"$key":"new","v":2}',)]
     with opened(path, keys=OutboxKeys(both)) as store:
@@ -155,8 +154,7 @@ def test_a_relay_without_the_key_says_so_and_stops(path: Path, keys: OutboxKeys)
 def test_a_relay_with_the_key_sends_what_was_accepted(where: Where, keys: OutboxKeys) -> None:
     with FakeBroker() as broker:
         broker.declare_queue("all")
-        with Outbox(where, keys=keys) as outbox:
-            outbox.enqueue(Message(**SECRET, routing_key="all"))
+        fill(where, Message(**SECRET, routing_key="all"), keys=keys)
         with Publisher(broker.url, outbox=where, outbox_keys=keys) as publisher:
             publisher.publish(b"another", routing_key="all").result(60)
             publisher.flush(60)
@@ -347,8 +345,7 @@ def test_keys_are_rotated_without_a_gap(path: Path) -> None:
     for before, after in pairwise(steps):
         for enqueuer, relay in ((before, after), (after, before), (after, after)):
             number += 1
-            with Outbox(path, keys=OutboxKeys(enqueuer)) as outbox:
-                outbox.enqueue(message(number))
+            fill(path, message(number), keys=OutboxKeys(enqueuer))
             with opened(path, keys=OutboxKeys(relay)) as store:
                 assert message(number) in read(store)
     with Outbox(path, keys=OutboxKeys(steps[-1])) as outbox:
@@ -536,9 +533,7 @@ def test_without_cryptography_it_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_each_message_has_a_nonce_of_its_own(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        for _ in range(50):
-            outbox.enqueue(message())
+    fill(path, *(message() for _ in range(50)), keys=keys)
     query = "SELECT count(DISTINCT substr(body, 9, 12)) FROM reliablepub.messages"
     assert sql(path, query) == [(50,)]
 

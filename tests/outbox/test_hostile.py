@@ -23,6 +23,7 @@ from reliablepub.outbox.rows import COUNT_MAX, ID_MAX, SIZE_MAX, TIME_MAX, check
 from reliablepub.outbox.sqlite.salvage import Pages, Value, _checksum
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.outbox.conftest import Make
 from tests.outcomes import REFUSED
 from tests.sqlite import sql
@@ -417,8 +418,7 @@ def test_a_size_is_not_believed(open_and_parked: Path) -> None:
 
 def plant(path: Path, **columns: Any) -> None:
     """A row as an intruder writes it: the checksum fits."""
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"planted", routing_key="all", message_id="m"))
+    fill(path, Message(b"planted", routing_key="all", message_id="m"))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for name, value in columns.items():
             connection.execute(f"UPDATE reliablepub_messages SET {name} = ?", (value,))
@@ -467,8 +467,7 @@ def test_what_cannot_be_sent_is_parked_and_the_relay_goes_on(
     path: Path, columns: dict[str, object]
 ) -> None:
     plant(path, **columns)
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"fine", routing_key="all"))
+    fill(path, Message(b"fine", routing_key="all"))
     with FakeBroker() as broker:
         broker.declare_queue("all")
         for _ in range(2):

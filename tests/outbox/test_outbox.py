@@ -42,6 +42,7 @@ from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.asking import fill
 from tests.lazy import Lazy
 from tests.outbox.conftest import Make
 from tests.outcomes import RETURNED
@@ -316,8 +317,7 @@ def test_a_database_of_an_application_becomes_an_outbox(
     if use == "relay":
         SqliteStore(path).close()
     else:
-        with Outbox(path) as outbox:
-            outbox.enqueue(Message(b"x"))
+        fill(path, Message(b"x"))
     assert Outbox(path).status().open == (use == "enqueue")
     assert app.execute("SELECT id FROM orders").fetchall() == [(1,)]
 
@@ -685,8 +685,7 @@ def test_the_position_in_a_folder_of_others_is_not_guessed(
 
 
 def test_a_transaction_that_has_only_begun_waits_for_another_writer(path: Path) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"1"))
+    fill(path, Message(b"1"))
     with (
         closing(sqlite3.connect(path, isolation_level=None)) as app,
         closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other,
@@ -780,16 +779,14 @@ def test_no_id_is_assigned_twice_although_an_application_numbers_its_rows_anew(
         store.commit(Changes(confirmed=new[:2], parked=[attempt], attempts=[attempt]))
         sql(path, change)
         assert store.snapshot().last_id == 3
-        with Outbox(path) as outbox:
-            outbox.enqueue(b"by another process")
+        fill(path, Message(b"by another process"))
         assert store.snapshot().last_id == 4, "or the relay would not look for it"
         sql(path, change)
         last = entry()
         assert store.commit(Changes(new=[last])).last_id == last.id == 5
         sql(path, change)
     other = path.with_name("other.db")
-    with Outbox(other) as outbox:
-        outbox.enqueue(b"from elsewhere")
+    fill(other, Message(b"from elsewhere"))
     list(import_lines(outbox_at(path), export_lines(outbox_at(other), [1]), "other"))
     assert [row["id"] for row in Outbox(path).rows("open")] == [4, 5, 6]
 

@@ -35,6 +35,7 @@ from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections, server_down
 from tests.postgres import PostgresServer
@@ -42,19 +43,6 @@ from tests.stores import begin_anew
 from tests.waiting import until
 
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
-
-
-@pytest.fixture
-def url(postgres_url: str) -> str:
-    """An outbox of this test's own."""
-    Outbox(postgres_url).create()
-    return postgres_url
-
-
-@pytest.fixture
-def own(url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(Server.of(url))) as opened:
-        yield opened
 
 
 def message_ids(entries: list[Entry]) -> list[str | None]:
@@ -96,8 +84,7 @@ def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
     postgres_server: PostgresServer, url: str, own: PostgresStore
 ) -> None:
     """A crash forgets what was rolled back just before; later transactions get those numbers."""
-    with Outbox(url) as outbox:
-        outbox.enqueue(Message(b"", message_id="before"))
+    fill(url, Message(b"", message_id="before"))
     with psycopg.connect(url) as application:
         application.execute("CREATE TABLE orders (n integer)")
         application.commit()
@@ -112,8 +99,7 @@ def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
         assert not own.changed_elsewhere()
         postgres_server.kill()
     postgres_server.start()
-    with Outbox(url) as outbox:
-        outbox.enqueue(Message(b"", message_id="after"))
+    fill(url, Message(b"", message_id="after"))
     begin_anew(own)
     after = own.snapshot()
     entries, _ = own.read_ready(before.last_id + 1, after.last_id, **ALL)
@@ -169,8 +155,7 @@ def test_a_message_that_is_imported_slowly_is_found(url: str, own: PostgresStore
     def work(session: Session) -> None:
         (row["id"],) = session.run("next_id").fetchone()
         session.run("import_open", row).fetchone()
-        with Outbox(url) as outbox:
-            outbox.enqueue(Message(b"", message_id="later"))
+        fill(url, Message(b"", message_id="later"))
         assert own.changed_elsewhere()
         assert own.snapshot().last_id > row["id"]
         session.run("change_ledger", NO_CHANGE | {"stored": 1, "shard": 0, "open_bytes": 10})

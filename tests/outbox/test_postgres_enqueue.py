@@ -28,11 +28,6 @@ LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
 def app(url: str) -> Iterator[psycopg.Connection]:
     with closing(psycopg.connect(url)) as connection:
         yield connection

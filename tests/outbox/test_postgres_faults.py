@@ -34,6 +34,7 @@ from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections
 from tests.postgres import PostgresServer
@@ -68,11 +69,6 @@ BREAK = """
 
 
 @pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
 def break_(url: str) -> Break:
     """Have so many inserts into a table fail, at once or when they are committed."""
 
@@ -86,12 +82,6 @@ def break_(url: str) -> Break:
             connection.execute(text.encode())
 
     return run
-
-
-@pytest.fixture
-def own(url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(Server.of(url))) as store:
-        yield store
 
 
 def message_ids(url: str) -> list[object]:
@@ -259,8 +249,7 @@ def test_a_disk_that_fails_is_told_and_tried_again(url: str, break_: Break) -> N
         with pytest.raises(OutboxDiskFailed, match="look at the logs of the server"):
             publisher.publish(b"", routing_key="orders")
         break_("I/O error", "turns", times=0)
-        with Outbox(url) as outbox:
-            outbox.enqueue(Message(b"", routing_key="orders"))
+        fill(url, Message(b"", routing_key="orders"))
         until(lambda: len(broker.messages("orders")) == 2)
     assert_counted(url)
 

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -42,23 +42,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.postgres
 
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
-
-
-@pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
-def own(url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(Server.of(url))) as store:
-        yield store
-
-
-@pytest.fixture
-def admin(url: str) -> Iterator[psycopg.Connection]:
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        yield connection
 
 
 def message_ids(entries: list[Entry]) -> list[str | None]:

@@ -86,11 +86,6 @@ class Replica:
 
 
 @pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
 def replica(url: str, postgres_server: PostgresServer) -> Iterator[Replica]:
     replica = Replica(postgres_server, url.rpartition("/")[2])
     yield replica

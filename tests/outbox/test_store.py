@@ -24,6 +24,7 @@ from reliablepub.outbox.sqlite.lock import lock_path
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
+from tests.asking import fill
 from tests.outbox.conftest import Make
 from tests.outbox.shim import shim
 from tests.outcomes import RETURNED
@@ -644,8 +645,7 @@ def test_rows_go_where_others_were_and_each_page_is_written_once(path: Path, ent
 def test_a_backup_that_is_restored_into_the_open_file_stops_the_relay(
     path: Path, tmp_path: Path, entry: Make, made: str
 ) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b""))
+    fill(path, Message(b""))
 
     def copy(source: Path, target: Path) -> None:
         with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
@@ -682,8 +682,7 @@ def test_a_relay_ends_when_a_backup_is_restored_into_its_file(
         new = [entry() for _ in range(3)]
         store.commit(Changes(new=new))
         copy_by_sqlite(backup, path)
-        with Outbox(path) as outbox:
-            outbox.enqueue(b"with an id that was assigned before")
+        fill(path, Message(b"with an id that was assigned before"))
         call: Callable[[], object] = {
             "looking": store.snapshot,
             "storing": lambda: store.commit(Changes(new=[entry() for _ in range(9)])),

@@ -41,6 +41,7 @@ from reliablepub import (
 from reliablepub.outbox.postgres.enqueue import execute
 from reliablepub.relay.handover import Chunk, Inbox
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.lazy import Lazy
 from tests.waiting import until
 
@@ -509,5 +510,4 @@ def test_eventlet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
     with pytest.raises(ConfigurationError, match="eventlet has replaced those of this process"):
         Publisher("amqp://localhost/", outbox=tmp_path / "o.db")
-    with Outbox(tmp_path / "o.db") as outbox:
-        outbox.enqueue(b"x", routing_key="q")
+    fill(tmp_path / "o.db", Message(b"x", routing_key="q"))

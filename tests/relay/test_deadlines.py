@@ -15,6 +15,7 @@ from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.relay import LAZY_COMMIT_S
+from tests.asking import fill
 from tests.relay.conftest import Build
 from tests.relay.scripted import Time, Told, World, connected, disk_full, patient
 
@@ -251,8 +252,7 @@ def test_what_another_process_put_in_expires_without_being_read_first(
 ) -> None:
     w = World(sqlite, loaded_max=2)
     w.sends("a", "b")
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", message_id="other", expires_in_s=1.0))
+    fill(path, Message(b"", message_id="other", expires_in_s=1.0))
     w.turn(after_s=POLL_S)
     w.turn(after_s=10_000_000_000.0)  # past the real time
     assert ledger(w) == (0, 0, 1, 2)

@@ -22,6 +22,7 @@ from reliablepub.relay.loaded import Backlog
 from reliablepub.relay.relay import STRANDED_S
 from reliablepub.relay.setback import RETRY_S
 from reliablepub.relay.thread import Flush
+from tests.asking import fill
 from tests.relay.conftest import Build
 from tests.relay.scripted import PARK_AT_ONCE, World, connected, patient
 from tests.sqlite import sql
@@ -207,8 +208,7 @@ def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fa
 ) -> None:
     w = connected(sqlite)
     w.turn()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    fill(path, Message(b"", routing_key="q", message_id="a"))
     errors = fails_once(w, "snapshot")
     w.turns(5, after_s=1.0)
     assert not errors
@@ -222,8 +222,7 @@ def test_a_read_that_fails_is_told_to_callers_and_repeated(
 ) -> None:
     w = connected(sqlite)
     w.turn()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    fill(path, Message(b"", routing_key="q", message_id="a"))
     fails_once(w, read, kind)
     turned_away = w.hand_over("b")
     w.turn(after_s=1.0)
@@ -284,8 +283,7 @@ def test_trouble_of_an_idle_relay_ends_with_the_first_read_that_succeeds(
 def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, path: Path) -> None:
     w = connected(sqlite)
     w.turn()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    fill(path, Message(b"", routing_key="q", message_id="a"))
     w.time.now += 1e9  # so that the message is due by the virtual clock
     errors = fails_once(w, "changed_elsewhere")
     flush = Flush(Latch())
@@ -301,9 +299,7 @@ def test_expired_messages_do_not_fill_the_memory_while_no_commit_succeeds(
     sqlite: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reliablepub.relay.loaded.PAGE", 2)
-    with Outbox(path) as outbox:
-        for n in range(40):
-            outbox.enqueue(Message(b"", message_id=str(n), expires_in_s=1.0))
+    fill(path, *(Message(b"", message_id=str(n), expires_in_s=1.0) for n in range(40)))
     w = World(sqlite, loaded_max=4)
     w.time.now += 1e10
     w.store.fails = lambda _turn: OutboxLocked("locked by another process")
@@ -324,8 +320,7 @@ def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(
     w.turn()
     w.time.now += POLL_S
     assert w.relay.idle_s() is not None
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", message_id="other"))
+    fill(path, Message(b"", message_id="other"))
     assert w.relay.idle_s() is not None, "it has just looked"
     w.time.now += POLL_S
     assert w.relay.idle_s() is None
@@ -344,8 +339,7 @@ def test_memory_full_and_something_to_read_is_no_reason_to_spin(
 ) -> None:
     w = World(sqlite, loaded_max=2)
     w.sends("a", "b")
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", message_id="other"))
+    fill(path, Message(b"", message_id="other"))
     w.turn(after_s=POLL_S)
     wait_s = w.turn(after_s=POLL_S / 5)
     assert wait_s is not None
@@ -495,9 +489,7 @@ def hide(path: Path, id_: int) -> None:
 
 
 def test_a_message_that_a_damaged_index_hides_is_named(path: Path) -> None:
-    with Outbox(path) as outbox:
-        for name in "abc":
-            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    fill(path, *(Message(b"", routing_key="q", message_id=name) for name in "abc"))
     hide(path, 2)
     with closing(SqliteStore(path)) as store:
         w = connected(store)

@@ -21,6 +21,7 @@ from reliablepub.outbox.sqlite.transactions import transaction
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.loaded import PAGE
+from tests.asking import fill
 from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World, connected, disk_full, patient
 from tests.stores import open_store
@@ -56,9 +57,7 @@ def assert_all_go(w: World, sent: list[str]) -> None:
 
 
 def enqueue(path: Path, *ids: str, key: str | None = "k") -> None:
-    with Outbox(path) as outbox:
-        for id_ in ids:
-            outbox.enqueue(Message(b"", message_id=id_, ordering_key=key))
+    fill(path, *(Message(b"", message_id=id_, ordering_key=key) for id_ in ids))
 
 
 # -------------------------------------------------------------------- one after the other

@@ -20,6 +20,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.loaded import Waiters
+from tests.asking import fill
 from tests.relay.scripted import Told, World, connected, disk_full, patient
 
 
@@ -295,9 +296,7 @@ def test_interventions_are_forgotten_with_their_messages(
     path: Path, step_in: Callable[..., Effect]
 ) -> None:
     day = 86_400.0
-    with Outbox(path) as outbox:
-        for _ in range(2):
-            outbox.enqueue(Message(b"x"))
+    fill(path, *(Message(b"x") for _ in range(2)))
     what = Intervention(Action.PARK, person="jo")
     assert intervene(outbox_at(path), [1, 2], what, clock=lambda: day).changed == 2
     gone = Intervention(Action.DISCARD, person="jo")
