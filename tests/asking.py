@@ -76,6 +76,12 @@ def count(where: Where, table: str) -> int:
     return int(rows)
 
 
+def stored(store: Store, *entries: Entry) -> list[Entry]:
+    """Entries that a relay has stored."""
+    store.commit(Changes(new=[*entries]))
+    return [*entries]
+
+
 def confirm(store: Store, *entries: Entry) -> None:
     """Store entries, and have them confirmed."""
     store.commit(Changes(new=[*entries]))

@@ -31,6 +31,7 @@ from reliablepub.transport.aio_pika import Guest
 from reliablepub.transport.aiormq_hooks import GuestChannels
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import Run, in_each_loop
+from tests.between import before
 from tests.policies import AT_ONCE
 from tests.waiting import until_async
 
@@ -238,13 +239,7 @@ async def test_a_channel_that_the_broker_closed_is_forgotten(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guests: list[Guest] = []
-    connect = Guest.connect
-
-    def noted(guest: Guest) -> None:
-        guests.append(guest)
-        connect(guest)
-
-    monkeypatch.setattr(Guest, "connect", noted)
+    before(monkeypatch, Guest, "connect", guests.append)
     async with (
         host(broker.url) as connection,
         AsyncPublisher(connection=connection, outbox=None, retry=AT_ONCE) as publisher,

@@ -103,16 +103,14 @@ def test_nack(node: Node, client: Client) -> None:
 
 def test_return_although_routable(node: Node, client: Client) -> None:
     node.script.inject(faults.Return())
-    client.publish()
-    assert client.names() == ["Basic.Return", "ContentHeader", "ContentBody", "Basic.Ack"]
+    assert client.publish().names() == ["Basic.Return", "ContentHeader", "ContentBody", "Basic.Ack"]
     assert fates(node) == [Fate.RETURNED]
     assert not node.vhost.queues["q"].ready
 
 
 def test_return_of_what_is_not_mandatory_is_only_an_ack(node: Node, client: Client) -> None:
     node.script.inject(faults.Return())
-    client.publish(mandatory=False)
-    assert client.names() == ["Basic.Ack"]
+    assert client.publish(mandatory=False).names() == ["Basic.Ack"]
     assert fates(node) == [Fate.UNROUTABLE]
 
 
@@ -138,8 +136,7 @@ def test_released_before_it_is_written_a_confirm_is_not_held(node: Node, client:
     node.script.inject(faults.HoldConfirms())
     client.publish()
     node.release_confirms()
-    client.wait(1)
-    assert client.confirms() == ["ack 1"]
+    assert client.wait(1).confirms() == ["ack 1"]
 
 
 def test_a_held_confirm_holds_back_multiple_acks(node: Node, client: Client) -> None:
@@ -230,8 +227,7 @@ def test_close_connection(node: Node, client: Client, accepted: bool) -> None:  
     assert client.only(commands.Connection.Close).reply_code == 541
     assert client.names() == []
     assert len(node.vhost.queues["q"].ready) == accepted
-    client.send(commands.Connection.CloseOk(), 0)
-    assert client.connection.ending is Ending.FLUSH
+    assert client.send(commands.Connection.CloseOk(), 0).connection.ending is Ending.FLUSH
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -279,18 +275,14 @@ def test_block_withholds_the_publish_that_meets_it(node: Node, client: Client) -
     node.unblock()
     client.listen()
     client.only(commands.Connection.Unblocked)
-    client.wait(0.01)
-    assert client.confirms() == ["ack 3 multiple"]
+    assert client.wait(0.01).confirms() == ["ack 3 multiple"]
     assert fates(node) == [Fate.ACCEPTED] * 3
 
 
 def test_block_ends_by_itself(node: Node, client: Client) -> None:
     node.script.inject(faults.Block(for_s=30.0))
-    client.publish(properties=TRANSIENT)
-    client.wait(29.0)
-    assert client.confirms() == []
-    client.wait(1.1)
-    assert client.confirms() == ["ack 1"]
+    assert client.publish(properties=TRANSIENT).wait(29.0).confirms() == []
+    assert client.wait(1.1).confirms() == ["ack 1"]
 
 
 def test_freeze_withholds_and_is_announced(node: Node, client: Client) -> None:
@@ -322,8 +314,7 @@ def test_a_frozen_broker_does_not_miss_its_clients_and_may_wake_up_blocked(node:
 
 def test_two_faults_on_one_publish(node: Node, client: Client) -> None:
     node.script.inject(faults.Nack(), faults.DuplicateConfirm())
-    client.publish()
-    assert client.confirms() == ["nack 1 multiple", "nack 1"]
+    assert client.publish().confirms() == ["nack 1 multiple", "nack 1"]
 
 
 # -------------------------------------------------------------------------------- TOML

@@ -125,10 +125,7 @@ def test_input_that_is_not_decrypted_ends_a_connection_with_a_backlog(
 ) -> None:
     broker.inject(faults.SliceOutput(size=1))
     record = b"\x17\x03\x03\x00\x20" + bytes(32)  # application data that nobody encrypted
-    with (
-        connected(broker) as tcp,
-        trust.wrap_socket(tcp, server_hostname="localhost") as sock,
-    ):
+    with connected(broker) as tcp, trust.wrap_socket(tcp, server_hostname="localhost") as sock:
         sock.sendall(OPENING)
         assert sock.recv(1)  # of many that wait to be sent
         socket.socket.send(sock, record)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from click.testing import CliRunner, Result
@@ -485,10 +485,7 @@ def test_a_relay_that_hangs_is_a_problem_and_its_connection_is_not_vouched_for(p
     shown = {"pid": 17, "link": "connected", "reason": "", "since": now - 90, "at": now - 59.5}
     status = replace(Outbox(path).status(), relay=17)
     (row,) = (f for f in of_outbox(status, GOOD, now, shown) if f.check == "relay")
-    assert (row.level, row.found) == (
-        Level.PROBLEM,
-        "process 17 hangs: no sign of life for 59 s",
-    )
+    assert (row.level, row.found) == (Level.PROBLEM, "process 17 hangs: no sign of life for 59 s")
     assert "py-spy dump --pid 17" in row.remedy
     found = of_outbox(status, GOOD, now, {**shown, "at": now - 29})
     assert [f.level for f in found if f.check == "relay"] == [Level.OK, Level.OK]
@@ -521,10 +518,10 @@ def test_a_first_attempt_without_an_answer_is_a_problem_in_time(path: Path) -> N
 def test_a_disk_that_nothing_can_be_written_to_is_a_problem(
     run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/lib/orders")
-
-    monkeypatch.setattr("reliablepub.outbox.sqlite.environment.TemporaryFile", refuse)
+    monkeypatch.setattr(
+        "reliablepub.outbox.sqlite.environment.TemporaryFile",
+        Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/lib/orders")),
+    )
     result = run("--json")
     assert result.exit_code == 4
     rows = {row["check"]: row for row in json.loads(result.stdout)}

@@ -55,8 +55,7 @@ def test_a_stopped_relay_has_said_each_thing_once(cli: Cli, fake: FakeBroker) ->
     relay = cli.begin("relay", "--outbox", "o.db", "--log-format", "json")
     (first,) = lines(line_of(relay))
     assert (first["event"], first["level"]) == ("disconnected", "WARNING")
-    ended = cli.stop(relay)
-    assert [line["event"] for line in lines(ended.err)] == []
+    assert [line["event"] for line in lines(cli.stop(relay).err)] == []
 
 
 @pytest.mark.parametrize(

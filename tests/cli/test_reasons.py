@@ -60,9 +60,7 @@ def test_the_largest_group_comes_first(where: str) -> None:
     assert found(where)[:2] == [orders, gone]
     assert set(found(where)[2:]) == {missing, later}
     assert found(where, "--exchange", "orders", "--state", "parked") == [orders]
-    assert found(where, "--state", "confirmed") == [
-        (1, "confirmed", "", "q", False, None, None),
-    ]
+    assert found(where, "--state", "confirmed") == [(1, "confirmed", "", "q", False, None, None)]
     assert len(found(where, "--limit", "1")) == 1
 
 

@@ -355,7 +355,7 @@ def test_a_standby_waits_while_the_outbox_cannot_be_reached(rig: Rig) -> None:
     rig.fails = fail
     told = rig.live(life(), is_standby=True).splitlines()[:4]
     assert [line.partition("standing by: ")[2] for line in told[:3]] == [
-        *("another relay owns the outbox", "the server is away", "locked"),
+        *("another relay owns the outbox", "the server is away", "locked")
     ]
     assert told[3] == "this relay has taken over the outbox"
 

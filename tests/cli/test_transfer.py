@@ -223,8 +223,7 @@ def test_what_was_changed_since_its_export_is_stored_again(tmp_path: Path, chang
     else:
         done = run("rekey", "--accept-plaintext", "--outbox-keys", keys, "--outbox", path)
     assert done.exit_code == 0, done.stderr
-    brought = run("import", "-", "--outbox", path, input=text)
-    assert brought.stdout == "1 message stored\n"
+    assert run("import", "-", "--outbox", path, input=text).stdout == "1 message stored\n"
 
 
 def test_two_imports_of_the_same_lines_at_once_store_them_once(

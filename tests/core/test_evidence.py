@@ -178,8 +178,7 @@ def test_a_broker_that_refuses_every_message_refuses_none_for_good(places: int) 
     for _ in range(3_000):
         assert rig.step()
     assert rig.settling == {}
-    reason = rig.session.refuses_all
-    assert reason == "the broker refuses every message: 406 no"
+    assert rig.session.refuses_all == "the broker refuses every message: 406 no"
     connects, closed = rig.broker.connects, rig.broker.channels_closed
     while rig.broker.connects < connects + 50:
         assert rig.step()

@@ -100,17 +100,20 @@ class RawClient:
 
     # ------------------------------------------------------------------ speaking
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> Self:
         """Any bytes."""
         self._socket.sendall(data)
+        return self
 
-    def write_frame(self, kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> None:
+    def write_frame(self, kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> Self:
         """Any frame."""
         self.write(_FRAME.pack(kind, channel, len(payload)) + payload + end)
+        return self
 
-    def send(self, method: Frame, channel: int = 1) -> None:
+    def send(self, method: Frame, channel: int = 1) -> Self:
         """A method."""
         self.write(frame.marshal(method, channel))
+        return self
 
     def call(self, method: Frame, answer: type[F], channel: int = 1) -> F:
         """A method and its answer, which must be the next thing heard."""
@@ -127,7 +130,7 @@ class RawClient:
         mandatory: bool = True,
         immediate: bool = False,
         channel: int = 1,
-    ) -> None:
+    ) -> Self:
         """A whole publish."""
         method = commands.Basic.Publish(
             exchange=exchange, routing_key=routing_key, mandatory=mandatory, immediate=immediate
@@ -137,6 +140,7 @@ class RawClient:
             + frame.marshal(header.ContentHeader(0, len(content), properties), channel)
             + self.encode_body(content, channel)
         )
+        return self
 
     def encode_body(self, content: bytes, channel: int = 1) -> bytes:
         """A body as frames."""
@@ -222,16 +226,6 @@ class RawClient:
     def told(self, count: int = 1) -> list[str]:
         """The next frames, a line each."""
         return [told(*self.hear()) for _ in range(count)]
-
-    def asked(self, method: Frame, channel: int = 1) -> list[str]:
-        """What is told when this method is sent."""
-        self.send(method, channel)
-        return self.told()
-
-    def published(self, routing_key: str, content: bytes = b"x", **options: Any) -> list[str]:
-        """What is told when this is published."""
-        self.publish(routing_key, content, **options)
-        return self.told()
 
     def told_until(self, beginning: str) -> list[str]:
         """The next frames, up to the first whose line begins so, or to the end."""

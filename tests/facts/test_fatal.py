@@ -45,8 +45,7 @@ def test_a_channel_that_is_not_open(client: RawClient, queue: str) -> None:
 
 
 def test_a_publish_behind_our_close_ok(client: RawClient, queue: str) -> None:
-    client.publish("key", exchange="nowhere")
-    client.hear_only(commands.Channel.Close)
+    client.publish("key", exchange="nowhere").hear_only(commands.Channel.Close)
     client.send(commands.Channel.CloseOk())
     client.publish(queue)
     assert client.told_to_the_end() == [
@@ -115,8 +114,7 @@ def test_frames_that_are_none(
 def test_a_method_that_does_not_exist(
     client: RawClient, channel: int, ids: tuple[int, int]
 ) -> None:
-    client.write_frame(METHOD, channel, struct.pack(">HH", *ids))
-    assert client.told_to_the_end() == [END]
+    assert client.write_frame(METHOD, channel, struct.pack(">HH", *ids)).told_to_the_end() == [END]
 
 
 def test_arguments_that_are_cut_off(client: RawClient) -> None:
@@ -231,8 +229,7 @@ def test_another_protocol(site: Site, connect: Connect, said: bytes) -> None:
 
 def test_the_protocol_header_of_0_9(connect: Connect) -> None:
     client = connect()
-    client.write(b"AMQP\x01\x01\x00\x09")
-    client.hear_only(commands.Connection.Start)
+    client.write(b"AMQP\x01\x01\x00\x09").hear_only(commands.Connection.Start)
 
 
 def test_a_silent_peer_is_given_up(connect: Connect) -> None:
@@ -247,5 +244,4 @@ def test_anything_said_counts_as_a_heartbeat(connect: Connect, queue: str) -> No
     for _ in range(6):
         time.sleep(0.8)
         client.publish(queue)
-    lines = client.told_now()
-    assert [line for line in lines if line != "heartbeat"][-1].startswith("basic.ack")
+    assert [line for line in client.told_now() if line != "heartbeat"][-1].startswith("basic.ack")

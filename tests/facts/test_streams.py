@@ -65,7 +65,7 @@ def test_a_stream_is_durable_and_not_exclusive(
         queue="wrong", arguments=dict(STREAM), **({"durable": True} | flags)
     )
     text = f"PRECONDITION_FAILED - invalid property '{named}' for queue 'wrong' in vhost '/'"
-    assert client.asked(method) == [f"channel.close 406 {text} (50, 10)"]
+    assert client.send(method).told() == [f"channel.close 406 {text} (50, 10)"]
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,7 @@ def test_beyond_the_end(client: RawClient, arguments: dict[str, Any]) -> None:
 def test_what_comes_next(connect: Connect, client: RawClient) -> None:
     stream = stream_of(client, b"a")
     begun(client, stream)
-    other = connect().opened()
-    assert other.published(stream, b"b") == ["basic.ack 1"]
+    assert connect().opened().publish(stream, b"b").told() == ["basic.ack 1"]
     assert bodies(client, 1) == ["b'b'"]
 
 
@@ -308,7 +307,7 @@ def test_a_refused_message(client: RawClient, method: Any, ids: str) -> None:
     bodies(client, 1)
     what = "basic.nack and basic.reject not supported by stream queues"
     text = f"NOT_IMPLEMENTED - {what} queue '{stream}' in vhost '/'"
-    assert client.asked(method) == [f"connection.close 540 {text} {ids}"]
+    assert client.send(method).told() == [f"connection.close 540 {text} {ids}"]
 
 
 def test_recovering(client: RawClient) -> None:
@@ -326,5 +325,5 @@ def test_it_is_deleted_whatever_it_has(
     stream = stream_of(client, b"a")
     begun(client, stream)
     other = connect().opened()
-    assert other.asked(commands.Queue.Delete(queue=stream, **flags)) == ["queue.deleteok 0"]
+    assert other.send(commands.Queue.Delete(queue=stream, **flags)).told() == ["queue.deleteok 0"]
     assert client.told() == ["basic.cancel me True"]

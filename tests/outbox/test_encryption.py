@@ -323,8 +323,7 @@ def test_everything_is_encrypted_anew_beside_a_relay(where: Where) -> None:
         assert {row.id: row.reason for row in store.damaged()} == {5: PLAIN}
         store.commit(Changes())
     Outbox(where).retry()
-    accepting = OutboxKeys({"new": NEW}, accept_plaintext=True)
-    assert Outbox(where, keys=accepting).rekey().changed == 1
+    assert Outbox(where, keys=OutboxKeys({"new": NEW}, accept_plaintext=True)).rekey().changed == 1
     tables = ("messages", "parked", "confirmed")
     query = " UNION ".join(f"SELECT properties FROM reliablepub.{table}" for table in tables)
     assert sql(where, query) == [('{"$key":"new","v":2}',)]

@@ -392,8 +392,7 @@ def test_an_operator_can_change_the_others_and_discard_such_a_row(
     for what in (Intervention(Action.RETRY), to):
         effect = intervene(where, ids, what)
         assert (effect.changed, effect.damaged) == (2, [2])
-    left = rekey(where, OutboxKeys({"one": bytes(32)}, accept_plaintext=True)).left
-    assert list(left) == [2]
+    assert list(rekey(where, OutboxKeys({"one": bytes(32)}, accept_plaintext=True)).left) == [2]
     assert intervene(where, [2], Intervention(Action.DISCARD)).changed == 1
     with closing(SqliteStore(path)) as store:
         counters = store.commit(Changes()).counters

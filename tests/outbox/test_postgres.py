@@ -35,7 +35,8 @@ from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.asking import fill
+from tests.asking import fill, stored
+from tests.between import after
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections, server_down
 from tests.postgres import PostgresServer
@@ -295,13 +296,12 @@ def test_what_is_stored_while_a_relay_starts_is_counted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = PostgresStore._take_turn
-
-    def enqueue_after(store: PostgresStore, *arguments: Any) -> Any:
-        result = take(store, *arguments)
-        Outbox(url).enqueue(Message(b"", message_id="new"))
-        return result
-
-    monkeypatch.setattr(PostgresStore, "_take_turn", enqueue_after)
+    after(
+        monkeypatch,
+        PostgresStore,
+        "_take_turn",
+        lambda *_: Outbox(url).enqueue(Message(b"", message_id="new")),
+    )
     with closing(PostgresStore(Server.of(url))) as own:
         monkeypatch.setattr(PostgresStore, "_take_turn", take)
         last_id = own.snapshot().last_id
@@ -375,8 +375,7 @@ def test_an_owner_that_lives_keeps_its_shard(url: str, own: PostgresStore) -> No
 def test_a_silent_owner_is_replaced_and_settles_nothing(
     url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = [entry(), entry()]
-    own.commit(Changes(new=new))
+    new = stored(own, entry(), entry())
     monkeypatch.setattr(ownership, "EXPIRY_S", 0.1)
     time.sleep(0.2)
     with closing(PostgresStore(Server.of(url))) as second:

@@ -130,9 +130,7 @@ def encoded_url(postgres_server: PostgresServer) -> Iterator[Callable[[str], str
         postgres_server.drop_database(name)
 
 
-def test_a_database_that_cannot_hold_any_text_is_refused(
-    encoded_url: Callable[[str], str],
-) -> None:
+def test_a_database_that_cannot_hold_any_text_is_refused(encoded_url: Callable[[str], str]) -> None:
     url = encoded_url("LATIN1")
     with Outbox(url) as outbox:
         with pytest.raises(OutboxError, match="needs a database with encoding UTF8"):

@@ -34,7 +34,7 @@ from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.asking import fill
+from tests.asking import fill, stored
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections
 from tests.postgres import PostgresServer
@@ -190,8 +190,7 @@ def test_a_turn_is_tried_again(
 def test_a_turn_that_fails_for_longer_changes_nothing_and_is_told(
     url: str, own: PostgresStore, entry: Make, break_: Break, fault: str
 ) -> None:
-    old = [entry()]
-    own.commit(Changes(new=old))
+    old = stored(own, entry())
     break_(fault, "turns", times=100)
     is_cut = fault == "admin shutdown"
     with pytest.raises(OutboxUnsure if is_cut else OutboxLocked):

@@ -33,6 +33,7 @@ from reliablepub.outbox.postgres.store import _TRIES, PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay import relay as relay_module
 from reliablepub.testing import FakeBroker
+from tests.asking import stored
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, lost, server_down
 from tests.postgres import PostgresServer, can_connect
@@ -265,8 +266,7 @@ def test_the_confirm_of_a_lost_message_takes_no_other_with_it(
     url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
 ) -> None:
     """A crash of one server process has lost it, which a relay behind a pooler does not notice."""
-    lost = [entry() for _ in range(3)]
-    own.commit(Changes(new=lost))
+    lost = stored(own, *(entry() for _ in range(3)))
     admin.execute("UPDATE reliablepub.messages SET stored_at = stored_at + 1, message_id = 'other'")
     outcome = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
     confirmed, parked, discarded = lost
@@ -536,8 +536,7 @@ def test_a_commit_is_done_though_the_messages_that_stay_held_cannot_be_counted(
     failure = OutboxUnreachable("the connection is lost")
     Cut(monkeypatch, "read", step="count_held", error=lambda: failure)
     release = Release("orders", "created", 1, is_counted=True)
-    snapshot = own.commit(Changes(new=[entry()], released=[release]))
-    assert snapshot.counters.stored == 6
+    assert own.commit(Changes(new=[entry()], released=[release])).counters.stored == 6
     assert release.count == 1
 
 

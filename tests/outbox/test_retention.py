@@ -20,7 +20,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import retention, space
 from reliablepub.outbox.sqlite import store as store_module
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.asking import confirm, count, fill, opened, sql
+from tests.asking import confirm, count, fill, opened, park, sql, stored
 from tests.outbox.conftest import DAY_S, Clock, Make, deleting
 from tests.outbox.shim import CANTOPEN, shim
 from tests.outcomes import REFUSED
@@ -96,8 +96,7 @@ def test_a_key_is_not_forgotten_before_its_message(
         if is_parked:
             with closing(SqliteStore(path)) as store:
                 (entry,) = store.read_ready(1, 1, limit=1, bytes_max=10**9)[0]
-                attempt = Attempt(entry, "1-1", 1, REFUSED, 2.0)
-                store.commit(Changes(parked=[attempt], attempts=[attempt]))
+                park(store, entry)
         for number in range(3):
             clock.now += 30 * DAY_S
             outbox.enqueue(Message(b""), key=f"another {number}")
@@ -136,8 +135,7 @@ def test_confirmed_messages_are_kept_for_a_while_if_asked(
     path: Path, clock: Clock, entry: Make, rows: Callable[[Path], dict[str, list[Any]]]
 ) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
-        entries = [entry() for _ in range(5)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(5)))
         store.commit(Changes(confirmed=[*entries[:2], entries[3]]))
         store.commit(Changes(confirmed=entries[:2]))
         assert store.snapshot().counters.confirmed == 3
@@ -170,8 +168,7 @@ def test_they_are_pruned_in_small_steps_that_keep_up(
 ) -> None:
     monkeypatch.setattr(retention, "PRUNED_MIN", 10)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
-        entries = [entry() for _ in range(200)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(200)))
         store.commit(Changes(confirmed=entries[:100]))
         clock.now += 61
         left = [count(path, "confirmed")]
@@ -227,8 +224,7 @@ def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_go
     where: Where, clock: Clock, entry: Make
 ) -> None:
     with opened(where, clock=clock) as store:
-        entries = [entry() for _ in range(10)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(10)))
         for one in entries:
             attempts = [Attempt(one, "1-1", number, REFUSED, clock.now) for number in (1, 2, 3)]
             one.refused = 3
@@ -295,8 +291,7 @@ def test_a_page_of_the_history_whose_times_are_no_numbers_is_passed(
     path: Path, clock: Clock, entry: Make, at: str
 ) -> None:
     with closing(SqliteStore(path, clock=clock)) as store:
-        new = [entry() for _ in range(4)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry() for _ in range(4)))
         attempts = [Attempt(one, "1-1", tag, REFUSED, clock.now) for tag, one in enumerate(new, 1)]
         store.commit(Changes(rescheduled=new, attempts=attempts))
         store.commit(Changes(confirmed=new))
@@ -340,8 +335,7 @@ def test_what_is_kept_for_less_than_a_second_goes_too(
 
 def test_a_kept_message_is_no_open_one_when_the_file_is_damaged(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60)) as store:
-        entries = [entry() for _ in range(5)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(5)))
         store.commit(Changes(confirmed=entries[:3]))
     found = Outbox(path.with_name("new.db")).salvage(path)
     assert (found.open, found.broken) == (2, ())
@@ -357,8 +351,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        left = [entry(body=b"x" * 10_000) for _ in range(200)]
-        store.commit(Changes(new=left))
+        left = stored(store, *(entry(body=b"x" * 10_000) for _ in range(200)))
         sizes = [space.pages(store._writer.opened())]
         while len(left) > 2:
             store.commit(Changes(confirmed=left[:10] if len(left) > 10 else left[:-2]))
@@ -400,8 +393,7 @@ def test_a_rewrite_needs_no_temporary_file(
 ) -> None:
     monkeypatch.setattr(space, "FREE_PAGES_MIN", 50)
     with shim() as files, closing(SqliteStore(path)) as store:
-        some = [entry(body=b"x" * 100_000) for _ in range(60)]
-        store.commit(Changes(new=some))
+        some = stored(store, *(entry(body=b"x" * 100_000) for _ in range(60)))
         files.fail("open", at=1, code=CANTOPEN, is_persistent=True)
         store.commit(Changes(confirmed=some[:20]))
         store.relieve()

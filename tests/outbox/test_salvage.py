@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from zlib import crc32
 
 import pytest
@@ -21,7 +22,6 @@ from reliablepub.message import Message
 from reliablepub.outbox.admin import integrity
 from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
-from reliablepub.outbox.database import NO_VALUES
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
@@ -32,6 +32,7 @@ from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.between import before
 from tests.outbox.conftest import Make
 from tests.outcomes import REFUSED
 from tests.sqlite import sql
@@ -386,11 +387,11 @@ def test_what_the_system_refuses_is_told_in_its_words(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SqliteStore(path).close()
-
-    def refused(_: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(salvage_module, "Pages", refused)
+    monkeypatch.setattr(
+        salvage_module,
+        "Pages",
+        Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")),
+    )
     with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: Permission denied;"):
         Outbox(path.with_name("new.db")).salvage(path)
     SqliteStore(path).close()  # the relay lock was released
@@ -440,13 +441,12 @@ def test_an_audit_reads_each_row_once_and_a_piece_at_a_time(
     fill(path, 20)
     whole = Outbox(path).audit()
     asked: list[int] = []
-    run = SqliteSession.run
-
-    def counted(session: SqliteSession, name: str, values: Any = NO_VALUES) -> Any:
-        asked.append(values.get("limit", 0))
-        return run(session, name, values)
-
-    monkeypatch.setattr(SqliteSession, "run", counted)
+    before(
+        monkeypatch,
+        SqliteSession,
+        "run",
+        lambda session, name, values: asked.append(values.get("limit", 0)),
+    )
     monkeypatch.setattr(integrity, "PIECE_ROWS", rows)
     assert Outbox(path).audit() == whole
     assert whole.rows

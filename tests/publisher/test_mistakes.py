@@ -39,9 +39,10 @@ from reliablepub import (
     provision,
 )
 from reliablepub.outbox.postgres.enqueue import execute
-from reliablepub.relay.handover import Chunk, Inbox
+from reliablepub.relay.handover import Inbox
 from reliablepub.testing import FakeBroker
 from tests.asking import fill
+from tests.between import before
 from tests.lazy import Lazy
 from tests.waiting import until
 
@@ -108,10 +109,7 @@ def test_a_connection_is_for_the_other_publisher() -> None:
         ({"a": 1}, r"is dict, not bytes; Message.json\(value"),
         ("text", r"is str, not bytes; encode it"),
         (None, r"is None, not bytes; an empty body is b''"),
-        (
-            email.message.Message(),
-            r"is email.message.Message, not bytes or a reliablepub.Message$",
-        ),
+        (email.message.Message(), r"is email.message.Message, not bytes or a reliablepub.Message$"),
         (aio_pika.Message(b"x"), r"is aio_pika.message.Message, not bytes or a reliablepub"),
     ],
 )
@@ -320,13 +318,7 @@ async def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_o
 ) -> None:
     """What was handed over may be stored and sent, although its caller got an exception."""
     handed_over: list[object] = []
-    put = Inbox.put
-
-    def noted(inbox: Inbox, chunk: Chunk[Any]) -> None:
-        handed_over.append(chunk)
-        put(inbox, chunk)
-
-    monkeypatch.setattr(Inbox, "put", noted)
+    before(monkeypatch, Inbox, "put", lambda inbox, chunk: handed_over.append(chunk))
     with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
         with warnings.catch_warnings(action="error"), pytest.raises(RuntimeWarning):
             publish(publisher, Message(b"x", routing_key="q"))
@@ -351,10 +343,7 @@ ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (
-            lambda: Retries(ONCE, SOON, then=wrong("park")),
-            "then is 'park'; it takes GiveUp.P",
-        ),
+        (lambda: Retries(ONCE, SOON, then=wrong("park")), "then is 'park'; it takes GiveUp.P"),
         (
             lambda: Retries(ONCE, SOON, then=GiveUp.ARRIVED),
             "it takes GiveUp.PARK or GiveUp.DISCARD",
@@ -366,10 +355,7 @@ ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
         (lambda: OutboxKeys(wrong("x")), "takes a mapping of names to keys, not str"),
         (lambda: OutboxKeys({"a": wrong("x" * 32)}), "names as str, and keys as bytes"),
         (lambda: Queue("q", durable=wrong("yes")), "queue: durable is 'yes', not a bool"),
-        (
-            lambda: Queue("q", arguments=wrong([1])),
-            r"queue: arguments is \[1\], not a mapping",
-        ),
+        (lambda: Queue("q", arguments=wrong([1])), r"queue: arguments is \[1\], not a mapping"),
         (lambda: Outbox("o.db", keys=wrong("k")), "keys is of type str, not OutboxKeys"),
         (lambda: Outbox("o.db", hooks=wrong(print)), "it takes a list of hooks"),
         (lambda: Outbox("o.db", open_bytes_max=wrong("5")), "must be whole numbers, at least 1"),

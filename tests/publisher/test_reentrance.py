@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -352,12 +353,9 @@ def test_what_the_rooms_below_log_on_the_relays_thread_waits_for_no_handler_eith
 def test_the_error_of_a_block_is_not_hidden_by_that_of_its_end(
     outbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug")
-
     def fail() -> None:
         with Publisher(AWAY, outbox=outbox) as publisher:
-            monkeypatch.setattr(Relay, "turn", die)
+            monkeypatch.setattr(Relay, "turn", Mock(side_effect=ZeroDivisionError("a bug")))
             until(lambda: publisher.status.link is Link.FAILED)
             raise KeyError("the application's")
 

@@ -49,8 +49,7 @@ def test_the_fields_are_those_of_a_message() -> None:
 )
 def test_the_documented_defaults_are_the_defaults(name: str, text: str) -> None:
     source = inspect.getsource(PublisherOptions)
-    after = source.split(f"    {name}: ")[1].split('"""')[1]
-    assert text in " ".join(after.split())
+    assert text in " ".join(source.split(f"    {name}: ")[1].split('"""')[1].split())
     default = inspect.signature(new_client).parameters[name].default
     shown = f"{default >> 20} MiB" if name == "window_bytes_max" else f"{default:g}"
     assert text.startswith(shown)

@@ -84,8 +84,7 @@ def test_a_retry_waits_as_long_as_its_policy_says(
     world.turn(after_s=4.0)
     world.turn()
     assert len(world.sent) == sent
-    world.turns(3, after_s=0.6)
-    assert world.sent[sent:] == ["a"]
+    assert world.turns(3, after_s=0.6).sent[sent:] == ["a"]
     world.ack_all()
     for _ in range(4):
         world.turn(after_s=0.1, is_flushing=True)
@@ -96,30 +95,22 @@ def test_a_retry_waits_as_long_as_its_policy_says(
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
 def test_a_refusal_that_is_not_stored_yet_waits_no_longer(world: World, ahead: float) -> None:
     world.sends("a")
-    world.hears_nack(1)
-    world.turn(after_s=6.0)
-    assert world.sent == ["a", "a"]
+    assert world.hears_nack(1).turned(after_s=6.0).sent == ["a", "a"]
     world.store.fails = lambda _: OutboxLocked("another process has the lock")
-    world.hears_nack(2)
-    assert world.log[-1] == "failed"
+    assert world.hears_nack(2).log[-1] == "failed"
     set_clock(world, ahead)
     world.store.fails = lambda _: None
-    world.turns(4, after_s=1.0)
-    assert world.sent == ["a", "a"]
-    world.turns(3, after_s=0.6)
-    assert world.sent == ["a", "a", "a"]
+    assert world.turns(4, after_s=1.0).sent == ["a", "a"]
+    assert world.turns(3, after_s=0.6).sent == ["a", "a", "a"]
 
 
 def test_a_delay_by_the_sender_is_by_the_wall_clock(world: World) -> None:
     at = datetime.fromtimestamp(world.time.wall + 100, UTC)
     world.sends("later", not_before=at)
     set_clock(world, -HOUR)
-    world.turn(after_s=200.0)
-    assert world.sent == []
+    assert world.turned(after_s=200.0).sent == []
     set_clock(world, 0.0)
-    world.turn(after_s=1.0)
-    world.turn()
-    assert world.sent == ["later"]
+    assert world.turned(after_s=1.0).turned().sent == ["later"]
 
 
 @pytest.mark.parametrize("ahead", [HOUR, 1.0, 0.0])
@@ -146,9 +137,7 @@ def parked_head(world: World) -> int:
     """Park the first of two messages of one key, so that the second waits; return its number."""
     world.connect()
     world.sends("first", "second", ordering_key="k")
-    world.turn()
-    world.hears_nack(1)
-    assert world.sent == ["first"]
+    assert world.turned().hears_nack(1).sent == ["first"]
     return 1
 
 
@@ -263,17 +252,14 @@ def test_a_budget_in_time_is_not_spent_by_a_clock(
     world.turn()
     if where == "for a retry":
         set_clock(world, ahead)
-    world.turn(after_s=6.0)
-    world.turn()
-    assert world.sent == ["a", "a"]
+    assert world.turned(after_s=6.0).turned().sent == ["a", "a"]
     if where == "in memory":
         set_clock(world, ahead)
         world.turn()
     world.hears_nack(2)
     assert told.outcomes == {}
     world.time.now += 24 * HOUR
-    world.turns(2)
-    assert world.sent == ["a", "a", "a"]
+    assert world.turns(2).sent == ["a", "a", "a"]
     world.hears_nack(3)
     assert told.kinds == {"a": OutcomeKind.NACKED}
 
@@ -286,9 +272,7 @@ def test_a_budget_in_time_ends_although_an_earlier_run_had_a_clock_far_ahead(
     policy = RetryPolicy(brief, brief, brief, breaker=breaker)
     time = Time(now=300 * HOUR)
     with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
-        world = connected(store, policy=policy, time=time)
-        world.sends("a")
-        world.hears_nack(1)
+        world = connected(store, "a", policy=policy, time=time).hears_nack(1)
     time = Time()
     with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
         world = connected(store, policy=policy, time=time)

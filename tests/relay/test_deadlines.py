@@ -52,8 +52,7 @@ def test_a_message_that_waits_for_the_window_expires_unsent(world: Build) -> Non
     w.turn(after_s=0.1)
     assert told.outcomes == {"a": NOT_SENT, "b": NOT_SENT}
     assert ledger(w) == (0, 0, 2, 1)
-    w.hears_ack(1, is_flushing=True)
-    assert w.sent == ["first"]
+    assert w.hears_ack(1, is_flushing=True).sent == ["first"]
     assert w.in_memory == (0, 0)
 
 
@@ -86,8 +85,7 @@ def test_what_becomes_uncertain_too_late_is_not_sent_again(world: Build) -> None
     assert told.outcomes == {"a": MAYBE}
     assert other.outcomes == {}
     w.reconnect()
-    w.turn()
-    assert w.sent == ["a", "b", "b"]
+    assert w.turned().sent == ["a", "b", "b"]
     assert ledger(w) == (0, 0, 1, 1)
 
 
@@ -128,12 +126,10 @@ def test_a_refusal_that_is_final_is_told_as_what_it_is(world: Build) -> None:
 def test_a_message_expires_while_it_waits_for_its_retry(world: Build) -> None:
     w = world(policy=patient(9, 60.0))
     told = w.sends("a", expires_in_s=5.0)
-    w.hears_nack(1)
-    assert w.in_memory == (0, 0)
+    assert w.hears_nack(1).in_memory == (0, 0)
     w.turn(after_s=5.0)
     assert told.outcomes == {"a": MAYBE}
-    w.turn(after_s=100.0)
-    assert w.sent == ["a"]
+    assert w.turned(after_s=100.0).sent == ["a"]
     assert w.in_memory == (0, 0)
 
 
@@ -242,8 +238,7 @@ def test_a_deadline_survives_the_process(path: Path) -> None:
     time.now += 10.0
     with closing(SqliteStore(path)) as store:
         w = connected(store, time=time)
-        w.turn()
-        assert w.sent == ["b"]
+        assert w.turned().sent == ["b"]
         assert ledger(w) == (0, 0, 1, 1)
 
 
@@ -268,8 +263,7 @@ def test_an_expired_message_that_is_retried_has_no_deadline(
     with Outbox(path) as outbox:
         assert outbox.retry() == 1
     w.connect()
-    w.turn(after_s=10_000_000_000.0)
-    assert w.sent == ["a"]
+    assert w.turned(after_s=10_000_000_000.0).sent == ["a"]
     assert ledger(w) == (0, 0, 0, 1)
 
 
@@ -284,8 +278,7 @@ def test_expiry_waits_for_a_disk_that_is_full(world: Build) -> None:
     w.turn(after_s=1.0)
     assert told.outcomes == {"a": NOT_SENT}
     assert ledger(w) == (0, 0, 1, 1)
-    w.hears_ack(1, is_flushing=True)
-    assert w.in_memory == (0, 0)
+    assert w.hears_ack(1, is_flushing=True).in_memory == (0, 0)
 
 
 def test_what_could_not_be_given_up_is_not_read_a_second_time_and_sent(world: Build) -> None:
@@ -297,9 +290,7 @@ def test_what_could_not_be_given_up_is_not_read_a_second_time_and_sent(world: Bu
     w.ack(1)
     w.turn(after_s=1.0)
     w.store.fails = lambda _turn: None
-    w.turn(after_s=1.0)
-    w.turn(is_flushing=True)
-    assert w.sent == ["first"]
+    assert w.turned(after_s=1.0).turned(is_flushing=True).sent == ["first"]
     assert told.outcomes == dict.fromkeys(MANY[:10], NOT_SENT)
     assert w.in_memory == (0, 0)
 
@@ -349,11 +340,9 @@ def test_a_delayed_message_is_stored_at_once_and_sent_when_it_is_due(world: Buil
     told = w.hand_over("later", not_before=in_s(w, 5.0))
     now = w.sends("now")
     assert told.is_stored
-    w.turn(after_s=4.9)
-    assert w.sent == ["now"]
+    assert w.turned(after_s=4.9).sent == ["now"]
     assert w.in_memory[0] == 1
-    w.turn(after_s=0.1)
-    assert w.sent == ["now", "later"]
+    assert w.turned(after_s=0.1).sent == ["now", "later"]
     w.hears_ack(2, multiple=True, is_flushing=True)
     assert told.kinds == {"later": OutcomeKind.CONFIRMED}
     assert now.kinds == {"now": OutcomeKind.CONFIRMED}
@@ -367,10 +356,8 @@ def test_messages_for_now_and_for_later_may_come_together(world: Build) -> None:
     options: list[dict[str, Any]] = [{}, {"not_before": in_s(w, 5.0)}, {}]
     messages = [Message(b"", message_id=id_, **o) for id_, o in zip("abc", options, strict=True)]
     w.inbox.put(told.chunk_of(messages))
-    w.turn()
-    assert w.sent == ["a", "c"]
-    w.turn(after_s=5.0)
-    assert w.sent == ["a", "c", "b"]
+    assert w.turned().sent == ["a", "c"]
+    assert w.turned(after_s=5.0).sent == ["a", "c", "b"]
     w.hears_ack(3, multiple=True, is_flushing=True)
     assert set(told.outcomes) == {"a", "b", "c"}
 
@@ -388,10 +375,8 @@ def test_a_delay_survives_the_process(path: Path) -> None:
         w.sends("a", not_before=in_s(w, 5.0))
     with closing(SqliteStore(path)) as store:
         w = connected(store, time=w.time)
-        w.turn()
-        assert w.sent == []
-        w.turn(after_s=5.0)
-        assert w.sent == ["a"]
+        assert w.turned().sent == []
+        assert w.turned(after_s=5.0).sent == ["a"]
 
 
 def test_a_message_that_is_due_after_its_deadline_is_never_sent(world: Build) -> None:
@@ -399,8 +384,7 @@ def test_a_message_that_is_due_after_its_deadline_is_never_sent(world: Build) ->
     told = w.sends("a", not_before=in_s(w, 10.0), expires_in_s=5.0)
     w.turn(after_s=5.0)
     assert told.outcomes == {"a": NOT_SENT}
-    w.turn(after_s=5.0)
-    assert w.sent == []
+    assert w.turned(after_s=5.0).sent == []
 
 
 def test_a_clock_that_is_set_forward_makes_it_due_and_one_set_back_lets_it_wait(
@@ -412,12 +396,10 @@ def test_a_clock_that_is_set_forward_makes_it_due_and_one_set_back_lets_it_wait(
     due = datetime.fromtimestamp(wall + 3_600.0, tz=UTC)
     w.sends("a", "b", not_before=due)
     wall -= 7_200.0
-    w.turn(after_s=3_600.0)
-    assert w.sent == []
+    assert w.turned(after_s=3_600.0).sent == []
     wall += 3 * 3_600.0
     w.turn(after_s=POLL_S)  # notices the step, and moves what waits for a retry first
-    w.turn(after_s=POLL_S)
-    assert w.sent == ["a", "b"]
+    assert w.turned(after_s=POLL_S).sent == ["a", "b"]
 
 
 def test_a_flush_does_not_wait_for_a_delayed_message(world: Build) -> None:

@@ -91,10 +91,8 @@ def test_what_the_callback_says_is_done(
     refusal = Refusal("a", "", "q", nack, 1, 0.0, RetryIn(10), may_have_arrived=True)
     assert heard == [refusal], "no earlier copy is known, of which it could be a duplicate"
     if is_open:
-        w.turn(after_s=9)
-        assert w.sent == ["a"]
-        w.turn(after_s=2)
-        assert w.sent == ["a"] * (2 if said is None else 1)
+        assert w.turned(after_s=9).sent == ["a"]
+        assert w.turned(after_s=2).sent == ["a"] * (2 if said is None else 1)
         w.turn(after_s=500)
         assert len(w.sent) >= 2
 

@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -96,8 +97,7 @@ def test_memory_holds_no_more_bytes_than_it_may(world: Build) -> None:
     for id_ in MANY:
         w.hand_over(id_, body=bytes(1_000))
     for _ in range(200):
-        w.turn(is_flushing=True)
-        assert w.in_memory[1] <= 10_000
+        assert w.turned(is_flushing=True).in_memory[1] <= 10_000
         w.ack_all()
     assert w.sent == MANY
 
@@ -134,8 +134,7 @@ def test_a_message_larger_than_memory_does_not_wait_for_confirms_to_cease(world:
 
 
 def test_new_messages_wait_behind_the_backlog(world: Build) -> None:
-    w = world(window_max=1, loaded_max=2)
-    w.sends("a", "b", "c")
+    w = world("a", "b", "c", window_max=1, loaded_max=2)
     w.sends("d")
     drain(w)
     assert w.sent == ["a", "b", "c", "d"]
@@ -165,8 +164,7 @@ def test_a_handshake_does_not_wait_while_what_is_sent_later_is_passed(
     assert wait_s
     w.relay.handle([Connected()])
     w.open_channel()
-    w.turns(5)
-    assert w.sent == ["now"]
+    assert w.turns(5).sent == ["now"]
 
 
 # -------------------------------------------------------------------- other processes
@@ -179,8 +177,7 @@ def test_what_another_process_enqueues_is_sent_within_a_poll_and_once(
     with Outbox(path) as outbox:
         for n in range(3):
             outbox.enqueue(Message(b"", message_id=f"other{n}"))
-        w.turn(after_s=POLL_S)
-        assert w.sent == ["other0", "other1", "other2"]
+        assert w.turned(after_s=POLL_S).sent == ["other0", "other1", "other2"]
         w.hand_over("own")
         outbox.enqueue(Message(b"", message_id="last"))
         w.turn()
@@ -206,8 +203,7 @@ def fails_once(w: World, name: str, kind: type[OutboxError] = OutboxLocked) -> l
 def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fails(
     sqlite: SqliteStore, path: Path
 ) -> None:
-    w = connected(sqlite)
-    w.turn()
+    w = connected(sqlite).turned()
     fill(path, Message(b"", routing_key="q", message_id="a"))
     errors = fails_once(w, "snapshot")
     w.turns(5, after_s=1.0)
@@ -220,16 +216,13 @@ def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fa
 def test_a_read_that_fails_is_told_to_callers_and_repeated(
     sqlite: SqliteStore, path: Path, read: str, kind: type[OutboxError]
 ) -> None:
-    w = connected(sqlite)
-    w.turn()
+    w = connected(sqlite).turned()
     fill(path, Message(b"", routing_key="q", message_id="a"))
     fails_once(w, read, kind)
     turned_away = w.hand_over("b")
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble
+    assert w.turned(after_s=1.0).relay.status.trouble
     assert isinstance(turned_away.error, kind)
-    w.turns(3, after_s=1.0)
-    assert w.sent == ["a"]
+    assert w.turns(3, after_s=1.0).sent == ["a"]
     assert w.relay.status.trouble == ""
 
 
@@ -238,51 +231,42 @@ def test_a_read_that_fails_is_told_to_callers_and_repeated(
 def test_trouble_ends_when_new_messages_are_accepted_again(
     sqlite: SqliteStore, call: str, kind: type[OutboxError]
 ) -> None:
-    w = World(sqlite)
-    w.turn()
+    w = World(sqlite).turned()
     fails_once(w, call, kind)
     w.hand_over("a")
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble
-    w.turn(after_s=RETRY_S)
-    assert w.relay.status.trouble == "", "with nothing to commit"
+    assert w.turned(after_s=1.0).relay.status.trouble
+    assert w.turned(after_s=RETRY_S).relay.status.trouble == "", "with nothing to commit"
 
 
 def test_trouble_stays_the_same_while_the_store_cannot_be_read(
     sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w = World(sqlite, bell=sqlite.bell)
-    w.turn()
-
-    def fails() -> bool:
-        raise OutboxLocked("locked by another process")
-
+    w = World(sqlite, bell=sqlite.bell).turned()
     with monkeypatch.context() as patch:
-        patch.setattr(w.store, "changed_elsewhere", fails, raising=False)
+        patch.setattr(
+            w.store,
+            "changed_elsewhere",
+            Mock(side_effect=OutboxLocked("locked by another process")),
+            raising=False,
+        )
         w.turn(after_s=1.0)
         for _ in range(10):
-            w.turn(after_s=0.1)
-            assert w.relay.status.trouble
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble == ""
+            assert w.turned(after_s=0.1).relay.status.trouble
+    assert w.turned(after_s=1.0).relay.status.trouble == ""
 
 
 @pytest.mark.parametrize("kind", TRANSIENT)
 def test_trouble_of_an_idle_relay_ends_with_the_first_read_that_succeeds(
     sqlite: SqliteStore, kind: type[OutboxError]
 ) -> None:
-    w = World(sqlite, bell=sqlite.bell)
-    w.turns(30, after_s=0.1)
+    w = World(sqlite, bell=sqlite.bell).turns(30, after_s=0.1)
     fails_once(w, "changed_elsewhere", kind)
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble
-    w.turns(20, after_s=RETRY_S / 2)
-    assert w.relay.status.trouble == "", "with nothing to commit"
+    assert w.turned(after_s=1.0).relay.status.trouble
+    assert w.turns(20, after_s=RETRY_S / 2).relay.status.trouble == "", "with nothing to commit"
 
 
 def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, path: Path) -> None:
-    w = connected(sqlite)
-    w.turn()
+    w = connected(sqlite).turned()
     fill(path, Message(b"", routing_key="q", message_id="a"))
     w.time.now += 1e9  # so that the message is due by the virtual clock
     errors = fails_once(w, "changed_elsewhere")
@@ -304,18 +288,15 @@ def test_expired_messages_do_not_fill_the_memory_while_no_commit_succeeds(
     w.time.now += 1e10
     w.store.fails = lambda _turn: OutboxLocked("locked by another process")
     for _ in range(20):
-        w.turn(after_s=1.0)
-        assert w.in_memory[0] <= 4 + 2, "what memory has room for, and a page"
+        assert w.turned(after_s=1.0).in_memory[0] <= 4 + 2, "what memory has room for, and a page"
     w.store.fails = lambda _turn: None
-    w.turns(40, after_s=1.0)
-    assert w.relay.status.counters.expired == 40
+    assert w.turns(40, after_s=1.0).relay.status.counters.expired == 40
 
 
 def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(
     sqlite: SqliteStore, path: Path
 ) -> None:
-    w = connected(sqlite)
-    w.turn()
+    w = connected(sqlite).turned()
     w.time.now += POLL_S
     w.turn()
     w.time.now += POLL_S
@@ -324,8 +305,7 @@ def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(
     assert w.relay.idle_s() is not None, "it has just looked"
     w.time.now += POLL_S
     assert w.relay.idle_s() is None
-    w.turn()
-    assert w.sent == ["other"]
+    assert w.turned().sent == ["other"]
 
 
 def test_the_relay_listens_no_longer_than_a_poll(world: Build) -> None:
@@ -349,10 +329,8 @@ def test_memory_full_and_something_to_read_is_no_reason_to_spin(
 def test_what_a_person_retries_is_sent_again_and_counted_once(
     sqlite: SqliteStore, path: Path
 ) -> None:
-    w = connected(sqlite)
-    w.sends("a")
-    w.hears_nack(1)
-    assert w.relay.status.counters.parked == 1
+    w = connected(sqlite, "a")
+    assert w.hears_nack(1).relay.status.counters.parked == 1
     with Outbox(path) as outbox:
         assert outbox.retry() == 1
     w.turn(after_s=10_000_000_000.0)  # past the real time, at which it is due
@@ -368,25 +346,19 @@ def test_what_a_person_retries_is_sent_again_and_counted_once(
 def test_a_nacked_message_goes_again_when_it_is_due_and_not_before(world: Build) -> None:
     w = world(policy=patient(3, 5.0))
     told = w.sends("a")
-    w.hears_nack(1)
-    assert w.in_memory == (0, 0)
-    w.turn(after_s=4.99)
-    assert w.sent == ["a"]
-    w.turn(after_s=0.02)
-    assert w.sent == ["a", "a"]
-    w.turn(after_s=10.0)
-    assert w.sent == ["a", "a"]
+    assert w.hears_nack(1).in_memory == (0, 0)
+    assert w.turned(after_s=4.99).sent == ["a"]
+    assert w.turned(after_s=0.02).sent == ["a", "a"]
+    assert w.turned(after_s=10.0).sent == ["a", "a"]
     w.hears_ack(2, is_flushing=True)
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
     assert w.in_memory == (0, 0)
 
 
 def test_the_relay_wakes_up_when_a_retry_falls_due(world: Build) -> None:
-    w = world(policy=patient(3, 0.03))
-    w.sends("a")
+    w = world("a", policy=patient(3, 0.03))
     w.nack(1)
-    wait_s = w.turn()
-    assert wait_s == pytest.approx(0.03)
+    assert w.turn() == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("kind", ["nacked", "returned", "refused"])
@@ -413,48 +385,34 @@ def test_a_message_is_parked_when_its_budget_is_spent(world: Build, kind: str) -
 
 
 def test_a_retry_that_became_uncertain_is_not_read_a_second_time(world: Build) -> None:
-    w = world(policy=patient(9, 1.0))
-    w.sends("a", "b")
-    w.hears_nack(2, multiple=True)
-    w.turn(after_s=2.0)
-    assert w.sent == ["a", "b"] * 2
+    w = world("a", "b", policy=patient(9, 1.0))
+    assert w.hears_nack(2, multiple=True).turned(after_s=2.0).sent == ["a", "b"] * 2
     w.hears_loss()
     w.reconnect()
-    w.turn()
-    w.turn(after_s=5.0)
-    assert w.sent == ["a", "b"] * 3
-    w.hears_ack(2, multiple=True, is_flushing=True)
-    assert w.relay.status.open == 0
+    assert w.turned().turned(after_s=5.0).sent == ["a", "b"] * 3
+    assert w.hears_ack(2, multiple=True, is_flushing=True).relay.status.open == 0
     assert w.in_memory == (0, 0)
 
 
 def test_a_retry_waits_for_room_in_memory_without_spinning(world: Build) -> None:
-    w = world(policy=patient(9, 1.0), window_max=2, loaded_max=2)
-    w.sends("a")
-    w.hears_nack(1)
+    w = world("a", policy=patient(9, 1.0), window_max=2, loaded_max=2).hears_nack(1)
     w.hand_over("b", "c")
     w.turn(after_s=0.5)
     wait_s = w.turn(after_s=0.51)
     assert wait_s is not None
     assert wait_s > 0
-    w.hears_ack(2, is_flushing=True)
-    w.turn()
-    assert w.sent == ["a", "b", "c", "a"]
+    assert w.hears_ack(2, is_flushing=True).turned().sent == ["a", "b", "c", "a"]
 
 
 def test_retries_of_an_earlier_run_are_found_again(path: Path) -> None:
     store = SqliteStore(path)
-    w = connected(store, policy=patient(9, 1.0))
-    w.sends("a")
-    w.hears_nack(1)
+    w = connected(store, "a", policy=patient(9, 1.0)).hears_nack(1)
     time = w.time
     store.close()
     store = SqliteStore(path)
     w = connected(store, time=time)
-    w.turn()
-    assert w.sent == []
-    w.turn(after_s=1.1)
-    assert w.sent == ["a"]
+    assert w.turned().sent == []
+    assert w.turned(after_s=1.1).sent == ["a"]
     store.close()
 
 
@@ -493,8 +451,7 @@ def test_a_message_that_a_damaged_index_hides_is_named(path: Path) -> None:
     hide(path, 2)
     with closing(SqliteStore(path)) as store:
         w = connected(store)
-        w.turn()
-        assert w.sent == ["a", "c"]
+        assert w.turned().sent == ["a", "c"]
         w.ack_all()
         w.turn(is_flushing=True)
         w.turn(after_s=STRANDED_S)
@@ -503,8 +460,7 @@ def test_a_message_that_a_damaged_index_hides_is_named(path: Path) -> None:
         assert w.relay.status.reason.startswith("message 2 is open and due, and no read finds it")
         assert w.relay.status.trouble == "", "others are accepted and published"
         sql(path, "REINDEX reliablepub_messages_waiting")
-        w.turn(after_s=STRANDED_S)
-        assert w.relay.status.reason == ""
+        assert w.turned(after_s=STRANDED_S).relay.status.reason == ""
         assert w.sent == ["a", "c", "b"]
 
 
@@ -518,5 +474,4 @@ def test_messages_that_wait_for_something_are_not_called_hidden(store: Store) ->
     w.nack(1)
     assert w.relay.lowest_awaited(3, w.time.wall) is None, "a flush waits for none of them"
     for _ in range(4):
-        w.turn(after_s=STRANDED_S)
-        assert w.relay.status.reason == ""
+        assert w.turned(after_s=STRANDED_S).relay.status.reason == ""

@@ -46,8 +46,7 @@ class Listener:
 
 def test_a_message_that_goes_well_is_stored_sent_and_confirmed(store: Store) -> None:
     listener = Listener()
-    w = connected(store, hooks=[listener])
-    w.turn()
+    w = connected(store, hooks=[listener]).turned()
     assert listener.calls == [("connected", [hooks.LinkChanged("", 1, 0)])]
     w.sends("a", "b")
     w.time.now += 0.25
@@ -68,9 +67,7 @@ def test_a_message_that_goes_well_is_stored_sent_and_confirmed(store: Store) -> 
 
 def test_each_refusal_and_what_is_given_up_is_told_with_the_reason(store: Store) -> None:
     listener = Listener()
-    w = connected(store, policy=PARK_AT_ONCE, hooks=[listener])
-    w.sends("a")
-    w.hears_nack(1)
+    connected(store, "a", policy=PARK_AT_ONCE, hooks=[listener]).hears_nack(1)
     nack = Outcome(OutcomeKind.NACKED, 0, "basic.nack")
     [ended] = listener.told("nacked")
     assert (ended.outcome, ended.attempts, ended.may_have_arrived) == (nack, 1, True)
@@ -82,9 +79,7 @@ def test_each_refusal_and_what_is_given_up_is_told_with_the_reason(store: Store)
 def test_what_the_policy_discards_is_told(store: Store) -> None:
     listener = Listener()
     policy = RetryPolicy(nacked=Retries(stop_after_attempt(1), wait_fixed(1), GiveUp.DISCARD))
-    w = connected(store, policy=policy, hooks=[listener])
-    w.sends("a")
-    w.hears_nack(1)
+    connected(store, "a", policy=policy, hooks=[listener]).hears_nack(1)
     assert [event.message_id for event in listener.told("discarded")] == ["a"]
     assert listener.told("parked") == []
 
@@ -102,9 +97,7 @@ def test_a_message_that_cannot_be_written_is_refused_without_a_tag(store: Store)
 
 def test_a_lost_connection_is_told_once_for_each_reason(store: Store) -> None:
     listener = Listener()
-    w = connected(store, hooks=[listener])
-    w.sends("a")
-    w.hears_loss("reset")
+    w = connected(store, "a", hooks=[listener]).hears_loss("reset")
     for _ in range(3):
         w.turn(after_s=100)
         w.hears_loss("refused")
@@ -125,8 +118,7 @@ def test_a_lost_connection_is_told_once_for_each_reason(store: Store) -> None:
 
 def test_the_reasons_of_several_hosts_are_told_once_in_an_outage(store: Store) -> None:
     listener = Listener()
-    w = connected(store, hooks=[listener])
-    w.turn()
+    w = connected(store, hooks=[listener]).turned()
     for _ in range(2):
         for n in range(6):
             w.hears_loss(f"host {n % 2}: refused")
@@ -141,8 +133,7 @@ def test_a_lost_connection_is_told_when_the_next_attempt_begins_in_the_same_turn
     store: Store,
 ) -> None:
     listener = Listener()
-    w = connected(store, hooks=[listener])
-    w.turn()
+    w = connected(store, hooks=[listener]).turned()
     w.lose_connection("reset")
     w.turn(after_s=100)
     w.connect()
@@ -156,10 +147,7 @@ def test_pauses_are_told(store: Store) -> None:
     breaker = Breaker(refusals_max=1, pause=wait_fixed(10))
     patient = Retries(stop_after_attempt(9), wait_fixed(0))
     policy = RetryPolicy(patient, patient, patient, breaker=breaker)
-    w = connected(store, policy=policy, hooks=[listener])
-    w.sends("a")
-    w.hears_nack(1)
-    w.turn(after_s=10)
+    w = connected(store, "a", policy=policy, hooks=[listener]).hears_nack(1).turned(after_s=10)
     w.turns(3)
     w.hears_ack(2)
     w.turn()
@@ -183,10 +171,8 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
     w = connected(store, hooks=[Broken(), listener])
     with caplog.at_level(logging.ERROR, "reliablepub"):
         for id_ in ("a", "b", "c"):
-            told = w.sends(id_)
-            assert told.is_stored
-    w.hears_ack(3, multiple=True, is_flushing=True)
-    assert w.relay.status.counters.confirmed == 3
+            assert w.sends(id_).is_stored
+    assert w.hears_ack(3, multiple=True, is_flushing=True).relay.status.counters.confirmed == 3
     assert w.relay.status.callback_errors == 6
     assert [event.message_id for event in listener.told("sent")] == ["a", "b", "c"]
     assert [record.getMessage() for record in caplog.records] == [
@@ -246,10 +232,8 @@ def test_events_without_listeners_are_not_collected(store: Store) -> None:
         def on_parked(self, events: Sequence[hooks.MessageGivenUp]) -> None:
             raise AssertionError
 
-    w = connected(store, hooks=[Quiet()])
-    w.sends("a")
-    w.hears_ack(1)
-    assert w.relay._notices._events == {"parked": []}
+    w = connected(store, "a", hooks=[Quiet()])
+    assert w.hears_ack(1).relay._notices._events == {"parked": []}
 
 
 @pytest.mark.parametrize(

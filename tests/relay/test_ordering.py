@@ -75,8 +75,7 @@ def test_each_waits_for_the_confirm_of_the_one_before(world: Build) -> None:
     told = w.sends("a", "b", "c", ordering_key="k")
     w.turn()
     for n, sent in enumerate((["a"], ["a", "b"], ["a", "b", "c"]), 1):
-        w.turn()
-        assert w.sent == sent
+        assert w.turned().sent == sent
         w.hears_ack(n, is_flushing=True)
     assert told.kinds == dict.fromkeys("abc", OutcomeKind.CONFIRMED)
     w.turn()
@@ -118,8 +117,7 @@ def test_what_memory_has_no_room_for_keeps_its_order(world: Build) -> None:
     tolds = []
     for id_ in expected:
         tolds.append(w.hand_over(id_, ordering_key=id_.split("-")[1]))
-        w.turn()
-        assert w.in_memory[0] <= 4
+        assert w.turned().in_memory[0] <= 4
     confirm_all(w)
     for key in range(7):
         ends = f"-{key}"
@@ -168,10 +166,8 @@ def test_a_retry_keeps_its_place(world: Build, kind: str) -> None:
         w.relay.handle([ChannelClosed(w.epoch, 406, "TOO LARGE", by_publish=True)])
         w.open_channel()
     w.hand_over("c", ordering_key="k")
-    w.turns(3, after_s=1.0)
-    assert w.sent == ["a"], "those behind it wait with it"
-    w.turn(after_s=5.0)
-    assert w.sent == ["a", "a"]
+    assert w.turns(3, after_s=1.0).sent == ["a"], "those behind it wait with it"
+    assert w.turned(after_s=5.0).sent == ["a", "a"]
     assert_all_go(w, ["a", "a", "b", "c"])
 
 
@@ -181,8 +177,7 @@ def test_an_outage_keeps_the_order(world: Build) -> None:
     w.turn()
     w.hears_loss()
     w.reconnect()
-    w.turn()
-    assert w.sent == ["a", "a"]
+    assert w.turned().sent == ["a", "a"]
     confirm_all(w)
     assert w.sent == ["a", "a", "b"]
 
@@ -210,8 +205,7 @@ def test_a_commit_that_fails_loses_no_turn(world: Build) -> None:
     w.turn()
     w.ack(1)
     w.store.fails = disk_full
-    w.turns(3, after_s=1.0)
-    assert w.sent == ["a"], "that it is confirmed is not on disk yet"
+    assert w.turns(3, after_s=1.0).sent == ["a"], "that it is confirmed is not on disk yet"
     w.store.fails = lambda _turn: None
     w.turn(after_s=1.0)
     assert_all_go(w, ["a", "b"])
@@ -225,8 +219,7 @@ def test_a_delay_holds_up_those_behind_it(world: Build) -> None:
     due = datetime.fromtimestamp(w.time.wall + 5.0, tz=UTC)
     w.hand_over("a", ordering_key="k", not_before=due)
     w.sends("b", ordering_key="k")
-    w.turn(after_s=4.0)
-    assert w.sent == []
+    assert w.turned(after_s=4.0).sent == []
     w.turn(after_s=1.0)
     assert_all_go(w, ["a", "b"])
 
@@ -236,8 +229,7 @@ def test_whose_time_comes_before_its_turn_waits_for_its_turn(world: Build) -> No
     due = datetime.fromtimestamp(w.time.wall + 5.0, tz=UTC)
     w.hand_over("a", ordering_key="k")
     w.sends("b", ordering_key="k", not_before=due)
-    w.turns(3, after_s=3.0)
-    assert w.sent == ["a"]
+    assert w.turns(3, after_s=3.0).sent == ["a"]
     wait_s = w.turn()
     assert wait_s is not None
     assert wait_s > 0, "the relay does not spin"
@@ -290,8 +282,7 @@ def test_a_parked_message_holds_its_key_where_operators_see_it(
 ) -> None:
     w = held(sqlite)
     w.hand_over("e", ordering_key="k")
-    w.turn(after_s=100.0)
-    assert w.sent == ["a", "x", "b"]
+    assert w.turned(after_s=100.0).sent == ["a", "x", "b"]
     assert w.relay.lowest_awaited(0, w.time.wall) is None, "a flush does not wait for an operator"
     with Outbox(path) as outbox:
         [key] = outbox.held_keys()
@@ -324,8 +315,7 @@ def test_a_held_key_can_be_skipped_and_what_held_it_stays_parked(
         assert w.sent == ["a", "x", "b", "c", "d"]
         [parked] = outbox.parked()
         assert parked.message_id == "b"
-        story = tell(outbox_at(path), parked.id)
-        assert [did["action"] for did in story.interventions] == ["skip"]
+        assert [did["action"] for did in tell(outbox_at(path), parked.id).interventions] == ["skip"]
         outbox.retry()
     w.turn(after_s=LONG)
     assert_all_go(w, ["a", "x", "b", "c", "d", "b"])
@@ -363,15 +353,12 @@ def test_a_key_goes_on_with_what_is_stored_while_its_first_message_is_removed(
     if action is Action.SKIP:
         assert intervene(outbox_at(postgres_outbox), [1], Intervention(Action.PARK)).changed == 1
     with closing(open_store(postgres_outbox)) as store:
-        w = connected(store)
-        w.turn()
+        w = connected(store).turned()
 
         def remove(session: Session) -> None:
             assert change(session, [1], Intervention(action), 0.0).changed == 1
             outbox.enqueue(Message(b"", message_id="b", ordering_key="k"))
-            w.turn(after_s=POLL_S)
-            w.turn()
-            assert w.sent == []
+            assert w.turned(after_s=POLL_S).turned().sent == []
 
         outbox_at(postgres_outbox).write(remove)
         w.turn(after_s=POLL_S)
@@ -400,37 +387,28 @@ def test_what_is_retried_goes_before_a_later_one_of_its_key_that_waits(path: Pat
     enqueue_skipped(path)
     with closing(SqliteStore(path)) as store:
         w = connected(store, policy=patient(5, 1_000.0))
-        w.turn()
-        assert w.sent == ["b"]
+        assert w.turned().sent == ["b"]
         assert Outbox(path).retry() == 1
-        w.turn(after_s=POLL_S)
-        assert w.sent == ["b"], "it waits for its turn"
+        assert w.turned(after_s=POLL_S).sent == ["b"], "it waits for its turn"
         w.nack(1)
-        w.turns(10, after_s=1.0)
-        assert w.sent == ["b", "a"]
+        assert w.turns(10, after_s=1.0).sent == ["b", "a"]
         w.hears_ack(2, is_flushing=True)
         assert w.sent == ["b", "a"], "the later one still waits for its retry"
-        w.turn(after_s=1_000.0)
-        w.turn()
-        assert w.sent == ["b", "a", "b"]
-        w.hears_ack(3, is_flushing=True)
-        assert w.in_memory == (0, 0)
+        assert w.turned(after_s=1_000.0).turned().sent == ["b", "a", "b"]
+        assert w.hears_ack(3, is_flushing=True).in_memory == (0, 0)
         assert w.relay.status.counters.open == 0
 
 
 def test_what_is_put_off_while_it_waits_for_its_turn_goes_when_it_is_due(path: Path) -> None:
     enqueue_skipped(path)
     with closing(SqliteStore(path)) as store:
-        w = connected(store, confirm_timeout_s=1_000.0)
-        w.turn()
+        w = connected(store, confirm_timeout_s=1_000.0).turned()
         assert Outbox(path).retry() == 1
         w.turn(after_s=POLL_S)
         later = Intervention(Action.RETRY, due_at=w.time.wall + 5.0)
         assert intervene(outbox_at(path), [1], later).changed == 1
         w.turn(after_s=1.0)
-        w.hears_ack(1, is_flushing=True)
-        w.turns(10, after_s=1.0)
-        assert w.sent == ["b", "a"]
+        assert w.hears_ack(1, is_flushing=True).turns(10, after_s=1.0).sent == ["b", "a"]
 
 
 def test_a_disk_that_fails_while_a_read_tidies_up_does_not_end_the_relay(
@@ -438,8 +416,7 @@ def test_a_disk_that_fails_while_a_read_tidies_up_does_not_end_the_relay(
 ) -> None:
     enqueue(path, "a", "b")
     w = connected(sqlite, confirm_timeout_s=1_000.0)
-    w.turn()
-    assert w.sent == ["a"]
+    assert w.turned().sent == ["a"]
     reroute = Intervention(Action.REROUTE, routing_key="r")
     assert intervene(outbox_at(path), [2], reroute).changed == 1
     failures = [OutboxDiskFailed("disk I/O error")]
@@ -473,8 +450,7 @@ def test_those_that_must_wait_for_their_turn_hold_up_nothing_else_that_is_due(
     w.turn()
     w.turns(5, after_s=2.0)
     w.connect()
-    w.turns(5)
-    assert w.sent == [f"late {key}" for key in keys], "the early ones have expired"
+    assert w.turns(5).sent == [f"late {key}" for key in keys], "the early ones have expired"
     assert intervene(outbox_at(path), range(1, PAGE + 2), Intervention(action)).changed > PAGE
     w.sends("x", not_before=datetime.fromtimestamp(w.time.wall + 1.0, tz=UTC))
     waits = [w.turn(after_s=1.0) for _ in range(10)]

@@ -48,8 +48,7 @@ def paused(store: Store) -> tuple[World, Told]:
     """Queue "a" has refused two of four, the others wait, and one for "b" has gone through."""
     w = world(store)
     told = hand_over(w, "a1", "a2", "b1", "a3", "a4")
-    w.turn()
-    assert w.sent == ["a1", "a2", "b1", "a3"]
+    assert w.turned().sent == ["a1", "a2", "b1", "a3"]
     w.nack(1)
     w.hears_nack(2)
     w.hears_ack(3, is_flushing=True)
@@ -89,8 +88,7 @@ def test_what_waits_to_be_sent_there_is_taken_out_of_memory(store: Store) -> Non
 def test_it_is_told_when_the_first_messages_are_given_up(store: Store) -> None:
     """By the first refusal of the message that has paused it, and the budget of its kind."""
     policy = replace(POLICY, nacked=replace(FEW, stop=stop_after_delay(60)))
-    w = connected(store, policy=policy)
-    w.turn()
+    w = connected(store, policy=policy).turned()
     hand_over(w, "a1", "a2", "a3")
     w.turn()
     begun = w.time.wall
@@ -115,16 +113,12 @@ def test_after_the_pause_one_goes_and_the_others_when_it_is_confirmed(store: Sto
     settle_held(w)
     more = hand_over(w, "a5")
     w.turn(after_s=10)
-    w.turn()
-    assert w.sent[4:] == ["a4"], "the first one that was never sent is the probe"
-    w.turn(after_s=1)
-    assert w.sent[4:] == ["a4"]
+    assert w.turned().sent[4:] == ["a4"], "the first one that was never sent is the probe"
+    assert w.turned(after_s=1).sent[4:] == ["a4"]
     w.hears_ack(5, is_flushing=True)
-    w.turns(2)
-    assert w.sent[4:] == ["a4", "a1", "a2"], "two for each confirm"
+    assert w.turns(2).sent[4:] == ["a4", "a1", "a2"], "two for each confirm"
     w.hears_ack(7, multiple=True, is_flushing=True)
-    w.turns(2)
-    assert w.sent[4:] == ["a4", "a1", "a2", "a3", "a5"]
+    assert w.turns(2).sent[4:] == ["a4", "a1", "a2", "a3", "a5"]
     w.hears_ack(9, multiple=True, is_flushing=True)
     w.turn(is_flushing=True)
     assert set(told.kinds) == {"a1", "a2", "a3", "a4", "b1"}
@@ -176,8 +170,7 @@ def test_many_fresh_messages_go_soon_and_those_that_were_sent_ever_more_slowly()
             all_sent_at = w.time.now - begun
         w.time.now += max(wait_s, 0.05)
     assert 0 < all_sent_at < 180
-    copies = Counter(w.sent)
-    assert max(copies.values()) <= 5
+    assert max(Counter(w.sent).values()) <= 5
     [found] = w.relay.status.paused
     assert (found.exchange, found.routing_key, told.outcomes) == ("fan", None, {})
 
@@ -185,13 +178,10 @@ def test_many_fresh_messages_go_soon_and_those_that_were_sent_ever_more_slowly()
 def test_a_probe_lost_with_its_connection_is_sent_again(store: Store) -> None:
     w, _ = paused(store)
     settle_held(w)
-    w.turn(after_s=10)
-    w.turn()
-    assert w.sent[-1] == "a4"
+    assert w.turned(after_s=10).turned().sent[-1] == "a4"
     w.hears_loss()
     w.reconnect()
-    w.turn()
-    assert w.sent[-1] == "a4"
+    assert w.turned().sent[-1] == "a4"
     assert w.relay.status.buffered == 0
 
 
@@ -209,18 +199,13 @@ def test_without_waiting_messages_the_pause_is_forgotten(store: Store) -> None:
     w = connected(store, policy=RetryPolicy(nacked=FEW, breaker=Breaker(1, wait_fixed(10))))
     told = hand_over(w, "a1")
     for tag in (1, 2, 3):
-        w.turn(after_s=10)
-        w.turns(3)
-        assert w.relay.status.paused == () or tag > 1
+        assert w.turned(after_s=10).turns(3).relay.status.paused == () or tag > 1
         w.hears_nack(tag)
     assert told.kinds == {"a1": OutcomeKind.NACKED}
     assert w.relay.status.paused
-    w.turn(after_s=10)
-    w.turns(4)
-    assert w.relay.status.paused == ()
+    assert w.turned(after_s=10).turns(4).relay.status.paused == ()
     hand_over(w, "a3")
-    w.turn()
-    assert w.sent[-1] == "a3"
+    assert w.turned().sent[-1] == "a3"
 
 
 def test_where_the_policy_gives_up_at_once_nothing_is_paused(store: Store) -> None:
@@ -280,8 +265,7 @@ def test_a_next_run_probes_before_all_go(path: Path) -> None:
 def test_a_next_run_without_a_breaker_lets_go_of_all_that_waits(path: Path) -> None:
     left_by_an_earlier_run(path)
     with closing(SqliteStore(path)) as store:
-        w = connected(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=None))
-        w.turns(3, after_s=2)
+        w = connected(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=None)).turns(3, after_s=2)
         assert sorted(w.sent) == ["a1", "a2", "a3", "a4"]
 
 
@@ -299,9 +283,7 @@ def test_a_strategy_that_fails_is_replaced_by_the_default(store: Store) -> None:
 
     w = connected(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=Breaker(2, broken)))
     hand_over(w, "a1", "a2")
-    w.turn()
-    w.hears_nack(2, multiple=True)
-    assert w.relay.status.callback_errors == 1
+    assert w.turned().hears_nack(2, multiple=True).relay.status.callback_errors == 1
     [found] = w.relay.status.paused
     assert found.probe_in_s == pytest.approx(1.0)
 
@@ -432,8 +414,7 @@ def missing(store: Store, policy: RetryPolicy = PATIENT) -> tuple[World, Told]:
     w.open_channel()
     w.turn()
     more = to_exchange(w, "b", "c")
-    w.turn()
-    assert w.sent == ["a"]
+    assert w.turned().sent == ["a"]
     assert told.outcomes == more.outcomes == {}
     return w, more
 
@@ -451,16 +432,14 @@ def test_a_probe_that_cannot_be_written_ends_no_pause(store: Store) -> None:
     w.transport.unencodable = {"b"}
     w.turn(after_s=10)
     open_quarantine(w)
-    w.turns(4)
-    assert w.relay.status.counters.parked == 1
+    assert w.turns(4).relay.status.counters.parked == 1
     assert w.relay.status.paused[0].exchange == "x"
     assert w.sent == ["a"]
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     assert w.sent == ["a", "c"], "the next probe"
     w.relay.handle([Acked(epoch, 1, multiple=False)])
-    w.turns(4)
-    assert w.relay.status.paused == ()
+    assert w.turns(4).relay.status.paused == ()
     assert w.sent == ["a", "c", "a"]
 
 
@@ -470,8 +449,7 @@ def test_one_refusal_of_an_exchange_pauses_it_for_every_routing_key(store: Store
     assert (found.exchange, found.routing_key, found.waiting) == ("x", None, 3)
     assert found.reason == f"refused: 404 {NOT_FOUND}"
     to_exchange(w, "y1", exchange="y")
-    w.turn()
-    assert w.sent == ["a", "y1"], "others flow"
+    assert w.turned().sent == ["a", "y1"], "others flow"
     assert w.in_memory[0] == 1
 
 
@@ -492,8 +470,7 @@ def test_when_the_exchange_is_there_again_all_go(store: Store) -> None:
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     w.relay.handle([Acked(epoch, 1, multiple=False)])
-    w.turns(4, is_flushing=True)
-    assert w.sent[1:] == ["b", "a", "c"]
+    assert w.turns(4, is_flushing=True).sent[1:] == ["b", "a", "c"]
     assert w.relay.status.paused == ()
     w.ack_all()
     w.turn(is_flushing=True)
@@ -506,8 +483,7 @@ def test_an_exchange_that_refuses_a_message_for_another_reason_is_there(store: S
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     w.relay.handle([Nacked(epoch, 1, multiple=False)])
-    w.turns(4, is_flushing=True)
-    assert w.sent[1:] == ["b", "a", "c"]
+    assert w.turns(4, is_flushing=True).sent[1:] == ["b", "a", "c"]
     assert w.relay.status.counters.parked == 0
 
 
@@ -531,10 +507,8 @@ def test_pauses_that_are_shorter_than_the_way_to_the_broker_go_on(store: Store) 
     to_exchange(w, *(f"d{n}" for n in range(100)))
     w.turn(after_s=0.2)
     open_quarantine(w)
-    w.turns(20, after_s=0.2)
-    assert w.relay.status.paused, "the answer may be under way"
-    w.turns(20, after_s=0.2)
-    assert w.relay.status.paused == ()
+    assert w.turns(20, after_s=0.2).relay.status.paused, "the answer may be under way"
+    assert w.turns(20, after_s=0.2).relay.status.paused == ()
 
 
 def test_after_its_time_a_refused_message_takes_the_others_along_although_there_is_no_pause(
@@ -573,17 +547,13 @@ def test_what_is_given_up_at_once_pauses_no_exchange_although_it_was_nacked_befo
     )
     w = connected(store, policy=given_up_at_once)
     told = to_exchange(w, "a")
-    w.turn()
-    w.hears_nack(1)
-    w.turn(after_s=10)
-    assert w.sent == ["a", "a"]
+    assert w.turned().hears_nack(1).turned(after_s=10).sent == ["a", "a"]
     w.relay.handle([ChannelClosed(w.epoch, 404, NOT_FOUND, by_publish=True)])
     w.open_channel()
     assert told.kinds == {"a": OutcomeKind.REFUSED}
     assert w.relay.status.paused == ()
     to_exchange(w, "b")
-    w.turn()
-    assert w.sent == ["a", "a", "b"]
+    assert w.turned().sent == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize("then", [GiveUp.PARK, GiveUp.DISCARD])
@@ -737,8 +707,7 @@ def test_a_foreign_user_id_is_paused_and_all_others_flow(store: Store) -> None:
     w, told = foreign(store)
     of_user(w, "d", user_id=None)
     of_user(w, "e", user_id="guest")
-    w.turn()
-    assert w.sent == ["a", "d", "e"]
+    assert w.turned().sent == ["a", "d", "e"]
     [found] = w.relay.status.paused
     assert (found.user_id, found.exchange, found.routing_key, found.waiting) == ("u1", "", None, 3)
     assert found.reason.startswith(f"refused: 406 {FOREIGN}; log in as this user, or give")
@@ -752,8 +721,7 @@ def test_when_the_user_id_is_accepted_all_with_it_go(store: Store) -> None:
     epoch = open_quarantine(w)
     assert w.sent == ["a", "a"], "the probe goes alone"
     w.relay.handle([Acked(epoch, 1, multiple=False)])
-    w.turns(4, is_flushing=True)
-    assert w.sent == ["a", "a", "b", "c"]
+    assert w.turns(4, is_flushing=True).sent == ["a", "a", "b", "c"]
     assert w.relay.status.paused == ()
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
 

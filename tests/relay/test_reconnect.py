@@ -70,8 +70,7 @@ def test_a_broker_that_closes_every_channel_is_asked_less_and_less_until_it_conf
     w = connected(store)
     for _ in range(8):
         w.relay.handle([ChannelClosed(w.epoch, 541, "INTERNAL_ERROR", by_publish=False)])
-        w.turn()
-        assert w.log[-1] == "disconnect"
+        assert w.turned().log[-1] == "disconnect"
         w.lose_connection("channel closed")
         w.reconnect()
     w.sends("a")
@@ -80,23 +79,18 @@ def test_a_broker_that_closes_every_channel_is_asked_less_and_less_until_it_conf
     w.turn()
     w.lose_connection()
     before = w.log.count("connect")
-    w.turn(after_s=0.5)
-    assert w.log.count("connect") - before == connects
+    assert w.turned(after_s=0.5).log.count("connect") - before == connects
 
 
 def test_one_attempt_to_connect_is_under_way_at_a_time(store: Store) -> None:
     w = World(store)
-    w.turns(5, after_s=10.0)
-    assert w.log.count("connect") == 1
+    assert w.turns(5, after_s=10.0).log.count("connect") == 1
     w.lose_connection("refused")
-    w.turn(after_s=20.0)
-    assert w.log.count("connect") == 2
+    assert w.turned(after_s=20.0).log.count("connect") == 2
 
 
 def test_the_status_says_why_there_is_no_connection(store: Store) -> None:
-    w = World(store)
-    w.turn()
-    w.hears_loss("connection refused")
+    w = World(store).turned().hears_loss("connection refused")
     assert (w.relay.status.link, w.relay.status.reason) == (Link.DISCONNECTED, "connection refused")
     w.turn(after_s=20.0)
     assert (w.relay.status.link, w.relay.status.reason) == (Link.CONNECTING, "connection refused")
@@ -127,8 +121,7 @@ def test_what_was_in_flight_is_sent_again_first_and_under_the_same_id(store: Sto
     told = w.sends("a", "b", "c")
     w.hears_loss()
     w.reconnect()
-    w.turn()
-    assert w.sent == ["a", "b", "a", "b"]
+    assert w.turned().sent == ["a", "b", "a", "b"]
     assert w.transport.sendings[-1].first_tag == 1
     w.hears_ack(2, multiple=True)
     w.hears_ack(3, is_flushing=True)
@@ -144,15 +137,12 @@ def test_uncertain_attempts_never_spend_the_budget(store: Store) -> None:
         w.turn()
         w.hears_loss()
         w.reconnect()
-    w.turn()
-    w.hears_ack(1, is_flushing=True)
-    assert w.sent == ["a"] * 11
+    assert w.turned().hears_ack(1, is_flushing=True).sent == ["a"] * 11
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
 
 
 def test_the_relay_wakes_up_to_connect_again(store: Store) -> None:
-    w = World(store)
-    w.turn()
+    w = World(store).turned()
     w.relay.handle([ConnectionLost("x")])
     for _ in range(10_000):
         wait_s = w.turn()
@@ -204,17 +194,14 @@ def test_a_message_set_aside_is_seen_in_the_status(store: Store) -> None:
         w.turn()
         w.lose_connection()
         w.reconnect()
-    w.turn()
-    w.hears_loss()
-    assert w.sent == ["a"] * 3
+    assert w.turned().hears_loss().sent == ["a"] * 3
     assert (w.relay.status.aside, w.relay.status.open) == (1, 1)
     assert w.relay.status.aside_reason == "connection lost: gone"
     [_, told] = waits_for(w.relay.status)
     assert told == "1 message is set aside, to be tried alone: connection lost: gone"
     w.reconnect()
     w.open_channel()
-    w.turn()
-    assert w.sent == ["a"] * 4, "it was due, and went alone"
+    assert w.turned().sent == ["a"] * 4, "it was due, and went alone"
     w.ack_all()
     w.turn(is_flushing=True)
     assert (w.relay.status.aside, w.relay.status.open) == (0, 0)

@@ -15,8 +15,7 @@ IDS = [f"{n}" for n in range(10)]
 
 def confirmed(world: Build) -> World:
     """Ten messages of one batch, confirmed since the last turn, and still in the store."""
-    w = world()
-    w.sends(*IDS)
+    w = world(*IDS)
     w.ack(10, multiple=True)
     return w
 
@@ -27,8 +26,7 @@ def left(w: World) -> list[str]:
 
 
 def test_messages_leave_together_with_the_others_of_their_batch(world: Build) -> None:
-    w = world()
-    w.sends(*IDS)
+    w = world(*IDS)
     for tag in (3, 9, 1, 2, 10, 5, 4, 8, 7):
         w.ack(tag)
         w.turn(after_s=0.01)
@@ -47,10 +45,7 @@ def test_callers_do_not_wait_for_that(world: Build) -> None:
 
 
 def test_those_of_an_unfinished_batch_wait_for_a_while(world: Build) -> None:
-    w = world()
-    w.sends(*IDS)
-    w.hears_ack(3)
-    w.turn(after_s=WAIT_S / 2)
+    w = world(*IDS).hears_ack(3).turned(after_s=WAIT_S / 2)
     w.ack(7)
     w.turn(after_s=WAIT_S / 2 - LAZY_COMMIT_S / 2)
     assert len(w.store.turns) == 1
@@ -78,8 +73,7 @@ def test_as_many_leave_as_enter(world: Build) -> None:
 def test_what_another_commit_has_left_is_not_forgotten(world: Build) -> None:
     w = confirmed(world)
     w.hand_over("a", "b", "c")
-    wait_s = w.turn()
-    assert wait_s == pytest.approx(LAZY_COMMIT_S)
+    assert w.turn() == pytest.approx(LAZY_COMMIT_S)
     w.time.now += LAZY_COMMIT_S
     assert w.relay.idle_s() is None, "a turn is due"
     assert w.turn() == pytest.approx(LAZY_COMMIT_S)
@@ -88,8 +82,7 @@ def test_what_another_commit_has_left_is_not_forgotten(world: Build) -> None:
 
 
 def test_the_longest_wait_counts_not_which_batch_has_ended_first(world: Build) -> None:
-    w = world()
-    w.sends("a", "b")
+    w = world("a", "b")
     w.sends("c", "d", "e")
     w.hears_ack(1)
     w.time.now += WAIT_S / 2
@@ -115,8 +108,7 @@ def test_more_leave_when_they_have_waited_long_enough(world: Build) -> None:
 
 
 def test_the_tags_of_a_batch_leave_last(world: Build) -> None:
-    w = world()
-    w.sends("a", "b")
+    w = world("a", "b")
     (batch,) = w.store.turns[-1].sent
     w.ack(2, multiple=True)
     w.sends("c")
@@ -126,8 +118,7 @@ def test_the_tags_of_a_batch_leave_last(world: Build) -> None:
 
 
 def test_no_more_than_a_window_stays(world: Build) -> None:
-    w = world(window_max=4)
-    w.sends(*"abcdefghij")
+    w = world(*"abcdefghij", window_max=4)
     w.ack(4, multiple=True)
     w.sends("k")
     assert left(w) == ["a"]
@@ -140,8 +131,7 @@ def test_no_more_than_a_window_stays(world: Build) -> None:
 
 
 def test_nor_more_than_a_window_of_unfinished_batches(world: Build) -> None:
-    w = world(window_max=4)
-    w.sends(*"abcdefghij")
+    w = world(*"abcdefghij", window_max=4)
     for tags in ((2, 3, 4), (5, 6)):
         for tag in tags:
             w.ack(tag)
@@ -150,8 +140,7 @@ def test_nor_more_than_a_window_of_unfinished_batches(world: Build) -> None:
 
 
 def test_all_leave_for_a_caller_that_waits_for_room(world: Build) -> None:
-    w = world(messages_max=3)
-    w.sends("a", "b", "c")
+    w = world("a", "b", "c", messages_max=3)
     w.ack(2)
     waits = w.sends("d")
     w.turn(after_s=LAZY_COMMIT_S)
@@ -161,8 +150,7 @@ def test_all_leave_for_a_caller_that_waits_for_room(world: Build) -> None:
 
 
 def test_all_leave_for_a_caller_that_waits_for_memory(world: Build) -> None:
-    w = world(window_max=4, loaded_max=6)
-    w.sends("a", "b", "c", "d")
+    w = world("a", "b", "c", "d", window_max=4, loaded_max=6)
     w.ack(3)
     w.ack(4)
     w.hand_over("e", "f")
@@ -176,16 +164,12 @@ def test_all_leave_for_a_caller_that_waits_for_memory(world: Build) -> None:
 
 
 def test_all_leave_for_a_caller_that_flushes(world: Build) -> None:
-    w = world()
-    w.sends(*IDS)
-    w.hears_ack(3, is_flushing=True)
+    w = world(*IDS).hears_ack(3, is_flushing=True)
     assert left(w) == ["2"]
 
 
 def test_nothing_is_committed_for_a_flush_with_nothing_confirmed(world: Build) -> None:
-    w = world()
-    w.sends("a", "b")
-    w.turns(3, after_s=LAZY_COMMIT_S, is_flushing=True)
+    w = world("a", "b").turns(3, after_s=LAZY_COMMIT_S, is_flushing=True)
     assert len(w.store.turns) == 1
     w.hears_ack(2, is_flushing=True)
     w.turn(after_s=LAZY_COMMIT_S, is_flushing=True)
@@ -193,8 +177,7 @@ def test_nothing_is_committed_for_a_flush_with_nothing_confirmed(world: Build) -
 
 
 def test_the_others_of_a_batch_may_end_in_any_way(world: Build) -> None:
-    w = world(policy=patient(2, 0.0))
-    w.sends("a", "b", "c")
+    w = world("a", "b", "c", policy=patient(2, 0.0))
     (batch,) = w.store.turns[-1].sent
     w.ack(1)
     w.hears_nack(2)
@@ -204,15 +187,12 @@ def test_the_others_of_a_batch_may_end_in_any_way(world: Build) -> None:
     w.reconnect()
     w.turn()
     w.ack_all()
-    w.turn(is_flushing=True)
-    assert w.sent == ["a", "b", "c", "c", "b"]
+    assert w.turned(is_flushing=True).sent == ["a", "b", "c", "c", "b"]
     assert w.relay.status.counters.open == 0
 
 
 def test_a_batch_without_a_confirm_leaves_its_tags_at_once(world: Build) -> None:
-    w = world()
-    w.sends("a")
+    w = world("a")
     (batch,) = w.store.turns[-1].sent
-    w.hears_nack(1)
-    assert w.store.turns[-1].finished == [batch]
+    assert w.hears_nack(1).store.turns[-1].finished == [batch]
     assert w.relay.status.counters.parked == 1

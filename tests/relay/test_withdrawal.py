@@ -27,9 +27,7 @@ from tests.relay.scripted import Told, World, connected, disk_full, patient
 @pytest.fixture
 def full(sqlite: SqliteStore) -> World:
     """A window of two, with a and b in flight; c and d are buffered."""
-    world = connected(sqlite, window_max=2, policy=patient(2, 5.0))
-    world.turn()
-    return world
+    return connected(sqlite, window_max=2, policy=patient(2, 5.0)).turned()
 
 
 @pytest.fixture
@@ -54,8 +52,7 @@ def test_what_is_in_flight_is_left_alone(
     full: World, step_in: Callable[..., Effect], path: Path
 ) -> None:
     full.hand_over("a", "b", "c", "d")
-    full.turn()
-    assert full.sent == ["a", "b"]
+    assert full.turned().sent == ["a", "b"]
     effect = step_in(full, Action.DISCARD, 1, 2, 3, 99)
     assert (effect.changed, effect.in_flight, effect.unfit) == (1, [1, 2], [99])
     assert differences(path) == (0, 0, 0, 0)
@@ -99,8 +96,7 @@ def test_what_is_buffered_is_not_sent_any_more(
     full.ack_all()
     full.turn()  # no time has passed, so only the commit can tell
     full.ack_all()
-    full.turn(is_flushing=True)
-    assert full.sent == ["a", "b", "d"]
+    assert full.turned(is_flushing=True).sent == ["a", "b", "d"]
     done = {"park": "parked", "discard": "discarded"}[action]
     assert list(told.gone) == ["c"]
     assert f"({done} by jo@host: as agreed)" in told.gone["c"]
@@ -131,12 +127,9 @@ def test_what_was_rerouted_goes_to_its_new_address_only(
     full.turn()
     assert step_in(full, Action.REROUTE, 3, routing_key="elsewhere").changed == 1
     full.ack_all()
-    full.turn()
-    full.turn()
-    assert full.transport.routing_keys == ["q", "q", "elsewhere"]
+    assert full.turned().turned().transport.routing_keys == ["q", "q", "elsewhere"]
     full.ack_all()
-    full.turn(is_flushing=True)
-    assert full.sent == ["a", "b", "c"]
+    assert full.turned(is_flushing=True).sent == ["a", "b", "c"]
     assert told.kinds == dict.fromkeys("abc", OutcomeKind.CONFIRMED)
     assert full.in_memory == (0, 0)
     assert differences(path) == (0, 0, 0, 0)
@@ -163,11 +156,9 @@ def test_what_waits_to_be_sent_again_is_sent_now(
     told = full.hand_over("a")
     full.turn()
     full.nack(1)
-    full.turn()
-    assert full.sent == ["a"]
+    assert full.turned().sent == ["a"]
     assert step_in(full, Action.RETRY, 1).changed == 1
-    full.turn(after_s=0.1)
-    assert full.sent == ["a", "a"]
+    assert full.turned(after_s=0.1).sent == ["a", "a"]
     full.nack(2)  # the first refusal is forgotten, so the budget of two is not spent
     full.turn()
     assert told.outcomes == {}
@@ -183,8 +174,7 @@ def test_who_waits_for_a_postponed_message_is_told_that_it_is_gone(
     step_in(full, Action.DISCARD, 1)
     full.turn(after_s=0.1)
     assert list(told.gone) == ["a"]
-    full.turn(after_s=10.0)
-    assert full.sent == ["a"]
+    assert full.turned(after_s=10.0).sent == ["a"]
 
 
 def test_who_waits_for_an_unread_message_is_told_once(
@@ -247,12 +237,10 @@ def test_a_new_address_is_not_paused_for_the_old_one(
     step_in(full, Action.REROUTE, 3, routing_key="elsewhere")
     full.ack_all()
     full.turn()  # no time has passed, so only the commit can tell
-    full.turn(after_s=0.1)
-    assert full.sent == ["a", "b", "c"]
+    assert full.turned(after_s=0.1).sent == ["a", "b", "c"]
     assert full.transport.routing_keys[-1] == "elsewhere"
     full.ack_all()
-    full.turn(is_flushing=True)
-    assert full.in_memory == (0, 0)
+    assert full.turned(is_flushing=True).in_memory == (0, 0)
 
 
 def test_a_suspect_can_be_withdrawn(full: World, step_in: Callable[..., Effect]) -> None:
@@ -262,8 +250,7 @@ def test_a_suspect_can_be_withdrawn(full: World, step_in: Callable[..., Effect])
     full.turn()
     assert step_in(full, Action.PARK, 1).changed == 1  # uncertain, and not in flight any more
     full.reconnect()
-    full.turn()
-    assert full.sent == ["a", "b", "b"]
+    assert full.turned().sent == ["a", "b", "b"]
     assert list(told.gone) == ["a"]
 
 
@@ -284,8 +271,7 @@ def test_the_caller_learns_whether_the_message_may_have_arrived(
 
 def test_without_a_relay_nothing_is_in_flight(path: Path, step_in: Callable[..., Effect]) -> None:
     store = SqliteStore(path)
-    world = connected(store, window_max=2)
-    world.sends("a")
+    world = connected(store, "a", window_max=2)
     store._writer.opened().close()  # as if it were killed
     store._relay_lock.release()
     assert step_in(world, Action.DISCARD, 1).changed == 1
@@ -352,8 +338,7 @@ def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
 def test_who_reroutes_a_message_is_not_overruled_by_a_commit_whose_answer_was_lost(
     sqlite: SqliteStore, step_in: Callable[..., Effect]
 ) -> None:
-    w = connected(sqlite)
-    w.sends("a")
+    w = connected(sqlite, "a")
 
     def cut_off(turn: Changes) -> OutboxUnreachable:
         turn.sent = ()
@@ -370,9 +355,7 @@ def test_who_reroutes_a_message_is_not_overruled_by_a_commit_whose_answer_was_lo
     w.store.fails = reroute  # after the relay has looked for changes, before it commits again
     w.turn(after_s=2.0)
     w.connect()
-    w.turn(after_s=2.0)
-    w.turn()
-    assert w.transport.routing_keys == ["q", "new"]
+    assert w.turned(after_s=2.0).turned().transport.routing_keys == ["q", "new"]
 
 
 @pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD])
