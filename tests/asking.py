@@ -33,6 +33,11 @@ def read(store: Store, first: int = 1, last: int = 99) -> list[Message]:
     return [entry.message for entry in entries]
 
 
+def ready_ids(store: Store, first: int, last: int) -> list[str | None]:
+    """The ids of these messages."""
+    return [message.message_id for message in read(store, first, last)]
+
+
 def read_due(store: Store, now: float = 1e12) -> list[Message]:
     """What a relay reads of the messages that are due until then."""
     entries, _ = store.read_due(now, limit=99, bytes_max=10**9, loaded=())

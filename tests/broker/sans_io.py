@@ -9,6 +9,7 @@ from pamqp.frame import FrameTypes
 
 from reliablepub.testing.connection import Connection
 from reliablepub.testing.faults import ConnectionFault
+from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions
 
@@ -164,3 +165,8 @@ def node_with_queue(options: NodeOptions | None = None) -> Node:
     setup.send(commands.Queue.Declare(queue="q", durable=True))
     setup.send(commands.Connection.Close(200, "", 0, 0), 0)
     return node
+
+
+def fates(node: Node) -> list[Fate]:
+    """What became of each publish."""
+    return [publish.fate for publish in node.history.snapshot()]

@@ -10,13 +10,9 @@ from pamqp import commands
 
 from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
-from tests.broker.sans_io import TRANSIENT, Client, Properties, encode_publish
+from tests.broker.sans_io import TRANSIENT, Client, Properties, encode_publish, fates
 
 Queue, Exchange, Basic = commands.Queue, commands.Exchange, commands.Basic
-
-
-def fates(node: Node) -> list[Fate]:
-    return [publish.fate for publish in node.history.snapshot()]
 
 
 # -------------------------------------------------------------------------------- publishing

@@ -11,11 +11,7 @@ from reliablepub.testing.connection import Ending
 from reliablepub.testing.faults import Fault, FaultFileError, FaultScript, PublishFault, load_faults
 from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
-from tests.broker.sans_io import TRANSIENT, Client, encode_publish
-
-
-def fates(node: Node) -> list[Fate]:
-    return [publish.fate for publish in node.history.snapshot()]
+from tests.broker.sans_io import TRANSIENT, Client, encode_publish, fates
 
 
 def publish_some(client: Client, count: int) -> None:

@@ -10,13 +10,9 @@ from reliablepub.testing import faults
 from reliablepub.testing.faults import Fault
 from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
-from tests.broker.sans_io import TRANSIENT, Client, encode_publish
+from tests.broker.sans_io import TRANSIENT, Client, encode_publish, fates
 
 RETURN = ["Basic.Return", "ContentHeader", "ContentBody"]
-
-
-def fates(node: Node) -> list[Fate]:
-    return [publish.fate for publish in node.history.snapshot()]
 
 
 # -------------------------------------------------------------------------------- verdicts

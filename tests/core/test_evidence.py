@@ -11,7 +11,7 @@ from reliablepub._core.events import ChannelClosed
 from reliablepub._core.evidence import SEVERAL, Evidence, Suspicion, Verdict, is_soft
 from reliablepub.outcome import Concern, Outcome, OutcomeKind, Persistence
 from tests.acks import singly
-from tests.core.naive_broker import Rig
+from tests.core.naive_broker import Rig, refused
 
 CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
 UNFIT = Outcome(REFUSED, 406, "PRECONDITION_FAILED")
@@ -113,10 +113,6 @@ def rig_of(count: int, *guilty: int, places: int = 1, is_weighed: bool = True) -
     rig.broker.connect()
     rig.submit_many(count, guilty=guilty, kind="unfit")
     return rig
-
-
-def refused(rig: Rig) -> list[int]:
-    return [key for key, outcome in rig.settling.items() if outcome.kind is REFUSED]
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 100])

@@ -14,6 +14,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.asking import connect, opened
+from tests.outbox.shim import Shim, shim
 from tests.stores import STORES, open_store, outbox_of
 
 if TYPE_CHECKING:  # other tests do without
@@ -144,6 +145,13 @@ def rows() -> Callable[[Path], dict[str, list[tuple[Any, ...]]]]:
             }
 
     return read
+
+
+@pytest.fixture
+def files() -> Iterator[Shim]:
+    """What the files below a test do, which may fail."""
+    with shim() as control:
+        yield control
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.asking import fill, stored
+from tests.asking import fill, ready_ids, stored
 from tests.between import after
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections, server_down
@@ -77,8 +77,7 @@ def test_a_row_of_a_slow_transaction_is_told_when_it_commits(url: str, own: Post
     second = own.snapshot()
     assert (second.last_id, second.late) == (first.last_id, ((1, 1),))
     assert second.counters.open == 2
-    entries, _ = own.read_ready(1, 1, **ALL)
-    assert message_ids(entries) == ["slow"]
+    assert ready_ids(own, 1, 1) == ["slow"]
 
 
 def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
@@ -103,8 +102,7 @@ def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told(
     fill(url, Message(b"", message_id="after"))
     begin_anew(own)
     after = own.snapshot()
-    entries, _ = own.read_ready(before.last_id + 1, after.last_id, **ALL)
-    assert message_ids(entries) == ["after"]
+    assert ready_ids(own, before.last_id + 1, after.last_id) == ["after"]
     assert after.counters.stored == 2
 
 
@@ -229,11 +227,9 @@ def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
         outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
         outbox.enqueue(Message(b"", message_id="fast"))
         last_id = own.snapshot().last_id
-    entries, _ = own.read_ready(1, last_id, **ALL)
-    assert message_ids(entries) == ["fast"], "or it would be read again when it is told"
+    assert ready_ids(own, 1, last_id) == ["fast"], "or it would be read again when it is told"
     assert own.snapshot().late == ((1, 1),)
-    entries, _ = own.read_ready(1, last_id, **ALL)
-    assert message_ids(entries) == ["slow", "fast"]
+    assert ready_ids(own, 1, last_id) == ["slow", "fast"]
 
 
 @pytest.mark.parametrize("kind", ["ordering key", "due", "expired"])
@@ -783,8 +779,7 @@ def test_an_unsure_commit_is_told_and_its_messages_are_found(
     assert not begin_anew(own).has_lost
     snapshot = own.commit(Changes(new=[entry()]))
     assert snapshot.counters.stored == (3 if behind else 1)
-    found, _ = own.read_ready(1, snapshot.last_id - 1, **ALL)
-    assert message_ids(found) == (message_ids(new) if behind else [])
+    assert ready_ids(own, 1, snapshot.last_id - 1) == (message_ids(new) if behind else [])
     assert counted(url) == (0, 0, 0, 0)
 
 

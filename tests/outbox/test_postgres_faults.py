@@ -34,7 +34,7 @@ from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.asking import fill, stored
+from tests.asking import fill, message_ids, stored
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections
 from tests.postgres import PostgresServer
@@ -82,10 +82,6 @@ def break_(url: str) -> Break:
             connection.execute(text.encode())
 
     return run
-
-
-def message_ids(url: str) -> list[object]:
-    return [row["message_id"] for row in Outbox(url).rows("open")]
 
 
 def assert_counted(url: str) -> None:

@@ -33,7 +33,7 @@ from reliablepub.outbox.postgres.store import _TRIES, PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay import relay as relay_module
 from reliablepub.testing import FakeBroker
-from tests.asking import stored
+from tests.asking import ready_ids, stored
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, lost, server_down
 from tests.postgres import PostgresServer, can_connect
@@ -151,8 +151,7 @@ def test_a_commit_that_was_cut_off_ends_the_run_and_is_awaited(
     assert own.run > run
     own.commit(Changes(new=[entry(message_id="next")]))
     snapshot = own.snapshot()
-    found, _ = own.read_ready(1, snapshot.last_id, **ALL)
-    assert message_ids(found) == ["unsure", "later", "next"]
+    assert ready_ids(own, 1, snapshot.last_id) == ["unsure", "later", "next"]
     assert snapshot.counters.stored == 3
     assert not Outbox(url).audit().differences
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,7 +18,7 @@ from reliablepub.outbox.sqlite.space import DISK_FULL, Ballast
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.asking import stored
 from tests.outbox.conftest import Make
-from tests.outbox.shim import IOERR_WRITE, Shim, shim
+from tests.outbox.shim import IOERR_WRITE, Shim
 
 
 class Quota:
@@ -51,12 +50,6 @@ class Quota:
         """As an administrator would."""
         self._is_used_up = False
         self._files.heal()
-
-
-@pytest.fixture
-def files() -> Iterator[Shim]:
-    with shim() as control:
-        yield control
 
 
 @pytest.fixture

@@ -49,11 +49,6 @@ from tests.waiting import until
 AWAY = "amqp://guest:guest@127.0.0.1:1/"
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
