@@ -1,5 +1,6 @@
 """Publisher confirms: which publishes get one, which verdict, and in what form."""
 
+import pytest
 from pamqp import commands
 
 from tests.amqp_probe import unique
@@ -103,8 +104,9 @@ def test_an_unroutable_publish_is_acked(client: RawClient) -> None:
     assert client.publish("nowhere", mandatory=False).told() == ["basic.ack 1"]
 
 
-def test_a_queue_of_length_0_acks_what_it_drops(client: RawClient) -> None:
-    name = client.declare(unique("queue"), arguments={"x-max-length": 0})
+@pytest.mark.parametrize("argument", ["x-max-length", "x-message-ttl"])
+def test_what_a_queue_drops_or_expires_at_once_is_acked(client: RawClient, argument: str) -> None:
+    name = client.declare(unique("queue"), arguments={argument: 0})
     assert client.publish(name).told() == ["basic.ack 1"]
     assert client.drained(name) == []
 
@@ -115,12 +117,6 @@ def test_a_full_queue_acks_and_drops_its_head(client: RawClient) -> None:
         client.publish(name, b"%d" % number)
     assert set(client.verdicts(5).values()) == {"ack"}
     assert client.drained(name) == [b"3", b"4"]
-
-
-def test_what_expires_at_once_is_acked(client: RawClient) -> None:
-    name = client.declare(unique("queue"), arguments={"x-message-ttl": 0})
-    assert client.publish(name).told() == ["basic.ack 1"]
-    assert client.drained(name) == []
 
 
 def test_a_full_queue_that_rejects_nacks(client: RawClient) -> None:
