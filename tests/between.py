@@ -9,7 +9,10 @@ import pytest
 def before(
     monkeypatch: pytest.MonkeyPatch, target: object, name: str, do: Callable[..., object]
 ) -> None:
-    """Have something done before each call of an attribute, with the same arguments."""
+    """Have something done before each call of an attribute, with the same arguments.
+
+    What is said last is done first.
+    """
     call = getattr(target, name)
 
     def called(*arguments: Any, **options: Any) -> Any:

@@ -188,8 +188,8 @@ async def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
             yield message
 
     async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
-        before(monkeypatch, SqliteStore, "commit", lambda *_: threads.add(threading.get_ident()))
         before(monkeypatch, SqliteStore, "commit", lambda *_: go_on.wait(60))
+        before(monkeypatch, SqliteStore, "commit", lambda *_: threads.add(threading.get_ident()))
         task = asyncio.create_task(publisher.publish_many(counted()))
         await until_async(lambda: threads)
         await asyncio.sleep(0.1)  # the stream goes on as far as it may

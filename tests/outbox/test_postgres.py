@@ -46,6 +46,13 @@ from tests.waiting import until
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
 
 
+@pytest.fixture
+def url(postgres_url: str) -> str:
+    """An outbox in the database that a test may also reach by a PgBouncer."""
+    Outbox(postgres_url).create()
+    return postgres_url
+
+
 def message_ids(entries: list[Entry]) -> list[str | None]:
     return [entry.message.message_id for entry in entries]
 

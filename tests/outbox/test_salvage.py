@@ -22,6 +22,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.admin import integrity
 from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.database import NO_VALUES
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
@@ -441,12 +442,11 @@ def test_an_audit_reads_each_row_once_and_a_piece_at_a_time(
     fill(path, 20)
     whole = Outbox(path).audit()
     asked: list[int] = []
-    before(
-        monkeypatch,
-        SqliteSession,
-        "run",
-        lambda session, name, values: asked.append(values.get("limit", 0)),
-    )
+
+    def note(_: SqliteSession, __: str, values: Any = NO_VALUES) -> None:
+        asked.append(values.get("limit", 0))
+
+    before(monkeypatch, SqliteSession, "run", note)
     monkeypatch.setattr(integrity, "PIECE_ROWS", rows)
     assert Outbox(path).audit() == whole
     assert whole.rows
