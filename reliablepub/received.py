@@ -63,7 +63,7 @@ def received_body(body: bytes | bytearray | memoryview | str, fields: Mapping[st
     try:
         return body.encode(encoding)
     except (LookupError, UnicodeEncodeError):
-        raise InvalidMessage("body", f"is a text that is none in {encoding!r:.40}") from None
+        raise InvalidMessage("body", f"is not a valid text in {encoding!r:.40}") from None
 
 
 def _expiration(value: Any) -> int | None:  # noqa: ANN401
@@ -72,7 +72,7 @@ def _expiration(value: Any) -> int | None:  # noqa: ANN401
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise InvalidMessage("expiration", f"is {value!r:.40}, no number of milliseconds") from None
+        raise InvalidMessage("expiration", f"is {value!r:.40}, not a number of ms") from None
 
 
 def _timestamp(value: Any) -> datetime | None:  # noqa: ANN401
@@ -83,7 +83,7 @@ def _timestamp(value: Any) -> datetime | None:  # noqa: ANN401
     try:
         return datetime.fromtimestamp(value, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
-        raise InvalidMessage("timestamp", f"is {value!r:.40}, no time since 1970") from None
+        raise InvalidMessage("timestamp", f"is {value!r:.40}, not a time since 1970") from None
 
 
 def _in_utc(time: datetime) -> datetime:

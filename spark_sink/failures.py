@@ -167,8 +167,8 @@ class RowsNotKept(ReliablePubError):
     def __init__(self, *, partition: int, reason: str) -> None:
         super().__init__(
             f"rows of partition {partition} were not confirmed, and could not be kept in the "
-            f"folder of option 'report': {reason}. Other rows may have been sent: a retry sends "
-            "them again under the same ids. Make the folder writable, and make room on its disk"
+            f"directory of option 'report': {reason}. Other rows may have been sent: a retry sends "
+            "them again under the same ids. Make the directory writable, and free space on its disk"
         )
         self.partition = partition
         self.reason = reason
@@ -187,8 +187,8 @@ class ReportNotWritten(ReliablePubError):
         super().__init__(
             f"all {rows} rows are settled, {confirmed} of them confirmed, but the report could not "
             f"be written: {reason}. The counts, or rows that were not confirmed, may be missing "
-            "from it. Make the folder of option 'report' writable first: a rerun, or a restarted "
-            "stream, sends every row again"
+            "from it. Make the directory of option 'report' writable first: a rerun, or a "
+            "restarted stream, sends every row again"
         )
         self.rows = rows
         self.confirmed = confirmed

@@ -100,7 +100,7 @@ def _contradictions(settings: Settings) -> list[str]:
             "option 'url' must be amqp://... or amqps://..., or a comma-separated list of these"
         )
     if settings.collects and settings.report is None:
-        problems.append("'collect' needs the option 'report': the folder where the rows are kept")
+        problems.append("'collect' needs the option 'report': the directory to keep the rows in")
     report = settings.report or "/"
     if not report.startswith("/") and "://" not in report:
         problems.append("option 'report' must be an absolute path or a URI: hosts share it")

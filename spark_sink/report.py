@@ -49,7 +49,7 @@ _PRUNED_PARTS: Final = 10
 """One write in ``keep / 10`` prunes the counts, so that few commits list them."""
 _LEFT_OVER: Final = timedelta(days=7)
 _NOT_SHARED: Final = (
-    "this host does not have the folder that the driver has; all hosts must share it"
+    "this host does not have the directory that the driver has; all hosts must share it"
 )
 
 OUTCOME: Final = pa.schema(
@@ -421,7 +421,7 @@ def _check_failed(files: fs.FileSystem, message: Written) -> None:
         raise ConfigurationError(
             f"option 'report': partition {message.partition} has {message.counts.failed} rows that "
             f"were not confirmed, and their file {path} is not on the host of the driver: all "
-            "hosts must share the folder"
+            "hosts must share the directory"
         )
 
 

@@ -311,7 +311,7 @@ def _no_json(kind: DataType, path: str) -> Iterator[tuple[str, str]]:
     """Parts of a type that are not written as JSON, with their paths, and what to use instead."""
     if isinstance(kind, StructType):
         if len(set(kind.names)) < len(kind.names):  # Spark passes no such struct to Python
-            yield f"{path!r} has two fields of one name", _TO_JSON
+            yield f"{path!r} has two fields of the same name", _TO_JSON
         for field in kind.fields:
             yield from _no_json(field.dataType, f"{path}.{field.name}")
     elif isinstance(kind, ArrayType):

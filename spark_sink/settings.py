@@ -235,7 +235,7 @@ class Settings:
     )
     report: str | None = _option(
         "report",
-        "folder (a path or URI that all hosts share) for `writes/*.json`, the counts of each "
+        "directory (a path or URI that all hosts share) for `writes/*.json`, the counts of each "
         "write, `failed/*.parquet`, the collected rows, and `fatal/*.parquet`, the rows that fail "
         "a write",
     )

@@ -62,8 +62,8 @@ def check_checkpoint(location: str | None) -> None:
         raise ConfigurationError(
             f"{_WORDS}. No micro-batch is under way in {location}; if a continuous query has left "
             "its epochs there, begin with a new checkpoint: micro-batches treat them as done. Or "
-            "the checkpoint is on another file system, and this is an old folder of its name on "
-            "the driver: write its scheme, such as hdfs://"
+            "the checkpoint is on another file system, and this is an old directory of that name "
+            "on the driver: write its scheme, such as hdfs://"
         )
 
 

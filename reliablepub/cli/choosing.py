@@ -30,8 +30,8 @@ _FILTERS: Final[dict[str, dict[str, Any]]] = {
     "--state": {
         "type": click.Choice((*STATES, CONFIRMED)),
         "multiple": True,
-        "help": "Only messages in this state; may be repeated. Confirmed messages are there if the "
-        "relay keeps them.",
+        "help": "Only messages in this state; may be repeated. Confirmed messages are there only "
+        "if the relay keeps them.",
     },
     "--exchange": {
         "metavar": "PATTERN",

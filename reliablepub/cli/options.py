@@ -154,8 +154,8 @@ def broker_options(*, required: bool, text: str) -> Callable[[_F], _F]:
 url_option: Final = broker_options(
     required=True,
     text="amqp://user:password@host:port/vhost, or amqps://...; repeat it for failover. "
-    f"Also from {URL_VARIABLE}, several separated by spaces, which keeps the password out of "
-    "the list of processes.",
+    f"Also from {URL_VARIABLE} (several URLs separated by spaces), which keeps the password "
+    "out of the process list.",
 )
 
 
@@ -320,7 +320,7 @@ keys_option: Final = click.option(
     callback=_keys,
     envvar=KEYS_VARIABLE,
     help="A file of keys that encrypt messages in the outbox, one a line: a name and 64 "
-    f"hexadecimal digits. The first one encrypts. Also from {KEYS_VARIABLE}.",
+    f"hexadecimal digits. The first one encrypts new messages. Also from {KEYS_VARIABLE}.",
 )
 relay_keys_options: Final = together(
     keys_option,
@@ -370,7 +370,7 @@ rate_options: Final = together(
         "rate_burst",
         metavar="NUMBER",
         type=click.IntRange(min=1),
-        help="With --rate, most messages at once after a rest; those of a second unless given.",
+        help="With --rate, most messages at once after a rest; by default those of one second.",
     ),
 )
 tracing_option: Final = click.option(

@@ -260,7 +260,7 @@ def standby_words(standbys: Iterable[tuple[str, float | None]]) -> str:
 def passed_over_words(ids: Sequence[int]) -> str:
     """Describe messages that a relay leaves out, of which `PASSED_OVER_MAX` are told of a shard."""
     count = f"{'at least ' if len(ids) >= PASSED_OVER_MAX else ''}{count_of(len(ids), 'message')}"
-    return f"{count} due for more than a minute, and left out by a relay at work: from id {ids[0]}"
+    return f"{count} due for more than a minute, and left out by a running relay: from id {ids[0]}"
 
 
 def age(seconds: float) -> str:

@@ -58,8 +58,8 @@ def topology() -> None:
 
 
 _EXITS: Final = {
-    0: "everything is as FILE says",
-    2: "bad usage or a bad FILE, something is not as FILE says, or no broker answered",
+    0: "everything matches FILE",
+    2: "bad usage or a bad FILE, something differs from FILE, or no broker answered",
 }
 _arguments: Final = together(
     click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),

@@ -39,7 +39,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1")
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; another one than 127.0.0.1 and ::1 needs --trust-proxy.",
+    help="Address to listen on; any but 127.0.0.1 and ::1 needs --trust-proxy.",
 )
 @click.option(
     "--port",
@@ -54,8 +54,8 @@ _LOOPBACK: Final = ("127.0.0.1", "::1")
     "--trust-proxy",
     "user_header",
     metavar="HEADER",
-    help="Trust a proxy, which alone reaches this port, to log people in, and to name each in this "
-    "header, such as X-Forwarded-User.",
+    help="Trust a proxy to log users in, and to name the user in this header, such as "
+    "X-Forwarded-User. Only the proxy may reach this port.",
 )
 @click.option(
     "--name",

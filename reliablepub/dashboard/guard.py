@@ -93,7 +93,7 @@ class Guard:
             return self._refusal_by_cookie(request)
         request.state.person = request.headers.get(self._user_header, "")[:_PERSON_MAX]
         if not request.state.person:
-            return _refused(f"the proxy has sent no {self._user_header}, so nobody has logged in")
+            return _refused(f"the proxy has sent no {self._user_header}, so no user is logged in")
         return None
 
     def _refusal_by_cookie(self, request: Request) -> Response | None:
@@ -115,10 +115,10 @@ class Guard:
             return None
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            return _refused("the form is of another page")
+            return _refused("the form comes from another page")
         wanted = self._known.form_token(request.state.person)
         if not _is(request.headers.get("x-form-token", ""), wanted):
-            return _refused("the form is not of this page: load it again")
+            return _refused("the form does not belong to this page: load the page again")
         return None
 
 

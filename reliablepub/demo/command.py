@@ -66,7 +66,7 @@ Say = Callable[[str], None]
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the ledger as JSON; narrate to stderr."
 )
-@click.option("--keep", is_flag=True, help="Keep the working folder: records, outbox, logs.")
+@click.option("--keep", is_flag=True, help="Keep the working directory: records, outbox, logs.")
 def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
     """Publish real records through a crash of the publisher and of the broker, and count them.
 
@@ -138,7 +138,7 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> dict[str, 
     """Run the demo in a directory; with the broker at a URL, or the bundled one if it is None."""
     flights, path = folder / "flights.ndjson", folder / "outbox.db"
     checksums = write_flights(flights, records)
-    say(f"[bold]{spaced(records)} flights[/], one JSON object a line")
+    say(f"[bold]{spaced(records)} flights[/], one JSON object per line")
     with ExitStack() as stage:
         name = f"reliablepub-demo-{token_hex(4)}"
         is_theirs = url is not None

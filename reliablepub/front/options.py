@@ -59,8 +59,8 @@ class PublisherOptions(TypedDict, total=False):
     """Most messages per second that are sent; None, the default, for no limit but the window. For
     consumers or queues that a whole backlog at once would overrun."""
     rate_burst: int | None
-    """With ``rate_max``, most messages at once after a rest; None, the default, stands for those of
-    a second."""
+    """With ``rate_max``, most messages at once after a rest; None, the default, stands for the
+    messages of one second."""
     confirm_timeout_s: float
     """Seconds that the broker may take to confirm the oldest message in flight, once it has left
     this host; 30 by default. Then new messages get another channel. The old one is closed once only
@@ -227,7 +227,7 @@ def _rate(rate_max: float | None, rate_burst: int | None) -> Rate | None:
     """
     if rate_max is None:
         if rate_burst is not None:
-            raise ConfigurationError("rate_burst goes with rate_max, which was not given")
+            raise ConfigurationError("rate_burst needs rate_max, which was not given")
         return None
     _check_positive(rate_max=rate_max)
     if rate_burst is None:
@@ -323,11 +323,11 @@ def _transport(
     if url is not None or ssl_context is not None:
         raise ConfigurationError("give either a URL or a connection, which has its own TLS")
     if topology is not None:
-        raise ConfigurationError("declare the topology on the connection, which is yours")
+        raise ConfigurationError("declare the topology on your connection: this option needs a URL")
     if credentials is not None:
-        raise ConfigurationError("give credentials to the connection, which is yours")
+        raise ConfigurationError("give the credentials to your connection: this option needs a URL")
     if connection_name is not None:
-        raise ConfigurationError("give the name to the connection, which is yours")
+        raise ConfigurationError("name the connection that you give: connection_name needs a URL")
     from reliablepub.transport.aio_pika import AioPikaTransport, lent
 
     host = lent(connection)

@@ -98,8 +98,8 @@ def ended_first(what: str, failure: BaseException | None) -> PublisherClosed:
     """
     if failure is None:
         return PublisherClosed(
-            f"the publisher ended before the outcome of {what} was known; what is not confirmed "
-            "stays in the outbox, if there is one, for the next publisher or relay that opens it"
+            f"the publisher ended before the outcome of {what} was known; unconfirmed messages "
+            "stay in the outbox, if there is one, for the next publisher or relay that opens it"
         )
     error = PublisherFailed(f"the outcome of {what} is not known: {described(failure)}")
     error.__cause__ = failure
@@ -115,7 +115,7 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
         status: the publisher's status.
     """
     waited_s = max(0.0, timeout_s or 0.0)
-    told = f"{what} is still open after {waited_s:g} s; it is still being published"
+    told = f"{what} is still open after {waited_s:g} s; the publisher continues to send it"
     return StillOpen("; ".join([told, *waits_for(status)]))
 
 

@@ -180,7 +180,7 @@ class RelayClient:
     def withdraw_if_full(self, chunk: Chunk[FlagT]) -> None:
         """Withdraw a chunk if the outbox has no room for it; if this raises, nothing is stored."""
         if self.limits.is_full(self.relay.status.counters, chunk):
-            msg = "the outbox is full and no room was made in time; the message was not accepted"
+            msg = "the outbox is full, and no room became free in time; the message was not stored"
             chunk.withdraw_because(OutboxFull(msg))
 
     def withdraw_if_held_up(self, chunk: Chunk[FlagT]) -> None:

@@ -167,7 +167,7 @@ STATUS_METRICS: Final = (
     Metric(
         "reliablepub_relay_turns_total",
         Type.COUNTER,
-        "Turns of the relay; an idle relay takes at least two each second.",
+        "Turns of the relay; an idle relay takes at least two per second.",
     ),
     Metric(
         "reliablepub_last_turn_age_seconds",

@@ -204,7 +204,7 @@ class Metrics:
             if not last.is_ended:
                 raise ConfigurationError(
                     f"the metrics {self.name!r} are in use by another publisher; give this one "
-                    "metrics of its own"
+                    "its own metrics"
                 )
             before = before + Counter(
                 {name: getattr(last.status, field) for name, field in _STATUS_COUNTERS.items()}

@@ -99,7 +99,7 @@ class Tracing:
         """Name this publisher's broker in the spans from now on, unless another is still open."""
         if self._publisher is not None and not self._publisher.is_ended:
             raise ConfigurationError(
-                "this Tracing is in use by another publisher; give this one a Tracing of its own"
+                "this Tracing is in use by another publisher; give this one its own Tracing"
             )
         self._publisher = publisher
 
@@ -137,7 +137,7 @@ class Tracing:
         except Exception:  # of any propagator; the message is worth more
             if not self._has_failed:
                 self._has_failed = True
-                said = "the propagator has raised; its further exceptions are not logged"
+                said = "the propagator has raised an exception; further ones are not logged"
                 _LOGGER.exception(said, extra={"event": "callback_failed"})
             return {}
         return found

@@ -166,7 +166,7 @@ class OutboxKeys:
             msg = f"each line of key file {path} is a name, a space and 64 hexadecimal digits"
             raise ConfigurationError(msg) from None
         if is_repeated:  # the messages of the first one could not be decrypted
-            raise ConfigurationError(f"key file {path} has two keys of one name; rename one")
+            raise ConfigurationError(f"key file {path} has two keys of the same name; rename one")
         return cls(keys, accept_plaintext=accept_plaintext)
 
     def __repr__(self) -> str:
@@ -256,7 +256,7 @@ def opened(
     mark = json.loads(properties)
     name, version = mark["$key"], mark.get("v", 1)
     if not (isinstance(name, str) and _is_name(name)):
-        raise ValueError("it claims to be encrypted, with a key of a name that no key has")
+        raise ValueError("it claims to be encrypted, with a key whose name no key can have")
     if keys is None or name not in keys._ciphers:  # noqa: SLF001 - same module
         raise OutboxSealed(
             f"message {where[0]} (row {id_}) is encrypted with key {name!r}, and that key was "

@@ -354,7 +354,8 @@ class Release:
         is_counted: whether to count the entries that stay held.
         count: how many entries were released. Set by the commit.
         last: id of the last released entry; 0 if there is none. Set by the commit.
-        left: how many entries stay held, if ``is_counted``. Set by the commit.
+        left: how many entries stay held, if ``is_counted`` and it could be counted. Set by the
+            commit.
     """
 
     exchange: str | None
@@ -364,7 +365,7 @@ class Release:
     is_counted: bool = False
     count: int = 0
     last: int = 0
-    left: int = 0
+    left: int | None = None
 
 
 @dataclass(slots=True)

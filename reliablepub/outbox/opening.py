@@ -42,7 +42,7 @@ def outbox_at(where: Where) -> Database:
             raise ConfigurationError(msg) from error
 
         return PostgresDatabase(str(where))
-    msg = f"an outbox is in a file or at postgresql://; {scheme}:// is neither"
+    msg = f"an outbox is a file or a postgresql:// URL; {scheme}:// is neither"
     path = rest.removeprefix("/")
     if scheme.startswith("sqlite") and path and not {"@", "?"} & set(path):  # near a password
         msg += f"; write its path alone: {path}"
@@ -63,7 +63,7 @@ def _check_path(path: str) -> None:
     if _NO_PATH.search(path):
         # Not quoted: it may hold a password.
         raise ConfigurationError(
-            "an outbox is in a file or at a URL that begins with postgresql://; this is neither"
+            "an outbox is a file or a URL that begins with postgresql://; this is neither"
         )
     if path.startswith((":memory:", "file:", "~/")) or not path.strip():
         msg = f"an outbox needs the path of a file; {path!r} is not one"

@@ -83,7 +83,7 @@ class Guard:
         self.errors += 1
         if name not in self._told:
             self._told.add(name)
-            said = f"{name} has raised; its further exceptions are counted, not logged"
+            said = f"{name} has raised an exception; further ones are counted, not logged"
             self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
 
 
@@ -124,6 +124,18 @@ class GuardedPolicy:
         with self._guard.calling("Breaker.pause"):
             return wait_s(self.breaker.pause, opening)
         return wait_s(Breaker().pause, opening)  # the strategy has raised
+
+    def lasts_s(self) -> dict[str, float]:
+        """Seconds for which a refused message is retried, by outcome, where it is a time."""
+        found: dict[str, float] = {}
+        for outcome, retries in (
+            ("nacked", self._policy.nacked),
+            ("returned", self._policy.returned),
+        ):
+            with self._guard.calling(_STRATEGY):
+                if (lasts_s := retries.lasts_s) is not None:
+                    found[outcome] = lasts_s
+        return found
 
     def gives_up_at(self, outcome: Outcome, since: float) -> float | None:
         """When a message that was first refused at a time is given up; None if no time decides."""
@@ -193,7 +205,8 @@ class GuardedPolicy:
                 )
             )
             if said is GiveUp.ARRIVED and not may_be_duplicate:
-                raise ValueError(f"RetryPolicy.decide returned {said!r}: it may be no duplicate")
+                msg = f"RetryPolicy.decide returned {said!r}, but may_be_duplicate is false"
+                raise ValueError(msg)
             if isinstance(said, RetryIn | GiveUp):
                 return said
             if said is not None:
@@ -233,7 +246,7 @@ def calls_of(hooks: Iterable[object]) -> Calls:
         if awaited:
             raise ConfigurationError(
                 f"the hook {type(hook).__name__} has async def {' and '.join(awaited)}; hooks are "
-                "called on the relay's thread or the caller's, which await nothing"
+                "called on the relay's thread or the caller's, where nothing can be awaited"
             )
         for name in names:
             calls.setdefault(name.removeprefix("on_"), []).append(getattr(hook, name))
@@ -254,7 +267,6 @@ class Notices:
         self._guard = guard
         self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
-        self._looked_at = self._link
         self._outage = Outage()
         self.hears_sent = "sent" in self._events
         self.hears_confirms = "confirmed" in self._events  # the most frequent event to build
@@ -331,9 +343,7 @@ class Notices:
 
     def deliver(self, status: Status) -> None:
         """Deliver the events of the turn, among them changes of the connection."""
-        if (status.link, status.reason) != self._looked_at:  # rarely
-            self._looked_at = status.link, status.reason
-            self._look_at_link(status)
+        self._look_at_link(status)
         for name, events in self._events.items():
             if not events:
                 continue

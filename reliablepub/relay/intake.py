@@ -137,8 +137,8 @@ class Intake:
 
     def next_look(self, now: float) -> float | None:
         """When to try `take` again if nothing else happens (monotonic), or None."""
-        is_held_up = bool(self._inbox.chunks) and now < self._flowing_until
-        return self._flowing_until if is_held_up else None
+        is_waiting = bool(self._inbox.chunks) and now < self._flowing_until
+        return self._flowing_until if is_waiting else None
 
     def _room(self, counters: Counters, now: float) -> Room:
         """Room for new chunks: that of the store; and while confirms flow, that of memory, too.

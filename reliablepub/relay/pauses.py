@@ -302,6 +302,14 @@ class Pauses:
         return session.withdraw(paused)
 
     # ------------------------------------------------------------------ releasing
+    #
+    # A turn's commit releases entries of paused destinations, for four reasons:
+    #
+    # because              | releases                               | its commit notes
+    # a pause is over      | probes: named, fresh, or all by turns  | probes without an answer
+    # there was none fresh | the next ones by turns (`_repeating`)  | where the turns go on
+    # some may be given up | the first ones (`_sweeping`)           | how many are left
+    # a pause has ended    | all, page by page (`_releasing`)       | where the next page begins
 
     def release(self, changes: Changes, now: float) -> None:
         """Add the entries that need wait no longer to the changes, as releases by destination."""
@@ -346,8 +354,8 @@ class Pauses:
 
         def committed(release: Release) -> None:
             if self._waiting.get(destination) is waiting:  # the pause has not ended meanwhile
-                left = max(0, waiting.count - release.count)
-                waiting.count = release.left if release.is_counted else left
+                reckoned = max(0, waiting.count - release.count)
+                waiting.count = reckoned if release.left is None else release.left
                 then(waiting, release)
 
         self._orders.append((release, committed))

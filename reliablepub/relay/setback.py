@@ -34,7 +34,7 @@ class Setback:
     def __init__(self) -> None:
         self.trouble = ""  # text of `Status.trouble`
         self.refusal: OutboxError | None = None  # why new messages are rejected
-        self._refusal_ends_at = self._hold_ends_at = inf
+        self._refusal_ends_at = self._backoff_ends_at = inf
 
     def commit_failed(self, error: OutboxError, now: float, *, has_new: bool) -> None:
         """Reject new messages if the commit held any; otherwise hold commits and sending."""
@@ -44,7 +44,7 @@ class Setback:
         if has_new:
             self._refuse(error, now)  # so that stored messages can drain
         else:
-            self._hold_ends_at = now + RETRY_S
+            self._backoff_ends_at = now + RETRY_S
 
     def read_failed(self, error: OutboxError, now: float) -> None:
         """Do both: what cannot be read now cannot be written either."""
@@ -58,22 +58,22 @@ class Setback:
 
     def look(self, now: float, *, is_readable: bool) -> None:
         """End what has lasted long enough, and the trouble with it if the last read succeeded."""
-        if now >= self._hold_ends_at:
-            self._hold_ends_at = inf
+        if now >= self._backoff_ends_at:
+            self._backoff_ends_at = inf
         if now >= self._refusal_ends_at:
             self.refusal, self._refusal_ends_at = None, inf
-        if self.trouble and is_readable and self.refusal is None and not self.is_held:
+        if self.trouble and is_readable and self.refusal is None and not self.backs_off:
             self.trouble = ""
 
     @property
-    def is_held(self) -> bool:
+    def backs_off(self) -> bool:
         """Whether commits and sending pause."""
-        return self._hold_ends_at < inf
+        return self._backoff_ends_at < inf
 
     @property
     def next_at(self) -> float:
         """When to `look` again (monotonic); infinity if nothing is held back."""
-        return min(self._refusal_ends_at, self._hold_ends_at)
+        return min(self._refusal_ends_at, self._backoff_ends_at)
 
     def _refuse(self, error: OutboxError, now: float) -> None:
         self.refusal, self._refusal_ends_at = error, now + RETRY_S
@@ -84,7 +84,7 @@ def _cause_of(unsure: OutboxUnsure) -> OutboxError:
     cause = unsure.__cause__
     if isinstance(cause, OutboxError) and type(cause) in _TROUBLE:
         return cause
-    words = "the commit before was cut off, so this message was not stored; try it again"
+    words = "the previous commit was cut off, so this message was not stored; try again"
     error = OutboxDiskFailed(f"{words} ({unsure})")
     error.__cause__ = unsure
     return error

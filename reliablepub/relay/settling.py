@@ -133,7 +133,6 @@ class Settling:
     run: int  # of the store; a part of the epochs' names
     changes: Changes = field(default_factory=Changes)
     postponed: list[Entry] = field(default_factory=list)  # leave memory with the next commit
-    frees_a_key: bool = False  # the next message of a key can be sent after the commit
     latencies: Latencies = field(default_factory=Latencies)
     removals: Removals = field(default_factory=Removals)
 
@@ -151,7 +150,7 @@ class Settling:
     def committed(self) -> tuple[Changes, list[Entry]]:
         """Start anew after a commit; return its changes, and the entries that they postpone."""
         changes, postponed = self.changes, self.postponed
-        self.changes, self.postponed, self.frees_a_key = Changes(), [], False
+        self.changes, self.postponed = Changes(), []
         return changes, postponed
 
     def attempts_ended(self, ended: Sequence[Ended[Entry]], now: float, wall: float) -> set[Entry]:
@@ -166,10 +165,6 @@ class Settling:
             if isinstance(self.decide(one, now, wall), Expire):
                 late.add(one.key)
         return late
-
-    def unwritable(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
-        """Settle an attempt whose message could not be written."""
-        self.decide(settlement, now, wall)
 
     def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision | None:
         """Decide on an entry whose attempt ended without a confirm; None if it has arrived."""
@@ -221,7 +216,6 @@ class Settling:
         if self.pauses.tracked:
             self.pauses.confirmed((entry,), now)
         self.changes.confirmed.append(entry)
-        self.frees_a_key |= entry.message.ordering_key is not None
         self._keep(confirmed, wall)
         _tell_confirmed((entry,))
         self._tell_ended(confirmed, now)
@@ -300,16 +294,13 @@ class Settling:
                 self._tell_ended(settlement, now)
 
     def _confirmed_not_plain(self, run: ConfirmedEach[Entry], wall: float) -> None:
-        """Free ordering keys, and record the confirm of entries with earlier attempts."""
+        """Record the confirm of entries with earlier attempts."""
         # They leave the store at once: the next one of an ordering key waits for that.
         self.changes.confirmed += run.keys
         for batch, count in run.batches:
             self.removals.ended(batch, count)
         for settlement in run.each():
-            entry = settlement.key
-            if entry.message.ordering_key is not None:
-                self.frees_a_key = True
-            if entry.attempts:
+            if settlement.key.attempts:
                 self._keep(settlement, wall)
 
     def _keep(self, settlement: Settlement[Entry], wall: float) -> Attempt:

@@ -33,7 +33,7 @@ from reliablepub.outbox.entry import TRANSIENT, Counters, Entry, RunEnded, Store
 from reliablepub.outbox.patience import Patience
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import named
-from reliablepub.relay.callbacks import Calls, Guard, with_calls
+from reliablepub.relay.callbacks import Calls, Guard, GuardedPolicy, with_calls
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Flag, Inbox, Latch, Limits
 from reliablepub.relay.journal import Journal, LogWriter
@@ -123,7 +123,7 @@ class Observer:
 
 
 _ELSEWHERE: Final = (
-    "Without one, store messages with `Outbox`, and run `reliablepub relay` as a process of its own"
+    "Without one, store messages with `Outbox`, and run `reliablepub relay` as a separate process"
 )
 
 
@@ -384,12 +384,12 @@ class RelayThread:
         waiters = Waiters() if self._relay is None else self._relay.end()
         if ended.has_lost and waiters.are_wanted:
             lost = PublisherFailed(
-                f"{ended}; receipts cannot tell which messages are lost: compare what the outbox "
-                "holds with what this application has stored"
+                f"{ended}; receipts cannot tell which messages are lost: compare the messages in "
+                "the outbox with those that this application has stored"
             )
             self._fail(lost)
             raise lost
-        said = f"{ended}; the relay begins anew, and publishes what the outbox holds"
+        said = f"{ended}; the relay starts a new run, and publishes the messages in the outbox"
         self._log_writer.write(LOGGER, logging.WARNING, said, {"event": "began_anew"}, None)
         for flush in (self._last_flush, *self._flushes):
             flush.look_again()
@@ -427,7 +427,7 @@ class RelayThread:
             self._started.set()
             self._observer.started()
         try:
-            lasts = self._lasts()
+            lasts = GuardedPolicy(self._parts.policy, self._guard).lasts_s()
             beacon = Beacon(
                 store.show, relay.latency, lasts, wall=time.time, monotonic=clock.monotonic
             )
@@ -457,15 +457,6 @@ class RelayThread:
             store.close()  # after `OutboxInUse`, the status file is another relay's
         else:
             store.close(failed_status(self.status, time.time()))
-
-    def _lasts(self) -> dict[str, float]:
-        """Seconds for which a refused message is retried, by outcome, where it is a time."""
-        policy, found = self._parts.policy, {}
-        for outcome, retries in (("nacked", policy.nacked), ("returned", policy.returned)):
-            with self._guard.calling("a strategy of RetryPolicy"):
-                if (lasts_s := retries.lasts_s) is not None:
-                    found[outcome] = lasts_s
-        return found
 
     def _run(self, relay: Relay, transport: Transport, beacon: Beacon, journal: Journal) -> None:
         while True:

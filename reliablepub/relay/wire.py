@@ -12,7 +12,6 @@ from typing import Final
 from tenacity import wait_random_exponential
 
 from reliablepub._core.events import (
-    AckedEach,
     CloseChannel,
     Connected,
     ConnectionLost,
@@ -83,26 +82,23 @@ class Wire:
         self._session = session
         self._reconnect = Reconnect(now)
         self._lost_reason = ""
-        self._due_at: float | None = now
         self.connects = 0
         self.server = ""  # host and port of the last connection's broker
         self.refusals = 0  # attempts in a row that failed by credentials, vhost or TLS
 
     def poll_timeout(self) -> float | None:
-        """When to call `keep` next (monotonic), or None. Call this after each turn."""
+        """When to call `keep` next (monotonic), or None."""
         due_at, connect_at = self._session.poll_timeout(), self._reconnect.due_at
-        if connect_at is not None:
-            due_at = connect_at if due_at is None else min(due_at, connect_at)
-        self._due_at = due_at  # `keep` goes by it
-        return due_at
+        if due_at is None or connect_at is None:
+            return connect_at if due_at is None else due_at
+        return min(due_at, connect_at)
 
     def keep(self, now: float) -> None:
         """Connect, and handle timeouts, if it is time to; carry out the session's commands."""
-        if self._due_at is not None and now >= self._due_at:
-            if self._reconnect.due_at is not None and now >= self._reconnect.due_at:
-                self._reconnect.started()
-                self._transport.connect()
-            self._session.handle_timeout(now)
+        if self._reconnect.due_at is not None and now >= self._reconnect.due_at:
+            self._reconnect.started()
+            self._transport.connect()
+        self._session.handle_timeout(now)
         for command in self._session.poll_commands():
             match command:
                 case OpenChannel(epoch):
@@ -117,10 +113,6 @@ class Wire:
         has_heard = False
         for event in events:
             has_heard = True
-            if isinstance(event, AckedEach):  # as most are; it makes nothing due
-                self._session.handle(event, now)
-                continue
-            self._due_at = now
             match event:
                 case Connected(server):
                     self.connects += 1

@@ -33,7 +33,6 @@ class Withdrawals:
     settling: Settling  # may hold changes to them for the next commit
     notices: Notices
     has_parked: bool = False  # by the store, unknown to the relay's ledger
-    has_changed: bool = False  # operators have changed messages, perhaps some that wait for a pause
 
     def reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
         """Read entries from the store, as soon as nothing in memory is older than what it holds."""
@@ -51,7 +50,7 @@ class Withdrawals:
         touched = self.store.touched()
         if not touched:
             return []
-        self.has_changed = True
+        self.settling.pauses.recount()  # some of them may wait for a paused destination
         ids = {change.id for change in touched}
         buffered = {entry for entry in self.session.buffered_keys() if entry.id in ids}
         self.session.withdraw(buffered)

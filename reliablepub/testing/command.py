@@ -57,8 +57,8 @@ _PORT = click.IntRange(0, 65_535)
     nargs=5,
     multiple=True,
     metavar="USER VHOST CONFIGURE WRITE READ",
-    help="Restrict a user to regular expressions; may be given several times. A user with none has "
-    "all rights.",
+    help="Restrict a user to regular expressions; may be given several times. A user without "
+    "restrictions has all rights.",
 )
 @click.option("--tls-certificate", type=_FILE, help="Speak AMQPS, with this certificate (PEM).")
 @click.option("--tls-key", type=_FILE, help="Its key, if that is in another file.")

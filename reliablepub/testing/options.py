@@ -36,7 +36,8 @@ class Permissions:
                 re.compile(getattr(self, right))
             except re.error as error:
                 given = getattr(self, right)
-                raise ValueError(f"{right} {given!r} is no regular expression: {error}") from error
+                msg = f"{right} {given!r} is not a regular expression: {error}"
+                raise ValueError(msg) from error
 
     def allow(self, right: str, name: str) -> bool:
         """Whether `configure`, `write` or `read` matches a name."""

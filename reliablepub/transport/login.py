@@ -123,7 +123,7 @@ class Login:
 
     def _out_of_patience(self) -> None:
         self._timer = None
-        problem = f"the credentials provider has not answered within {PATIENCE_S:g} s"
+        problem = f"the credentials provider has not returned within {PATIENCE_S:g} s"
         self._tell(Answer(None, problem, time.monotonic()))
 
     def _tell(self, answer: Answer) -> None:
@@ -275,7 +275,7 @@ class Tenure:
         assert self._answer.credentials is not None
         if found.user != self._answer.credentials.user:
             self._login.keep(answer)
-            self._drop("the provider of credentials names another user now")
+            self._drop("the credentials provider now names another user")
             return
         if found.secret == self._answer.credentials.secret:
             self._renewed(answer)

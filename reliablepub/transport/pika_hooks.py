@@ -304,7 +304,7 @@ class Hooks:
 
     @staticmethod
     def _log(why: str) -> None:
-        words = "pika's public interface is used, which is slower and just as safe: %s"
+        words = "only pika's public interface is used, which is slower but just as safe: %s"
         _LOG.warning(words, why, extra={"event": "hooks_off", "reason": why})
 
 

@@ -62,7 +62,7 @@ def test_a_publisher_has_either_a_url_or_a_connection(run: Run[None], broker: Fa
         async with host(broker.url) as connection:
             with pytest.raises(ConfigurationError, match="either a URL or a connection"):
                 AsyncPublisher(broker.url, connection=connection, outbox=None)
-            with pytest.raises(ConfigurationError, match="declare the topology on the connection"):
+            with pytest.raises(ConfigurationError, match="declare the topology on your connection"):
                 AsyncPublisher(connection=connection, outbox=None, topology=Topology())
         with pytest.raises(ConfigurationError, match="either a URL or a connection"):
             AsyncPublisher(outbox=None)

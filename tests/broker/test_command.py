@@ -156,7 +156,7 @@ def test_permissions_are_given_as_rabbitmqctl_takes_them() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("guest", "/", "(", "", ""), "configure '(' is no regular expression"),
+        (("guest", "/", "(", "", ""), "configure '(' is not a regular expression"),
         (("ann", "/", "", "", ""), "'ann', who is not one of the users"),
         (("guest", "shop", "", "", ""), "there is no virtual host 'shop'"),
     ],

@@ -13,7 +13,7 @@ from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import fill
 from tests.cli.trouble import make_trouble
-from tests.docs.documents import PLACEHOLDER, ROOT, blocks
+from tests.docs.documents import ROOT, blocks
 
 PAGE = ROOT / "docs" / "on-call.md"
 CODES = {
@@ -38,10 +38,11 @@ def test_every_command_of_the_page_does_what_it_says(
     said: dict[str, str] = {}
     fill("outbox.db.rescued-1", Message(b"what a relay had when its files were moved"))
     with FakeBroker() as broker, closing(make_trouble(tmp_path / "outbox.db")):
+        monkeypatch.setenv("RELIABLEPUB_URL", broker.url)
         lines = list(shown())
         assert len(lines) > 15
         for line in lines:
-            words = shlex.split(line.replace(PLACEHOLDER, broker.url))
+            words = shlex.split(line)
             assert words[0] == "reliablepub"
             result = CliRunner().invoke(main, words[1:], input="y\n")
             assert result.exception is None or isinstance(result.exception, SystemExit), line

@@ -510,7 +510,7 @@ def test_a_fail_over_that_has_lost_commits_is_told(
         )
 
     began_anew(30, "it has lost commits: turn 3 of this relay is gone")
-    began_anew(2, "the server was started again, or is another one")
+    began_anew(2, "the server was restarted, or is another server")
     assert findings(run, as_role("reader"))["fail-over"]["level"] == "ok"
     began_anew(1, "it has lost commits: turn 7 of this relay is gone")
     row = findings(run, as_role("reader"))["fail-over"]

@@ -732,4 +732,4 @@ def test_beside_a_relay_it_needs_an_outbox_of_its_own(cli: Cli, flights: Flights
     with Publisher(NOBODY, outbox=cli.folder / "o.db", close_timeout_s=0):
         ended = cli("publish", flights(1), "--routing-key", "all", "--outbox", "o.db")
     assert ended.code == 4
-    assert ended.error.endswith("; or give `publish` an outbox of its own")
+    assert ended.error.endswith("; or give `publish` a separate outbox")

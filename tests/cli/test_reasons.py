@@ -102,7 +102,7 @@ def test_a_message_that_is_retried_says_when_it_is_given_up(tmp_path: Path) -> N
             return CliRunner().invoke(main, command).stdout
 
         until(lambda: "and gives it up in 14 min" in told())
-        assert "unless it is accepted by then; `reliablepub outbox retry 1` makes it now" in told()
+        assert "unless it is accepted by then; `reliablepub outbox retry 1` sends it now" in told()
 
 
 @pytest.mark.parametrize("kind", DURABLE)

@@ -426,7 +426,7 @@ def test_keys_that_could_not_be_checked_are_checked_before_the_outbox_is_opened(
 
     said = rig.live(life(), again=replace(rig.settings, options={"outbox_keys": None}))
     assert "standing by: the server is away\n" in said
-    gone = "messages are encrypted with key 'old', which is gone\n"
+    gone = "messages are encrypted with key 'old', which is missing\n"
     assert f"reopened with the earlier settings: {gone}" in said
 
 

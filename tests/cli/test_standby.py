@@ -82,6 +82,16 @@ def test_a_standby_is_no_relay_without_a_broker(cli: Cli, fake: FakeBroker) -> N
     assert cli.stop(standby).code == 0
 
 
+def backends_of_standbys(outbox: str, function: str = "pid") -> set[int]:
+    """Processes of the server that serve standbys, each passed to a function of SQL."""
+    query = (
+        f"SELECT pid, {function} FROM pg_stat_activity"
+        " WHERE starts_with(application_name, 'reliablepub standby')"
+    )
+    with psycopg.connect(outbox, autocommit=True) as connection:
+        return {pid for pid, _ in connection.execute(query)}
+
+
 @pytest.mark.postgres
 def test_standbys_are_listed(cli: Cli, fake: FakeBroker, postgres_outbox: str) -> None:
     host = socket.gethostname()
@@ -99,13 +109,9 @@ def test_standbys_are_listed(cli: Cli, fake: FakeBroker, postgres_outbox: str) -
     shown = cli("outbox", "status", "--outbox", postgres_outbox).out
     assert re.search(rf"^standing by  +{host} for \d+ s, {host} for \d+ s$", shown, re.MULTILINE)
     assert f"{host} for " in cli("doctor", "--outbox", postgres_outbox).out
-    with psycopg.connect(postgres_outbox) as connection:  # a restart of the server's
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE starts_with(application_name, 'reliablepub standby')"
-        )
-    wait_until(lambda: standbys() == 0)
-    wait_until(lambda: standbys() == 2)
+    before = backends_of_standbys(postgres_outbox, "pg_terminate_backend(pid)")
+    wait_until(lambda: len(backends_of_standbys(postgres_outbox) - before) == 2)
+    assert standbys() == 2
     owner = cli("outbox", "status", "--outbox", postgres_outbox, "--json").json["relay_pid"]
     cli.stop(next(one for one in begun if one.pid == owner))  # one takes over
     wait_until(lambda: standbys() == 1)

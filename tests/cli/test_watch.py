@@ -147,7 +147,7 @@ def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None
         ),
         ({"at": time.time() - 300}, "the relay hangs: find out what it waits for, and restart it"),
         ({"aside": 2}, "2 messages set aside: see `reliablepub outbox list --sort attempts`"),
-        (None, "the relay shows no status: if that stays so, look into its log"),
+        (None, "the relay shows no status: if this does not change, read its log"),
     ],
 )
 def test_nothing_that_needs_a_person_is_nothing_to_do(

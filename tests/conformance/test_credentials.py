@@ -80,7 +80,7 @@ def test_a_provider_that_hangs_does_not_hold_up_what_is_stored(
     options = {"outbox": outbox, "close_timeout_s": 0.2, "credentials": provider}
     try:
         with front_door(url, **options) as publisher:
-            until(lambda: "has not answered" in publisher.status.reason)
+            until(lambda: "has not returned" in publisher.status.reason)
             assert publisher.status.refusals == 0
             receipt = publisher.publish_many(numbered("q", range(500)))  # returns meanwhile
             assert publisher.status.counters.parked == 0

@@ -17,6 +17,7 @@ from tests.rabbitmq import RabbitMQNode
 pytestmark = pytest.mark.rabbit
 
 PAGE = Path(__file__).parents[2] / "docs" / "upgrading-rabbitmq.md"
+LOCAL = "x-local-random"
 QUORUM = {"x-queue-type": "quorum"}
 REPLY_TO = "amq.rabbitmq.reply-to"
 PATIENCE_S = 60.0
@@ -167,6 +168,32 @@ def test_a_mandatory_reply_to_a_requester_that_is_gone(
         assert lines == ["basic.ack 1"]
     else:
         assert lines[0].startswith(f"basic.return 312 NO_ROUTE  {name}")
+
+
+def test_a_local_random_exchange(rabbitmq_node: RabbitMQNode, client: RawClient) -> None:
+    """Since 4.0: it routes to a queue on the node that the publisher uses, or nowhere."""
+    if rabbitmq_node.version < (4, 0):
+        method = commands.Exchange.Declare(exchange=unique("x"), exchange_type=LOCAL)
+        client.send(method)
+        (line,) = client.told()
+        assert line.startswith(
+            f"connection.close 503 COMMAND_INVALID - unknown exchange type '{LOCAL}'"
+        )
+        return
+    root = rabbitmq_node.root
+    with (
+        RabbitMQNode(root=root) as node,
+        RabbitMQNode(root=root, beside=node) as other,
+        RawClient(node.url).opened() as here,
+        RawClient(other.url).opened() as there,
+    ):
+        exchange = here.declare_exchange("local", LOCAL)
+        here.bind(here.declare("requests", exclusive=True), exchange)
+        here.publish("", exchange=exchange)
+        assert here.told() == ["basic.ack 1"]
+        there.publish("", exchange=exchange)
+        returned, *_ = there.told_until("basic.ack")
+        assert returned.startswith("basic.return 312 NO_ROUTE local")
 
 
 def test_a_queue_that_is_neither_durable_nor_exclusive(rabbitmq_node: RabbitMQNode) -> None:

@@ -32,7 +32,7 @@ from reliablepub.observe.catalogue import (
     PROCESS_METRICS,
     Metric,
 )
-from reliablepub.observe.metrics import Metrics, _board_of, _Looking, _states, exposition
+from reliablepub.observe.metrics import Metrics, _board_of, _Looking, exposition
 from reliablepub.outbox.admin.inspection import OutboxStatus, read_status
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.opening import outbox_at
@@ -148,10 +148,6 @@ def test_one_publisher_after_the_other_goes_on_counting(
                 Publisher(broker.url, outbox=None, hooks=[metrics])
     assert scrape("connections_total") == 2
     assert scrape("stored_messages_total") == 2
-
-
-def test_the_end_of_a_certificate_is_shown_where_it_is_known() -> None:
-    assert (CERTIFICATE, "", 5.0) in list(_states(Status(certificate_ends_at=5.0)))
 
 
 def test_without_a_disk_the_ledger_is_that_of_memory(

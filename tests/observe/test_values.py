@@ -1,12 +1,8 @@
-"""The value of each metric: every source has a number of its own, which is found where it belongs.
-
-A metric that is always 0, or that shows the number of another, passes every test of names.
-"""
+"""Each metric has the value that it is said to have: none is a constant, none is another one's."""
 
 import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,201 +10,241 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from reliablepub.errors import OutboxFull
 from reliablepub.hooks import MessagesRejected
-from reliablepub.observe import metrics as module
-from reliablepub.observe.catalogue import CATALOGUE, LATENCY_BUCKETS_S
+from reliablepub.observe.catalogue import CATALOGUE, ENDINGS, OUTCOMES
 from reliablepub.observe.metrics import Metrics
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.entry import Counters
+from reliablepub.relay.handover import Limits
 from reliablepub.relay.status import Link, Paused, Status
+from tests.observe.conftest import Scrape
 
-NOW = 2_000_000_000.0
+PAUSED = Paused("x", None, 3, 1.0, 0.0, "full", waiting=41, gives_up_at=1_042.0)
 STATUS = Status(
     link=Link.BLOCKED,
-    counters=Counters(
-        stored=900, confirmed=300, parked=80, expired=70, discarded=60, open_bytes=11
-    ),
-    in_flight=12,
-    window=13,
-    buffered=14,
-    connects=15,
-    violations=16,
-    stale=17,
-    aside=18,
-    paused=(
-        Paused("x", None, 1, probe_in_s=1, since=NOW, reason="", waiting=19, gives_up_at=20.5),
-        Paused("y", None, 1, probe_in_s=1, since=NOW, reason="", waiting=1, gives_up_at=20.25),
-        Paused("z", None, 1, probe_in_s=1, since=NOW, reason="", waiting=0),
-    ),
-    paused_destinations=21,
-    certificate_ends_at=22.0,
-    callback_errors=23,
-    commits=24,
-    commit_s=25.5,
-    lock_wait_s=26.5,
-    turns=27,
-    turn_age_s=28.5,
+    in_flight=11,
+    window=12,
+    buffered=13,
+    connects=14,
+    violations=15,
+    stale=16,
+    aside=17,
+    paused=(replace(PAUSED, waiting=2, gives_up_at=1_043.0), PAUSED),
+    paused_destinations=18,
+    certificate_ends_at=1_019.0,
+    callback_errors=20,
+    commits=21,
+    commit_s=22.5,
+    lock_wait_s=23.5,
+    turns=24,
+    turn_age_s=25.5,
+    counters=Counters(open_bytes=26),
 )
 OUTBOX = OutboxStatus(
-    stored=901,
-    open=41,
-    in_flight=42,
-    confirmed=43,
-    parked=44,
-    expired=45,
-    discarded=46,
-    waiting=47,
-    held_keys=48,
-    oldest_open_at=NOW - 49,
+    stored=1_000,
+    open=31,
+    in_flight=0,
+    confirmed=32,
+    parked=33,
+    expired=34,
+    discarded=35,
+    waiting=36,
+    held_keys=37,
+    oldest_open_at=0.0,
     relay=1,
-    bytes_on_disk=50,
-    log_bytes=51,
+    bytes_on_disk=38,
+    log_bytes=39,
     is_disk_full=True,
     relays=(1,),
 )
-VALUES = {
+DISK = SimpleNamespace(total=51, free=50)
+
+VALUES: dict[str, float | tuple[float, float]] = {
     "build_info": 1,
+    "rejected_messages_total": 60,
     "stored_messages_total": 61,
     "sent_attempts_total": 62,
-    "ended_attempts_total confirmed": 3,
-    "ended_attempts_total returned": 63,
-    "ended_attempts_total nacked": 64,
-    "ended_attempts_total refused": 65,
-    "ended_attempts_total uncertain": 66,
-    "given_up_messages_total parked": 67,
-    "given_up_messages_total expired": 68,
-    "given_up_messages_total discarded": 69,
-    "rejected_messages_total other": 70,
-    "blocked_seconds_total": 71.5,
-    "confirm_latency_seconds_count": 3,
-    "confirm_latency_seconds_sum": 6.75,
-    "delivery_seconds_count": 3,
-    "delivery_seconds_sum": 99,
+    "ended_attempts_total": 63,
+    "given_up_messages_total": 64,
+    "confirm_latency_seconds_count": 63,
+    "confirm_latency_seconds_sum": 63 * 0.5,
+    "confirm_latency_seconds_bucket": 63,
+    "delivery_seconds_count": 63,
+    "delivery_seconds_sum": (63 * 600, 63 * 660),
+    "delivery_seconds_bucket": 63,
+    "blocked_seconds_total": (0.01, 60),
     "connected": 1,
     "blocked": 1,
-    "in_flight_messages": 12,
-    "window_messages": 13,
-    "buffered_messages": 14,
-    "connections_total": 15,
-    "contradictions_total": 16,
-    "stale_events_total": 17,
-    "aside_messages": 18,
-    "paused_messages": 20,
-    "paused_destinations": 21,
-    "give_up_timestamp_seconds": 20.25,
-    "certificate_expiry_timestamp_seconds": 22,
-    "callback_errors_total": 23,
-    "commits_total": 24,
-    "commit_seconds_total": 25.5,
-    "lock_wait_seconds_total": 26.5,
-    "relay_turns_total": 27,
-    "last_turn_age_seconds": 28.5,
-    "open_messages_limit": 31,
-    "open_bytes_limit": 32,
-    "open_bytes": 11,
-    "open_messages": 41,
-    "ledger_stored_messages_total": 901,
-    "ledger_confirmed_messages_total": 43,
-    "parked_messages": 44,
-    "expired_messages": 45,
-    "ledger_discarded_messages_total": 46,
-    "waiting_messages": 47,
-    "held_ordering_keys": 48,
-    "oldest_open_age_seconds": 49,
-    "outbox_size_bytes": 50,
-    "outbox_log_size_bytes": 51,
-    "outbox_disk_free_bytes": 52,
-    "outbox_disk_size_bytes": 53,
-    "outbox_disk_full": 1,
+    "connections_total": 14,
+    "in_flight_messages": 11,
+    "window_messages": 12,
+    "buffered_messages": 13,
+    "aside_messages": 17,
+    "paused_destinations": 18,
+    "give_up_timestamp_seconds": 1_042,
+    "certificate_expiry_timestamp_seconds": 1_019,
+    "paused_messages": 43,
+    "contradictions_total": 15,
+    "stale_events_total": 16,
+    "callback_errors_total": 20,
+    "relay_turns_total": 24,
+    "last_turn_age_seconds": 25.5,
+    "commits_total": 21,
+    "commit_seconds_total": 22.5,
+    "lock_wait_seconds_total": 23.5,
+    "open_bytes": 26,
+    "open_messages_limit": 71,
+    "open_bytes_limit": 72,
+    "open_messages": 31,
+    "parked_messages": 33,
+    "expired_messages": 34,
+    "ledger_stored_messages_total": 1_000,
+    "ledger_confirmed_messages_total": 32,
+    "ledger_discarded_messages_total": 35,
     "outbox_readable": 1,
     "outbox_relayed": 1,
+    "oldest_open_age_seconds": (1.7e9, 4e9),
+    "waiting_messages": 36,
+    "held_ordering_keys": 37,
+    "outbox_size_bytes": 38,
+    "outbox_log_size_bytes": 39,
+    "outbox_disk_full": 1,
+    "outbox_disk_free_bytes": 50,
+    "outbox_disk_size_bytes": 51,
 }
-"""By the name without its prefix, and the value of its second label."""
+"""By series: what it is for the states above, or a range where a clock takes part."""
+LABELS: dict[str, dict[str, str]] = {
+    "confirm_latency_seconds_bucket": {"le": "0.5"},
+    "delivery_seconds_bucket": {"le": "900.0"},
+    "rejected_messages_total": {"reason": "full"},
+    "ended_attempts_total": {"outcome": "confirmed"},
+    "given_up_messages_total": {"ending": "parked"},
+}
+OFF: dict[str, float | None] = {
+    "connected": 0,
+    "blocked": 0,
+    "outbox_relayed": 0,
+    "outbox_disk_full": 0,
+    "give_up_timestamp_seconds": 0,
+    "oldest_open_age_seconds": 0,
+    "certificate_expiry_timestamp_seconds": None,
+}
+"""Those with a second state: without a connection, a relay, a pause, a certificate, a message."""
+
+
+@dataclass
+class Publishing:
+    """A publisher whose status the test sets."""
+
+    status: Status = STATUS
+    is_ended: bool = False
+    failure: BaseException | None = None
+    limits: Limits = field(default_factory=lambda: Limits(71, 72, 0, 0))
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(now=500.0)
-    clocks = {"time": lambda: NOW, "monotonic": lambda: clock.now}
-    monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | clocks))
-    return clock
+def of_outbox(monkeypatch: pytest.MonkeyPatch) -> Callable[[OutboxStatus], None]:
+    """Set what a look at the outbox finds."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: DISK)
+
+    def finds(status: OutboxStatus) -> None:
+        monkeypatch.setattr("reliablepub.observe.metrics.read_status", lambda _: status)
+
+    return finds
 
 
 @pytest.fixture
-def metrics(
-    tmp_path: Path,
-    registry: CollectorRegistry,
-    clock: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Metrics:
-    """Metrics of a publisher and an outbox that say `STATUS` and `OUTBOX`."""
-    monkeypatch.setattr(module, "read_status", lambda _: OUTBOX)
-    disk = SimpleNamespace(free=52, total=53)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: disk)
+def publishing(
+    registry: CollectorRegistry, tmp_path: Path, of_outbox: Callable[[OutboxStatus], None]
+) -> Iterator[Publishing]:
+    of_outbox(OUTBOX)
     metrics = Metrics("o", outbox=tmp_path / "o.db", registry=registry)
-    limits = SimpleNamespace(messages_max=31, bytes_max=32)
-    publisher = SimpleNamespace(status=STATUS, limits=limits, failure=None, is_ended=False)
+    publisher = Publishing()
     metrics.watch(publisher)
-    hear(metrics, clock)
-    return metrics
+    confirmed: Any = SimpleNamespace(latency_s=0.5, stored_at=time.time() - 600)
+    event: Any = SimpleNamespace()
+    metrics.on_stored([event] * 61)
+    metrics.on_sent([event] * 62)
+    metrics.on_confirmed([confirmed] * 63)
+    metrics.on_parked([event] * 64)
+    metrics.rejected(MessagesRejected(60, OutboxFull("full")))
+    metrics.on_blocked([event])
+    time.sleep(0.02)
+    yield publisher
+    metrics.unregister()
 
 
-def hear(metrics: Any, clock: SimpleNamespace) -> None:
-    """Tell of different numbers of each event."""
-    numbers = {"stored": 61, "sent": 62, "returned": 63, "nacked": 64, "refused": 65}
-    numbers |= {"uncertain": 66, "parked": 67, "expired": 68, "discarded": 69}
-    for event, count in numbers.items():
-        getattr(metrics, f"on_{event}")([None] * count)
-    metrics.on_confirmed([SimpleNamespace(latency_s=2.25, stored_at=NOW - 33)] * 3)
-    metrics.rejected(MessagesRejected(count=70, error=ValueError()))
-    metrics.on_blocked([None])
-    clock.now += 71.5
-    metrics.on_unblocked([None])
-
-
-def exposed(registry: CollectorRegistry) -> Iterator[tuple[str, float]]:
-    for family in registry.collect():
-        for sample in family.samples:
-            labels = [value for name, value in sample.labels.items() if name != "outbox"]
-            name = sample.name.removeprefix("reliablepub_")
-            yield " ".join([name, *labels] if name != "build_info" else [name]), sample.value
-
-
-@pytest.mark.usefixtures("metrics")
-def test_each_metric_shows_its_own_number(registry: CollectorRegistry) -> None:
-    found = {name: value for name, value in exposed(registry) if value and "_bucket" not in name}
-    assert found == VALUES
-
-
-def test_no_metric_is_left_out() -> None:
-    series = {name for metric in CATALOGUE for name in metric.series if "_bucket" not in name}
-    assert {f"reliablepub_{name.split()[0]}" for name in VALUES} == series
-
-
-def test_numbers_that_could_be_mixed_up_differ() -> None:
-    """But for flags, and the two histograms, which count the same messages."""
-    counts = Counter(VALUES.values())
-    assert {value: count for value, count in counts.items() if count > 1} == {1: 6, 3: 3}
-
-
-@pytest.mark.usefixtures("metrics")
-def test_latencies_are_in_their_buckets(registry: CollectorRegistry) -> None:
-    buckets = dict(exposed(registry))
-    around = [
-        max(s for s in LATENCY_BUCKETS_S if s < 2.25),
-        min(s for s in LATENCY_BUCKETS_S if s > 2.25),
+def version_of(scrape: Scrape) -> str:
+    (version,) = [
+        dict(labels)["version"] for name, labels in scrape.all() if name == "reliablepub_build_info"
     ]
-    assert [buckets[f"confirm_latency_seconds_bucket {s}"] for s in around] == [0, 3]
+    return version
 
 
-def test_counters_go_on_with_the_next_publisher(
-    metrics: Metrics, registry: CollectorRegistry
+def test_the_table_has_every_series() -> None:
+    assert {f"reliablepub_{name}" for name in VALUES} == {
+        series for metric in CATALOGUE for series in metric.series
+    }
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_series_has_its_value(name: str, publishing: Publishing, scrape: Scrape) -> None:
+    del publishing
+    labels = {"version": version_of(scrape)} if name == "build_info" else LABELS.get(name, {})
+    value = scrape(name, **labels)
+    assert value is not None
+    match VALUES[name]:
+        case (low, high):
+            assert low <= value <= high
+        case expected:
+            assert value == expected
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_a_state_that_has_ended_is_seen(
+    name: str,
+    publishing: Publishing,
+    of_outbox: Callable[[OutboxStatus], None],
+    scrape: Scrape,
 ) -> None:
-    first = metrics._watched[1]
-    assert first is not None
-    first.is_ended = True  # type: ignore[misc]
-    limits = SimpleNamespace(messages_max=31, bytes_max=32)
-    status = replace(STATUS, connects=1, commits=2)
-    metrics.watch(SimpleNamespace(status=status, limits=limits, failure=None, is_ended=False))
-    found = dict(exposed(registry))
-    assert (found["connections_total"], found["commits_total"]) == (16, 26)
+    publishing.status = Status(turns=1, link=Link.DISCONNECTED)
+    of_outbox(replace(OUTBOX, oldest_open_at=None, relays=(1, None), is_disk_full=False))
+    assert scrape(name) == OFF[name]
+
+
+def test_an_outbox_that_cannot_be_read_has_no_values(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, scrape: Scrape
+) -> None:
+    del publishing
+
+    def fails(_: object) -> OutboxStatus:
+        raise OSError
+
+    monkeypatch.setattr("reliablepub.observe.metrics.read_status", fails)
+    assert scrape("outbox_readable") == 0
+    assert scrape("open_messages") is None
+
+
+COUNTED = {
+    **{("ended_attempts_total", "outcome", one): f"on_{one}" for one in OUTCOMES},
+    **{("given_up_messages_total", "ending", one): f"on_{one}" for one in ENDINGS},
+}
+
+
+@pytest.mark.parametrize(("series", "callback"), COUNTED.items())
+def test_a_label_counts_its_own_events(
+    series: tuple[str, str, str], callback: str, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", registry=registry)
+    metrics.watch(Publishing())
+    event: Any = SimpleNamespace(latency_s=0.0, stored_at=0.0)
+    getattr(metrics, callback)([event] * 3)
+    name, label, value = series
+    assert scrape(name, **{label: value}) == 3
+    counts = [
+        count
+        for (found, labels), count in scrape.all().items()
+        if found == f"reliablepub_{name}" and dict(labels)[label] != value
+    ]
+    assert sum(counts) == 0

@@ -13,7 +13,7 @@ import pytest
 from reliablepub import Message, Outbox
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite import bell as bells
-from reliablepub.outbox.sqlite.bell import MISSED_MAX, Bell
+from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.location import libc
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Make
@@ -134,46 +134,6 @@ def test_without_a_log_it_cannot_be_armed(tmp_path: Path) -> None:
 
 def test_child_programs_do_not_inherit_it(bell: Bell) -> None:
     assert not os.get_inheritable(bell.fileno())
-
-
-def test_a_bell_that_misses_what_was_committed_is_given_up(
-    store: SqliteStore, bell: Bell, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bells, "SILENT_S", 0.0)
-    monkeypatch.setattr(Bell, "_listen", lambda _self: None)
-    for _ in range(MISSED_MAX):
-        assert bell.is_armed
-        enqueue(path)
-        assert store.changed_elsewhere()
-    bell.arm()
-    assert not bell.is_armed
-    enqueue(path)
-    assert store.changed_elsewhere()
-
-
-def test_a_commit_whose_writes_were_before_it_was_armed_is_not_missed(
-    store: SqliteStore, bell: Bell, path: Path
-) -> None:
-    for _ in range(3 * MISSED_MAX):
-        enqueue(path)
-        assert bell.has_rung()
-        bell.arm()  # while the writer syncs, as far as can be told
-        assert store.changed_elsewhere()
-    assert bell.is_armed
-
-
-def test_a_ring_now_and_then_is_enough_to_keep_it(
-    store: SqliteStore, bell: Bell, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bells, "SILENT_S", 0.0)
-    for turn in range(3 * MISSED_MAX):
-        enqueue(path)
-        if turn % MISSED_MAX:
-            assert bell.has_rung()
-            bell.arm()
-        assert store.changed_elsewhere()
-        bell.arm()
-    assert bell.is_armed
 
 
 @pytest.mark.parametrize("why", ["no inotify", "no instance", "nothing is told"])

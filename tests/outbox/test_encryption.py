@@ -561,7 +561,7 @@ def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
     file.write_text(f"2026 {OLD.hex()}\n2026 {NEW.hex()}\n")
     with pytest.raises(ConfigurationError) as caught:
         OutboxKeys.read(file)
-    assert str(caught.value) == f"key file {file} has two keys of one name; rename one"
+    assert str(caught.value) == f"key file {file} has two keys of the same name; rename one"
 
 
 @pytest.mark.parametrize(

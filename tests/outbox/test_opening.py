@@ -49,7 +49,7 @@ def test_an_outbox_in_postgresql_needs_psycopg(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_other_urls_are_refused() -> None:
-    words = r"^an outbox is in a file or at postgresql://; mysql:// is neither$"
+    words = r"^an outbox is a file or a postgresql:// URL; mysql:// is neither$"
     with pytest.raises(ConfigurationError, match=words):
         outbox_at("mysql://u:secret@host/db")
 

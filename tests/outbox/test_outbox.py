@@ -234,7 +234,7 @@ def test_a_transaction_that_sqlite_has_ended_on_a_full_disk_is_told(
     app.execute("INSERT INTO orders VALUES (1)")
     (pages,) = app.execute("PRAGMA page_count").fetchone()
     app.execute(f"PRAGMA max_page_count = {pages}").fetchone()
-    words = r"rolled back your whole transaction: begin it again$"
+    words = r"rolled back your whole transaction: start it again$"
     with pytest.raises(OutboxDiskFull, match=words):
         outbox.enqueue(Message(b"x" * 100_000), connection=app)
     assert not app.in_transaction

@@ -135,7 +135,7 @@ def test_a_lock_that_was_given_back_is_taken_within_a_millisecond(
     clock = waiting(held_s)
     with transaction(connection, path):
         assert clock.now - held_s <= 0.001
-    assert clock.now == pytest.approx(connection.lock_wait_s)
+    assert clock.now == pytest.approx(connection.patience.lock_wait_s)
     # Other writers, and the one that has the lock, need the processor.
     assert clock.tries <= 2 + min(held_s / 0.000_2, 50 + held_s / 0.001)
 
@@ -311,13 +311,13 @@ def test_the_time_spent_waiting_never_falls(path: Path) -> None:
     store = SqliteStore(path)
     writer = store._writer
     first = writer.opened()
-    first.lock_wait_s = 2.0
+    first.patience.lock_wait_s = 2.0
     assert store.lock_wait_s == 2.0
     writer.rest()  # as before a fork
     assert store.lock_wait_s == 2.0
     second = writer.opened()
     assert second is not first
-    second.lock_wait_s += 0.5
+    second.patience.lock_wait_s += 0.5
     assert store.lock_wait_s == 2.5
     store.close()
     assert 2.5 <= store.lock_wait_s < 3.5

@@ -181,7 +181,7 @@ def test_what_is_held_is_released_by_address_the_lowest_ids_first(
     assert ids(any_store.read_due(0.0, loaded=(), **ALL)[0]) == [1], "by any clock"
     rest = Release("orders", "a", 9)
     any_store.commit(Changes(released=[rest]))
-    assert (rest.count, rest.left) == (2, 0)
+    assert (rest.count, rest.left) == (2, None)
     others = Release(None, None, 9)
     any_store.commit(Changes(released=[others]))
     assert others.count == 1

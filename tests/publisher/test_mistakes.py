@@ -203,7 +203,7 @@ def test_a_deadline_that_has_passed_is_no_wait() -> None:
         assert publisher.close(timeout_s=-1).open == 1
         with pytest.raises(PublisherClosed, match=r"is closed, .*; open a new one"):
             publisher.publish(b"x", routing_key="q")
-        with pytest.raises(PublisherClosed, match="stays in the outbox, if there is one"):
+        with pytest.raises(PublisherClosed, match="stay in the outbox, if there is one"):
             receipt.result()
 
 

@@ -141,7 +141,7 @@ def test_a_callback_that_errs_changes_nothing_and_is_logged_once(
     assert told.kinds == {"a": OutcomeKind.NACKED}
     assert w.relay.status.callback_errors == 5
     assert [record.getMessage() for record in caplog.records] == [
-        "RetryPolicy.decide has raised; its further exceptions are counted, not logged"
+        "RetryPolicy.decide has raised an exception; further ones are counted, not logged"
     ]
 
 

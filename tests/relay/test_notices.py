@@ -216,8 +216,8 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
     assert w.relay.status.callback_errors == 6
     assert [event.message_id for event in listener.told("sent")] == ["a", "b", "c"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{name} ({__name__}.{Broken.__qualname__}.{name}) has raised; its further exceptions are "
-        "counted, not logged"
+        f"{name} ({__name__}.{Broken.__qualname__}.{name}) has raised an exception; further ones "
+        "are counted, not logged"
         for name in ("on_stored", "on_sent")
     ]
 

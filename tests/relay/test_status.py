@@ -46,5 +46,5 @@ PAUSED = Paused("orders", None, 1, 2.0, 0.0, "refused: 404 NOT_FOUND\nx", 7)
 def test_why_messages_are_open(status: Status, told: list[str]) -> None:
     assert [line.replace("\\n", " ") for line in waits_for(status)] == told
     error = str(still_open("message m", 5, status))
-    assert error.startswith("message m is still open after 5 s; it is still being published")
+    assert error.startswith("message m is still open after 5 s; the publisher continues to send it")
     assert error.count("; ") == 1 + len(told)

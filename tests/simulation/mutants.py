@@ -504,7 +504,7 @@ def a_look_that_failed_is_not_repeated(patch: pytest.MonkeyPatch) -> None:
 
     def cannot_read(self: Any, *details: Any) -> None:
         real(self, *details)
-        self._is_changed = False
+        self._is_unread = False
 
     patch.setattr(Relay, "_cannot_read", cannot_read)
 

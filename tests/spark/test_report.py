@@ -151,7 +151,7 @@ def test_rows_that_cannot_be_kept_name_the_folder_and_leave_no_file(
     kept.add(piece(1), 0, OUTCOME)
     with monkeypatch.context() as patch:
         patch.setattr(pq.ParquetWriter, method, refuse)
-        with pytest.raises(RowsNotKept, match=r"rows of partition 7 .*No space left.*make room"):
+        with pytest.raises(RowsNotKept, match=r"rows of partition 7 .*No space left.*free space"):
             kept.close()
     kept.discard()
     assert list((Path(folder) / "failed").iterdir()) == []
@@ -354,7 +354,7 @@ def test_failed_rows_that_the_driver_does_not_see_fail_the_write(folder: str) ->
     """A task on a host with a folder of its own: its rows would be skipped without a word."""
     seen, unseen = (with_failed_row(folder, "w") for _ in range(2))
     Path(str(unseen.failed_file)).rename(Path(folder) / "elsewhere.parquet")
-    with pytest.raises(ConfigurationError, match="all hosts must share the folder"):
+    with pytest.raises(ConfigurationError, match="all hosts must share the directory"):
         reports.commit(folder, [seen, unseen], keep=5)
     assert reports.counts_of(folder, "w") is None
     assert list((Path(folder) / "writes").iterdir()) == []

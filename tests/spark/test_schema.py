@@ -232,7 +232,7 @@ def test_a_struct_with_two_fields_of_one_name_is_refused_before_any_task() -> No
     other = StructType([StructField("a", TEXT), StructField("A", TEXT)])
     options = {"valueFormat": "json", "exchange": "x"}
     words = problems(schema(value=schema(deep=ArrayType(twice))), **options)
-    assert "'value.deep[]' has two fields of one name" in words
+    assert "'value.deep[]' has two fields of the same name" in words
     match(schema(value=other), parse(options))
 
 

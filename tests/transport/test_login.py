@@ -194,7 +194,7 @@ def test_one_that_hangs_is_an_outage_and_costs_one_thread(
     own = wire(provider)
     try:
         for _ in range(3):
-            words = "no credentials: the credentials provider has not answered within 0.2 s"
+            words = "no credentials: the credentials provider has not returned within 0.2 s"
             assert reason(own.connect()) == words
         assert len(calls) == 1
         monkeypatch.setattr(login, "PATIENCE_S", PATIENCE_S)

@@ -121,7 +121,7 @@ def of_client(relay: str | None, here: str, tested: Sequence[str]) -> Finding:
         "pika",
         warn_unless(not why),
         f"the fast path is off {whose}: {why}" if why else f"the fast path is on {whose}",
-        f"publishing is slower and just as safe; tested pika versions: {', '.join(tested)}",
+        f"publishing is slower but just as safe; tested pika versions: {', '.join(tested)}",
         about="client",
     )
 
@@ -278,7 +278,7 @@ def _relay(
         return finding("relay", Level.PROBLEM, found, remedy)
     if status.relay is not None and not relay_status:
         found = f"process {status.relay}, which shows no status"
-        remedy = "run this again in a few seconds; if it shows none then, look into its log"
+        remedy = "run this again in a few seconds; if there is still no status, read its log"
         return finding("relay", Level.WARNING, found, remedy)
     if status.relay is not None:
         return finding("relay", Level.OK, f"process {status.relay}")

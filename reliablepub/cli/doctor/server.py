@@ -142,7 +142,7 @@ def _lost(lost: Sequence[LostCommits], now: float) -> Finding:
 
 def _passed_over(ids: Sequence[int]) -> Finding:
     if not ids:
-        return finding("passed over", Level.OK, "a relay at work leaves out no due message")
+        return finding("passed over", Level.OK, "no due message is left out by a running relay")
     remedy = (
         "restart the relay; if they stay, `reliablepub outbox explain` the first, and report it"
     )
@@ -208,7 +208,7 @@ def _horizon(server: Mapping[str, Any]) -> Finding:
         "vacuum horizon",
         warn_unless(not held),
         f"held by {', '.join(held)}" if held else "no long transaction holds it",
-        "vacuum cannot remove what was deleted since, so the outbox grows: end it "
+        "vacuum cannot remove rows that were deleted since, so the outbox grows: end it "
         "(pg_stat_activity, pg_prepared_xacts, pg_replication_slots)",
     )
 

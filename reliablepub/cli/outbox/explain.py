@@ -180,7 +180,7 @@ def next_words(story: Story, database: Database, now: float) -> str:
         + (f"after the {count_of(story.before, 'message')} before it" if story.before else "next"),
         Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
         f"{ago(story.next_at, now)}{_until_given_up(story, now)}; `reliablepub outbox retry "
-        f"{story.id}` makes it now",
+        f"{story.id}` sends it now",
         Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
         f"goes first; see `reliablepub outbox explain {story.held_by}`",
         Next.PAUSED: _paused_words(story, now),
@@ -237,7 +237,7 @@ def _paused_words(story: Story, now: float) -> str:
     pause = f" ({paused_words(row, story.relay.get('at', now), now)})" if row is not None else ""
     return (
         f"its destination is paused, because it kept refusing{pause}; the relay sends a probe now "
-        "and then, and the other messages once it is confirmed"
+        "and then, and the other messages once a probe is confirmed"
     )
 
 

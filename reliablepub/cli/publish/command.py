@@ -132,7 +132,7 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
     type=click.Choice(list(_FORMATS)),
     default="auto",
     show_default=True,
-    help="ndjson: one JSON object a line; lines: any text; auto: ndjson if the first record "
+    help="ndjson: one JSON object per line; lines: any text; auto: ndjson if the first record "
     "starts with {.",
 )
 @url_option
@@ -277,7 +277,7 @@ def _publish(
     try:
         publisher = open_publisher()
     except OutboxInUse as error:
-        raise Failure(f"{error}; or give `publish` an outbox of its own", Exit.OUTBOX) from None
+        raise Failure(f"{error}; or give `publish` a separate outbox", Exit.OUTBOX) from None
     with ExitStack() as stack:
         stack.callback(_end, publisher)
         # The position cannot change meanwhile: this process relays the outbox, as its only shard.
@@ -351,7 +351,7 @@ def _refuse_shards(outbox: Database, source: Source) -> None:
     if shards > 1:
         raise Failure(
             f"outbox {outbox.name} has {shards} shards, where the position in a file cannot be "
-            "kept, so `publish` takes no file; give it an outbox of its own, with one shard, or "
+            "kept, so `publish` takes no file; give it a separate outbox with one shard, or "
             f"stdin, which is not resumed: - < {quoted(source.name)}; nothing was stored",
             Exit.BAD_INPUT,
         )

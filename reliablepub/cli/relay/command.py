@@ -91,28 +91,29 @@ policy_options: Final = together(
     click.option(
         "--nacked-for",
         "nacked_for_s",
-        help="How long a message is retried that its queue refuses, such as one that is full: 24h "
-        "unless given. Then it is parked.",
+        help="How long to retry a message that its queue nacks, for example because it is full, "
+        "before the message is parked: 24h unless given.",
         **_TIME,
     ),
     click.option(
         "--returned-for",
         "returned_for_s",
-        help="The same of a message that no binding routes: 15m unless given.",
+        help="How long to retry a message that no binding routes to a queue, before it is "
+        "parked: 15m unless given.",
         **_TIME,
     ),
     click.option(
         "--unavailable-for",
         "unavailable_for_s",
-        help="The same of a message whose exchange does not exist (404), or may not be written to "
-        "(403): 24h unless given.",
+        help="How long to retry a message whose exchange does not exist (404), or may not be "
+        "written to (403), before the message is parked: 24h unless given.",
         **_TIME,
     ),
     click.option(
         "--pause-max",
         "pause_max_s",
-        help="The longest pause of a destination that keeps refusing, until a message that was "
-        "refused is sent again: 15m unless given.",
+        help="The longest pause of a destination that keeps refusing, before the next message is "
+        "sent as a probe: 15m unless given.",
         **_TIME,
     ),
     click.option(
@@ -120,7 +121,7 @@ policy_options: Final = together(
         "confirm_timeout_s",
         default="30s",
         show_default=True,
-        help="How long a confirm may take before the channel counts as broken.",
+        help="How long a confirm may take before the message is sent again on a new channel.",
         **_TIME,
     ),
 )
@@ -191,7 +192,7 @@ policy_options: Final = together(
     default=loglines.FORMATS[0],
     show_default=True,
     expose_value=False,  # read before click parses the arguments
-    help="Format of the lines on stderr, errors in these options included. json: one object a "
+    help="Format of the lines on stderr, errors in these options included. json: one object per "
     "line, with time, level, logger, event, text and the fields of the event; it implies --json.",
 )
 @json_option

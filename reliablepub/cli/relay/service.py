@@ -307,7 +307,7 @@ class Service:
         before, now = (one.options.get("outbox_keys") for one in (self._settings, settings))
         name = missing_key(settings.outbox, before, now)
         if name is not None:
-            raise ConfigurationError(f"messages are encrypted with key {name!r}, which is gone")
+            raise ConfigurationError(f"messages are encrypted with key {name!r}, which is missing")
 
     def _opened(self) -> Publisher:
         """Open with the new settings, if there are any; with the earlier ones if they are wrong."""

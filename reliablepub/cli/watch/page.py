@@ -111,7 +111,7 @@ def _advice(values: Mapping[str, Any]) -> Fact:
         f"{held} held: see `reliablepub outbox keys`": values["held_keys"],
         f"{count_of(given_up, 'message')} given up: see `reliablepub outbox summary`": given_up,
         f"{aside} set aside: see `reliablepub outbox list --sort attempts`": values["aside"],
-        "the relay shows no status: if that stays so, look into its log": any(
+        "the relay shows no status: if this does not change, read its log": any(
             row["pid"] is not None and row["link"] is None for row in rows
         ),
     }

@@ -161,7 +161,7 @@ def _watched(gen: Generator[Any, Any, T], patience: Patience) -> Generator[Any, 
         while True:
             ready = yield state
             if not patience.goes_on():
-                raise _Abandoned("no answer came until the relay had to end")
+                raise _Abandoned("the server did not answer before the relay had to end")
             state = gen.send(ready)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
@@ -662,7 +662,7 @@ def _flush(connection: psycopg.Connection[Any], patience: Patience) -> None:
             ready = poll.poll(_POLL_MS)
             if not patience.goes_on():
                 server.finish()
-                raise _Abandoned("the server did not read until the relay had to end")
+                raise _Abandoned("the server did not read before the relay had to end")
             if any(event & ~select.POLLOUT for _, event in ready):
                 server.consume_input()  # the server stops reading if its answers are not read
     finally:

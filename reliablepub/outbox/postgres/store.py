@@ -108,8 +108,6 @@ _COMPARE_S: Final = 20.0
 """How often a relay that runs compares the sequences with the rows."""
 _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
-_NEXT: Final = object()
-"""Stands for the number of the next turn in the values of a statement."""
 
 
 class _Overtaken(Exception):
@@ -219,19 +217,19 @@ class PostgresStore:
         [(is_moved, is_unknown, is_first)] = self._link.read("is_moved", at | {"turn": self._turn})
         if is_moved and not is_first:
             _LOGGER.warning(_MOVED, self._server, extra={"event": "another_cluster"})
-        recount = [("forget_foreign_xids", at), self._of_turn("recount")]
+        recount: list[Step] = [("forget_foreign_xids", {}), ("recount", {})]
         count = recount if is_moved or is_unknown else []
-        left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
+        left: dict[str, object] = {"at": now, "reply_text": LEFT_IN_FLIGHT}
         self._take_turn(
             [
                 *count,
-                self._of_turn("count_new"),
-                ("count_left_in_flight", at),
-                ("remember_left_in_flight", at | left),
-                ("clear_in_flight", at),
-                ("forget_old_runs", at | {"run": self._run}),
-                ("rebase_retries", at | {"now": now}),
-                self._of_turn("beat"),
+                ("count_new", {}),
+                ("count_left_in_flight", {}),
+                ("remember_left_in_flight", left),
+                ("clear_in_flight", {}),
+                ("forget_old_runs", {"run": self._run}),
+                ("rebase_retries", {"now": now}),
+                ("beat", {}),
             ]
         )
         self._touched = self._seen.intervention
@@ -294,9 +292,11 @@ class PostgresStore:
         self._go_on()
         self._is_changed = True  # a change is the reason for this call; if it fails, it is kept
         self._look()
-        if self._is_ledger_old:  # a turn of this relay reads what operators have counted
+        # Rows that this relay has not counted may be in an operator's count already: only a turn of
+        # this relay tells.
+        if self._is_ledger_old:
             with suppress(Intervened, OutboxLocked):
-                self._take_turn([self._of_turn("count_new")])
+                self._take_turn([("count_new", {})])
         self._is_changed = False
         late, self._seen.late = tuple(self._seen.late), []
         return replace(self._snapshot(), late=late)
@@ -362,7 +362,7 @@ class PostgresStore:
         before = self._turn
         self._follow(turn, run, token, intervention)
         if server.decode() != self._server_known:
-            self._end_run("the server was started again, or is another one")
+            self._end_run("the server was restarted, or is another server")
         is_behind = last_drawn < seen.last_id
         if self._turn != before:
             last_id = max(last_id or 0, last_drawn)  # an operator may have imported messages
@@ -403,8 +403,8 @@ class PostgresStore:
         """End this run, and raise `OutboxUnreachable`; the next look begins another."""
         self._over_because = because
         raise OutboxUnreachable(
-            f"outbox {self._server}: {because}; the relay begins anew, and nothing was changed: "
-            "try again"
+            f"outbox {self._server}: {because}; the relay starts a new run, and nothing was "
+            "changed: try again"
         )
 
     def _go_on(self) -> None:
@@ -467,10 +467,8 @@ class PostgresStore:
                 [(release.count, release.last)] = result
         for release in released:
             if release.is_counted:
-                try:
+                with suppress(OutboxError):  # the turn is committed: the relay reckons
                     release.left = self._count_held(release)
-                except OutboxError:  # the turn is committed: the relay reckons without this count
-                    release.is_counted = False
 
     def _draw_ids(self, new: Sequence[Entry]) -> None:
         """Set the ids of new entries: their encryption and their tags in flight need them."""
@@ -498,22 +496,22 @@ class PostgresStore:
         if changes.confirmed:
             ids = _identities(changes.confirmed) | {"now": now}
             is_kept = self._keep_confirmed_s > 0
-            yield self._of_turn("confirm_and_keep" if is_kept else "confirm", ids)
+            yield "confirm_and_keep" if is_kept else "confirm", ids
             if self._retention.is_pruning:
                 yield self._retention.prune(now, 2 * len(changes.confirmed))
 
     def _additions(self, changes: Changes) -> Iterator[Step]:
         """Yield the statements that change times, and then those that store new entries."""
-        mine: dict[str, object] = {"shard": self._shard, "run": self._run}
+        mine: dict[str, object] = {"run": self._run}
         if changes.rebase is not None:
-            yield "rebase", {"by": changes.rebase.by, "shard": self._shard}
+            yield "rebase", {"by": changes.rebase.by}
         plain, others = divided(changes.new)
         for part in _parts(plain):
             values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in part))
-            yield self._of_turn("insert_plain_messages", mine | values)
+            yield "insert_plain_messages", mine | values
         for part in _parts(others):
             values = arrays(rows.FULL, (row_of(entry, self._keys) for entry in part))
-            yield self._of_turn("insert_messages", mine | values)
+            yield "insert_messages", mine | values
         for name, count in changes.sources.items():
             yield "advance_source", {"name": name, "count": count}
         if changes.rescheduled:
@@ -524,9 +522,9 @@ class PostgresStore:
         if changes.parked:
             given_up = arrays(rows.GIVEN_UP, map(given_up_of, changes.parked))
             gone = _identities([parked.entry for parked in changes.parked])
-            yield self._of_turn("park_messages", given_up | gone)
+            yield "park_messages", given_up | gone
         if changes.discarded:
-            yield self._of_turn("discard", _identities([gone.entry for gone in changes.discarded]))
+            yield "discard", _identities([gone.entry for gone in changes.discarded])
         if changes.attempts:
             yield "insert_attempts", arrays(rows.ATTEMPT, map(attempt_of, changes.attempts))
         if changes.finished:
@@ -534,11 +532,7 @@ class PostgresStore:
             yield "delete_in_flight", arrays(rows.TAGS, tags)
         if changes.sent:
             sent = arrays(rows.SENT, (in_flight_of(batch, self._run) for batch in changes.sent))
-            yield "insert_in_flight", sent | {"shard": self._shard, "now": now}
-
-    def _of_turn(self, name: str, values: Mapping[str, object] | None = None) -> Step:
-        """Return a statement that changes the counts of the next turn."""
-        return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
+            yield "insert_in_flight", sent | {"now": now}
 
     def _take_turn(
         self, steps: Sequence[Step], *, is_storing: bool = False
@@ -593,7 +587,7 @@ class PostgresStore:
         mine = {"run": self._run, "token": token, "backend": self._link.backend}
         after = {**turn, "known": self._known, "server": self._server_known}
         head: list[Step] = [("take_turn", {**after, **mine})]
-        steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
+        steps = [(name, {**values, **turn}) for name, values in steps]  # all are of this shard
         if self._seen.count and steps:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
         if self._turn - self._forgotten >= 2 * KEPT_TURNS:
@@ -804,7 +798,7 @@ class PostgresStore:
             return
         words = [reason.replace("\0", "\ufffd") for reason in self._unfit.values()]
         values = {"ids": list(self._unfit), "reasons": words, "at": self._clock()}
-        self._take_turn([self._of_turn("park_damaged", values)])
+        self._take_turn([("park_damaged", values)])
         for id_, *texts in self._link.read("damaged", {"ids": values["ids"]}):
             decoded = (text.decode(errors="replace") for text in texts)
             self._damaged.append(DamagedRow(id_, *decoded))
@@ -880,12 +874,10 @@ class PostgresStore:
         self._is_closed = True
         # If this fails, another relay takes over when the last turn is old.
         with suppress(OutboxError, Intervened):
-            mine = {"shard": self._shard, "run": self._run}
-            self._take_turn(
-                [self._of_turn("free_turn"), ("end_run", mine | {"now": self._clock()})]
-            )
+            end: Step = ("end_run", {"run": self._run, "now": self._clock()})
+            self._take_turn([("free_turn", {}), end])
             if last is None:
-                self._link.read("unshow", mine)
+                self._link.read("unshow", {"shard": self._shard, "run": self._run})
             else:
                 self.show(dict(last) | {IS_LAST: True})
         self._bell.close()
@@ -937,7 +929,8 @@ def _on_disk(snapshot: str, xmax: int) -> str:
     """Return a snapshot up to the last transaction whose row it shows.
 
     The transactions after it have no row, and may have ended without a flush of the server's log.
-    A server that crashes then gives their numbers to new transactions, whose rows are new.
+    If a backend crashes, the server recovers under the same start time, so this run goes on, and
+    gives their numbers to new transactions, whose rows are new.
     """
     xmin, _, running = snapshot.split(":")
     xip = [xid for xid in running.split(",") if xid and int(xid) < xmax]

@@ -18,7 +18,6 @@ relay nor cost it anything.
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Final
 
 from reliablepub.outbox.sqlite.location import libc
@@ -31,11 +30,6 @@ _IN_DONT_FOLLOW: Final = 0x0200_0000
 _IN_ONESHOT: Final = 0x8000_0000
 _EVENTS_BYTES: Final = 4_096
 """Room for all events of one arming: the write, and the end of the watch."""
-SILENT_S: Final = 5.0
-"""Longer than any sync: an armed bell that has been silent for this long has missed a commit."""
-MISSED_MAX: Final = 3
-"""After so many missed commits in a row, the bell is not armed again: this file system sends no
-events."""
 
 
 class Bell:
@@ -51,8 +45,6 @@ class Bell:
         flags = os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = -1 if self._libc is None else int(self._libc.inotify_init1(flags))
         self._has_rung = False
-        self._armed_at = 0.0
-        self._missed = 0
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the bell has rung; -1 if there is no bell."""
@@ -60,9 +52,7 @@ class Bell:
 
     def arm(self) -> None:
         """Ring at the next write, if the kernel reports it."""
-        if self._fd >= 0 and self._libc is not None and self._missed < MISSED_MAX:
-            if not self.is_armed:
-                self._armed_at = time.monotonic()
+        if self._fd >= 0 and self._libc is not None:
             mask = _IN_MODIFY | _IN_DONT_FOLLOW | _IN_ONESHOT
             self.is_armed = self._libc.inotify_add_watch(self._fd, self._log, mask) >= 0
 
@@ -74,22 +64,10 @@ class Bell:
 
     def hush(self) -> None:
         """Ignore a ring that the relay's own commit has caused."""
-        if not (self.is_armed or self._has_rung):
-            return
-        missed = self._missed  # the relay's own commit does not prove that the bell works
         # A ring of another process may be ignored with it, and that is safe: only one process
         # writes at a time, so an earlier commit of another process is already visible.
         self._listen()
-        self._missed, self._has_rung = missed, False
-
-    def looked(self, *, has_changed: bool) -> None:
-        """Detect missed commits, told whether another process has committed since the last call."""
-        if not (has_changed and self.is_armed):
-            return
-        self._listen()
-        if self.is_armed and time.monotonic() - self._armed_at > SILENT_S:
-            self._missed += 1
-            self.is_armed = self._missed < MISSED_MAX  # the descriptor stays open: a loop polls it
+        self._has_rung = False
 
     def close(self) -> None:
         """Stop ringing, and close the descriptor."""
@@ -109,4 +87,4 @@ class Bell:
             os.read(self._fd, _EVENTS_BYTES)
         except OSError:  # there is nothing to read
             return
-        self._has_rung, self.is_armed, self._missed = True, False, 0
+        self._has_rung, self.is_armed = True, False

@@ -56,7 +56,7 @@ def begin(connection: sqlite3.Connection, *, is_relay: bool) -> None:
 
 
 @contextmanager
-def behind_next_commit(connection: sqlite3.Connection) -> Iterator[None]:
+def checkpointing(connection: sqlite3.Connection) -> Iterator[None]:
     """Checkpoint after each commit in the block. If a checkpoint fails, the log stays as it is.
 
     Only for the holder of the relay lock.
@@ -108,7 +108,7 @@ class LongLog:
         try:
             # The first lets others write meanwhile. It is enough, unless they do so all the time.
             if not is_very_long:
-                with behind_next_commit(connection):
+                with checkpointing(connection):
                     yield
             else:
                 yield

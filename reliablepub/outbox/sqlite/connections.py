@@ -193,7 +193,7 @@ def _refuse_stranger(path: Path, found: os.stat_result) -> None:
         files = " ".join(shlex.quote(os.fspath(file)) for file in beside if file.exists())
         raise OutboxError(
             f"outbox {path} belongs to user {found.st_uid}, and this process runs as user {user}; "
-            "run it as the owner. If the owner shall be another, stop every process that uses the "
+            "run it as the owner. To change the owner, stop every process that uses the "
             f"outbox, and as root: chown {user} {files}"
         )
 
@@ -238,7 +238,7 @@ def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
             return connection
         connection.close()  # another process has closed the outbox, and removed the log
     raise OutboxError(
-        f"outbox {path} was not opened: its log is removed again and again, and other users can "
+        f"outbox {path} was not opened: its log is removed repeatedly, and other users can "
         "create files in its directory; keep it in a directory that only its owner can write to"
     )
 
@@ -465,6 +465,15 @@ class Writer:
         GATE.rest()  # also other connections of this process to the file, which keep it open
         self.rest()
         return self.opened()
+
+    # How a use of the file ends:
+    #
+    #           | the connection is                        | the next use opens
+    # rest()    | closed, unless that could lose messages  | the same file, or raises
+    # leave()   | left open, unless it was overwritten     | the file at the path then
+    # close()   | closed, or left open as above            | the file at the path then
+    #
+    # Left open means `abandon`: out of reach, with SQLite's locks, until the process ends.
 
     def rest(self) -> None:
         """Close the connection, as before a fork. The next use opens the same file, or raises."""

@@ -30,7 +30,7 @@ from reliablepub.outbox.database import (
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.rows import MISTYPED, Unreadable
-from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit
+from reliablepub.outbox.sqlite.checkpoints import LongLog, checkpointing
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
 from reliablepub.outbox.sqlite.enqueue import Enqueuing
@@ -51,7 +51,7 @@ from reliablepub.outbox.sqlite.space import (
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.status_file import relaying
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
-from reliablepub.outbox.sqlite.transactions import Turn, noting_trouble, transaction_at_path
+from reliablepub.outbox.sqlite.transactions import CallLock, noting_trouble, transaction_at_path
 from reliablepub.outbox.sqlite.upgrade import upgrade
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class SqliteDatabase:
         self._ballast = Ballast(self.file)
         self._enqueuing = Enqueuing(self.file, self._ballast)
         self._writer = Writer(self.file, is_relay=False)  # opens the file when it is first used
-        self._turn = Turn()
+        self._call_lock = CallLock()
         self._long_log = LongLog(self.file)
 
     def exists(self) -> bool:
@@ -295,7 +295,7 @@ class SqliteDatabase:
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
         """Yield steps until no page is free, or the file cannot be shortened."""
-        with GATE.use(), self._turn.lock, self._writer as connection:
+        with GATE.use(), self._call_lock.lock, self._writer as connection:
             rewritten = self._session(connection).rewrite()
         if rewritten:  # as a step of its own, so that its bytes are counted
             yield lambda _session: rewritten
@@ -312,7 +312,7 @@ class SqliteDatabase:
 
     def close(self) -> None:
         """Close the file if it is open."""
-        with GATE.use(), self._turn.lock:
+        with GATE.use(), self._call_lock.lock:
             self._writer.close()
 
     def _session(self, connection: sqlite3.Connection) -> SqliteSession:
@@ -329,7 +329,7 @@ class SqliteDatabase:
                 yield
             return
         try:
-            with behind_next_commit(connection):
+            with checkpointing(connection):
                 yield
         finally:
             relay_lock.release()
@@ -342,7 +342,7 @@ class SqliteDatabase:
         """
         try:
             Shortage(self.file, self._ballast).settle(connection, release=True)
-            with behind_next_commit(connection):
+            with checkpointing(connection):
                 yield
         finally:
             with suppress(sqlite3.Error):
@@ -371,7 +371,7 @@ class SqliteDatabase:
                 raise
 
         with GATE.use():  # gate first: then no fork happens while a thread has its turn
-            return self._turn.take(self.file, commit)
+            return self._call_lock.run(self.file, commit)
 
 
 def _bytes(file: Path) -> int:

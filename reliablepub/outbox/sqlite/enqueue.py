@@ -38,7 +38,7 @@ from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.transactions import (
-    Turn,
+    CallLock,
     begin_immediate,
     committed_unseen,
     must_have_changed,
@@ -47,7 +47,7 @@ from reliablepub.outbox.sqlite.transactions import (
 )
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
-_ENDED: Final = "SQLite has rolled back your whole transaction: begin it again"
+_ENDED: Final = "SQLite has rolled back your whole transaction: start it again"
 _SYNCHRONOUS_FULL: Final = 2
 _UNSAFE_JOURNALS: Final = ("off", "memory")
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class _Mark:
     def __init__(self) -> None:
         # By process, path of the outbox, and the name by which the connection knows the file.
         self.places: dict[tuple[int, Path, str], Place] = {}
-        self.turn = Turn()  # lets one call at a time use the connection
+        self.call_lock = CallLock()  # lets one call at a time use the connection
 
     def __call__(self) -> None:
         """Do nothing: a connection owns functions, and these alone can be referred to weakly."""
@@ -67,7 +67,7 @@ class _Mark:
 
 _MARKS: Final = weakref.WeakValueDictionary[int, _Mark]()
 """Marks by the ``id`` of their connection."""
-_MARKING: Final = Turn()
+_MARKING: Final = CallLock()
 
 
 def _mark_of(connection: sqlite3.Connection) -> _Mark:
@@ -112,7 +112,7 @@ class Enqueuing:
                 with _borrowed(connection, uses_views=not adds_outbox) as cursor:
                     return self._within(cursor, mark, work, adds_outbox=adds_outbox)
 
-            return mark.turn.take(self.path, call)
+            return mark.call_lock.run(self.path, call)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise_reported(self.path, error)
             raise
@@ -329,6 +329,8 @@ def _place(cursor: sqlite3.Cursor, path: Path) -> Place:
     if not cursor.connection.in_transaction:
         # A connection learns only when it reads that another process has switched to a log.
         cursor.execute("SELECT 1 FROM main.sqlite_schema").fetchone()
+    # A database without a log is accepted: migrations (Alembic, Django, SQLAlchemy's `create_all`)
+    # add the outbox in their own transaction, which cannot switch the journal mode.
     # The connection is asked, not the file: another process may switch to a log just now.
     (journal,) = cursor.execute("PRAGMA main.journal_mode").fetchone()
     (locking,) = cursor.execute("PRAGMA main.locking_mode").fetchone()

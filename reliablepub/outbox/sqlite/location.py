@@ -456,7 +456,6 @@ class WritingConnection(sqlite3.Connection):
     place: Place  # compared with the path after each commit
     patience = Patience("")  # for the lock of other writers; without an end, but for a relay
     is_unsure = False  # the disk failed during the last commit; see `transactions`
-    lock_wait_s = 0.0  # spent so far in taking the lock of the writer
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of `Connection`
         self.forks = GATE.forks  # first: what is forked from here on gets the parent's connection

@@ -46,8 +46,8 @@ def _described(pid: int | None, path: Path) -> str:
     # In another container, another process can have the same id.
     if pid == os.getpid() and look(os.fsencode(path))[0] in open_files():
         return (
-            "another publisher of this process; use that one, close it (if no name leads to it any "
-            "more, as after a notebook's cell was run twice, restart the process)"
+            "another publisher of this process; use that one, close it (if no variable refers to "
+            "it any more, as after running a notebook cell twice, restart the process)"
         )
     if pid and pid == os.getppid():
         return (

@@ -10,6 +10,10 @@ space. Before a new message is stored, `Ballast.check` requires room for it in a
 ballast and to the pages that the log must still copy to the database. So released space, or space
 that an operator frees, is left to the relay until the ballast is complete again.
 
+The log itself, grown once to its size, would be a reserve too. But the last close deletes it, so a
+relay that starts on a full disk would have none, and btrfs and ZFS do not overwrite in place. One
+file serves all.
+
 While the disk is full:
 
 - New messages are refused (`Ballast.check`).
@@ -43,7 +47,7 @@ from typing import Final, TypeVar
 from reliablepub.errors import OutboxDiskFull, OutboxError
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.checkpoints import (
-    behind_next_commit,
+    checkpointing,
     move_what_is_owed,
     owed_bytes,
     write_a_page,
@@ -310,7 +314,6 @@ class Shortage:
         spare = self._ballast.spare_bytes(connection)
         if spare < LOW_BYTES:
             self.is_on = True
-            connection.execute("PRAGMA secure_delete = FAST")
             with suppress(OutboxError):  # retried at the next look
                 self._give(connection)
             spare = self._ballast.spare_bytes(connection)
@@ -342,7 +345,7 @@ class Shortage:
 
     def _shrink(self, connection: sqlite3.Connection, *, release: bool) -> None:
         self.settle(connection, release=release)
-        with behind_next_commit(connection), transaction(connection, self._path):
+        with checkpointing(connection), transaction(connection, self._path):
             prune_confirmed(connection, math.inf, PRUNED)
             _cut_off(connection)
             write_a_page(connection)

@@ -67,7 +67,7 @@ from reliablepub.outbox.rows import (
     tags_of,
 )
 from reliablepub.outbox.sqlite.bell import Bell
-from reliablepub.outbox.sqlite.checkpoints import LongLog, behind_next_commit, write_a_page
+from reliablepub.outbox.sqlite.checkpoints import LongLog, checkpointing, write_a_page
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database, ledger_of
 from reliablepub.outbox.sqlite.enqueue import insert
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
@@ -349,9 +349,8 @@ class SqliteStore:
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
         self._unopened = Unopened()
-        self._unparked: dict[int, str] = {}
+        self._unfit: dict[int, str] = {}
         self._last_id = 0
-        self._waited_before_s = 0.0
         self._next_rewrite_at = self._next_reread_at = 0.0
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
@@ -381,9 +380,8 @@ class SqliteStore:
                     self._run, self._seen = self._begin_run(connection)
                 if not self._bell.has_rung():  # a bell that works rings at the commit above
                     self._bell.close()
-                self._version = _version(connection)
+                self._version: tuple[WritingConnection, int] | None = _version_of(connection)
                 self._shortage.look(connection)
-                self._waited = connection
         except BaseException:
             self._bell.close()
             self._writer.close()
@@ -408,15 +406,11 @@ class SqliteStore:
     @property
     def lock_wait_s(self) -> float:
         """Seconds spent waiting for SQLite's lock. It stays when the store closes."""
-        connection = self._writer.connection
-        if connection is not None and connection is not self._waited:  # it was opened again
-            self._waited_before_s += self._waited.lock_wait_s
-            self._waited = connection
-        return self._waited_before_s + self._waited.lock_wait_s
+        return self.patience.lock_wait_s
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
-        with self._reading as connection:
+        with self._usable as connection:
             snapshot = self._read_ledger(connection)
         self._check_ids(snapshot.last_id)
         self._last_id = snapshot.last_id
@@ -426,7 +420,7 @@ class SqliteStore:
         """Store the changes of one turn in one transaction, and set the ids of new entries."""
         if changes.is_empty:
             return self.snapshot()
-        with self._reading as connection:
+        with self._usable as connection:
             for reactions_left in range(_REACTIONS_MAX, -1, -1):
                 try:
                     return self._commit(connection, changes)
@@ -445,7 +439,7 @@ class SqliteStore:
             case OutboxUnsure():
                 # The new entries may be there, or be found later if this process ends before a
                 # commit succeeds. Look for them as for those of another process.
-                self._version = self._version[0], -1
+                self._version = None
                 if not connection.is_unsure:
                     # All is committed, and it is only unknown where: write nothing twice.
                     changes.rebase, changes.attempts = None, []
@@ -460,9 +454,9 @@ class SqliteStore:
     def relieve(self) -> str:
         """Free space if the disk is full; say why new entries cannot be stored, or return ""."""
         self._relay_lock.keep()
-        if self._unparked:
+        if self._unfit:
             self._put_right()
-        with self._reading as connection:
+        with self._usable as connection:
             self._forget_pages(connection)
             trouble = self._shortage.look(connection)
             if not trouble:  # on a full disk, each commit moves the log
@@ -478,7 +472,7 @@ class SqliteStore:
     ) -> tuple[list[Entry], int]:
         """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
         page = SqlitePage(limit, bytes_max, self._keys)
-        with self._reading as connection:
+        with self._usable as connection:
             looked_at = page.read_ready(connection, first_id, last_id)
         return self._readable(page), looked_at
 
@@ -500,7 +494,7 @@ class SqliteStore:
         self, page: SqlitePage, query: str, now: float, loaded: Container[int], *, next_only: bool
     ) -> tuple[list[Entry], float | None]:
         """Read entries whose time in an index has come, unless an operator changed messages."""
-        with self._reading as connection:
+        with self._usable as connection:
             next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
             # After an intervention, one may be in memory already, with its former address.
             self._check_current(connection)
@@ -512,7 +506,7 @@ class SqliteStore:
         """Read the first open entry of each ordering key, if it is due and its key is not held."""
         page = SqlitePage(len(keys), bytes_max, self._keys)
         looked_at = 0
-        with self._reading as connection:
+        with self._usable as connection:
             for key in keys:
                 if not page.read_first(connection, key, now):
                     break
@@ -523,7 +517,7 @@ class SqliteStore:
         """Return the entries of a page, and keep its other rows from being read again and again."""
         self._unopened.judge(page)
         if page.damaged or page.not_next:
-            self._unparked |= page.damaged
+            self._unfit |= page.damaged
             self._put_right(page.not_next)
         return page.entries
 
@@ -535,15 +529,15 @@ class SqliteStore:
         with suppress(*TRANSIENT), self._writer as connection:
             with transaction(connection, self.path):
                 self._check_owner(connection)
-                if self._unparked:
-                    damaged = park_damaged(connection, self._unparked, self._clock())
+                if self._unfit:
+                    damaged = park_damaged(connection, self._unfit, self._clock())
                 connection.executemany(QUERIES["wait_for_key"], ((id_,) for id_ in not_next))
             self._damaged += damaged
-            self._unparked = {}
+            self._unfit = {}
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
-        with self._reading as connection:
+        with self._usable as connection:
             first = _next_id_stored(connection, first_id, ID_MAX)
             if first is None:
                 return None
@@ -558,7 +552,7 @@ class SqliteStore:
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
         found: list[HeldExchange] = []
-        with self._reading as connection:
+        with self._usable as connection:
             for name, count, first in connection.execute(QUERIES["held_exchanges"], (limit,)):
                 (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone() or (None,)
                 since = since if is_time(since) else None
@@ -570,15 +564,13 @@ class SqliteStore:
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call."""
         try:
-            with self._reading:
+            with self._usable:
                 connection = self._writer.renewed()
                 connection.place.note_index()  # first, so that a write after it is noticed
-                before, self._version = self._version, _version(connection)
-                has_changed = before != self._version
+                before, self._version = self._version, _version_of(connection)
         except OutboxMoved as error:
             self._rescue(error)
-        self._bell.looked(has_changed=has_changed)
-        return has_changed
+        return before != self._version
 
     def may_have_changed(self) -> bool:
         """Whether a process may have written since `changed_elsewhere` was last asked."""
@@ -588,11 +580,11 @@ class SqliteStore:
         if not connection.place.has_new_index():
             return False
         try:
-            with self._reading as connection:
+            with self._usable as connection:
                 connection.place.note_index()
                 # If SQLite's lock was lost, `changed_elsewhere` has to open the file again, before
                 # another process that closes the file deletes the log.
-                if self._version == _version(connection) and connection.place.is_locked:
+                if self._version == _version_of(connection) and connection.place.is_locked:
                     return False  # the commit was one of this connection
                 connection.place.forget_index()
         except OutboxError:
@@ -610,7 +602,7 @@ class SqliteStore:
 
     def touched(self) -> list[Touched]:
         """Return interventions in messages since the last call, or since the store was opened."""
-        with self._reading as connection:
+        with self._usable as connection:
             rows = connection.execute(QUERIES["touched"], {"seen": self._seen}).fetchall()
         if rows:
             self._seen, *_ = rows[-1]
@@ -621,7 +613,7 @@ class SqliteStore:
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
-        with self._reading as connection:
+        with self._usable as connection:
             row = connection.execute(QUERIES["position"], {"name": source}).fetchone()
             (position,) = row or (0,)
             return int(position)
@@ -649,7 +641,7 @@ class SqliteStore:
         now = self._clock()
         # The log may come from a process that was killed while its disk failed, so its pages may
         # be in the page cache only. The checkpoint writes and syncs them into the database.
-        with behind_next_commit(connection), transaction(connection, self.path):
+        with checkpointing(connection), transaction(connection, self.path):
             limits = {"id_max": ID_MAX, "time_max": TIME_MAX}
             never_read = [id_ for (id_,) in connection.execute(QUERIES["never_read"], limits)]
             if never_read:
@@ -671,7 +663,7 @@ class SqliteStore:
             # It may change every page. If the clock was set back, the next start does it.
             changes.rebase = None
             self._shortage.settle(connection)
-            with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
+            with checkpointing(connection):  # a checkpoint lets the log reuse its space
                 for piece in pieces(changes):
                     self._write(connection, piece)
                 snapshot = self._write(connection, changes)
@@ -767,14 +759,6 @@ class SqliteStore:
         if self._check_owner(connection) != self._seen:
             raise Intervened
 
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise PublisherForked(
-                f"outbox {self.path} was opened before the fork; open it in the child"
-            )
-        if not self._relay_lock.is_held:
-            raise OutboxError(f"outbox {self.path} is closed")
-
     def _rescue(self, error: OutboxMoved) -> NoReturn:
         """Copy the open database, because the path leads to other files now."""
         self._has_moved = True
@@ -786,12 +770,18 @@ class SqliteStore:
         raise told from error
 
     @property
-    def _reading(self) -> Writer:
-        self._check_usable()
+    def _usable(self) -> Writer:
+        """The connection to read or write with; raises if the store is closed, or was forked."""
+        if os.getpid() != self._pid:
+            raise PublisherForked(
+                f"outbox {self.path} was opened before the fork; open it in the child"
+            )
+        if not self._relay_lock.is_held:
+            raise OutboxError(f"outbox {self.path} is closed")
         return self._writer
 
 
-def _version(connection: WritingConnection) -> tuple[WritingConnection, int]:
+def _version_of(connection: WritingConnection) -> tuple[WritingConnection, int]:
     """Return a value that changes when another connection writes; it belongs to one connection."""
     (version,) = connection.execute("PRAGMA data_version").fetchone()
     return connection, version
