@@ -121,7 +121,8 @@ def _members(path: str, kind: type) -> Iterator[str]:
 
 
 def _annotations(of: Any) -> dict[str, str]:
-    return {name: str(note) for name, note in inspect.get_annotations(of).items()}
+    notes = inspect.get_annotations(of).items()
+    return {name: str(getattr(note, "__forward_arg__", note)) for name, note in notes}
 
 
 def _signature(of: Any) -> str:
