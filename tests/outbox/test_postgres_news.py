@@ -250,7 +250,7 @@ def test_a_server_that_was_started_again_ends_the_run(
     assert own.changed_elsewhere()
     restart()
     if is_committing:
-        with pytest.raises(OutboxUnreachable, match="started again"):
+        with pytest.raises(OutboxUnreachable, match="was restarted"):
             own.commit(Changes(new=[entry()], confirmed=[before]))
     assert not begin_anew(own).has_lost
     found, _ = own.read_ready(1, own.snapshot().last_id, **ALL)
