@@ -5,12 +5,14 @@ one's own costs half a second of rabbitmqctl. They share one PostgreSQL, with a 
 test: it costs 25 ms. With CI=true a missing RabbitMQ or PostgreSQL fails; it never skips.
 """
 
+import asyncio
+import inspect
 import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -83,6 +85,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "_postgres" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine: by the fixture `run` if it has one."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given: dict[str, Any] = pyfuncitem.funcargs
+    run = given.get("run", asyncio.run)
+    run(pyfuncitem.obj(**{name: given[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

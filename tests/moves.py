@@ -165,10 +165,7 @@ class World:
         return ids
 
     def _message(
-        self,
-        key: str | None,
-        routing_key: str = "somewhere",
-        not_before: datetime | None = None,
+        self, key: str | None, routing_key: str = "somewhere", not_before: datetime | None = None
     ) -> Message:
         number = f"m-{next(self._numbers):05}"
         return Message(

@@ -7,7 +7,7 @@ promises.
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -36,16 +36,24 @@ def outbox_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Where 
     return url
 
 
-def open_store(where: Where | None, clock: Callable[[], float] = time.time) -> Store:
-    """Open a store as its relay does; None is the one in memory."""
+def open_store(
+    where: Where | None, clock: Callable[[], float] = time.time, **settings: Any
+) -> Store:
+    """Open a store as its relay does; None is the one in memory.
+
+    Args:
+        where: the outbox.
+        clock: of the wall.
+        settings: ``keys`` and ``keep_confirmed_s``, of those that are kept.
+    """
     if where is None:
         return MemoryStore()
     if isinstance(where, Path):
-        return SqliteStore(where, clock=clock)
+        return SqliteStore(where, clock=clock, **settings)
     from reliablepub.outbox.postgres.server import Server  # noqa: PLC0415 - it needs psycopg
     from reliablepub.outbox.postgres.store import PostgresStore  # noqa: PLC0415
 
-    return PostgresStore(Server.of(where), clock=clock)
+    return PostgresStore(Server.of(where), clock=clock, **settings)
 
 
 def begin_anew(store: Store) -> RunEnded:

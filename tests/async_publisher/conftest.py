@@ -36,6 +36,10 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run[Any]]:
     assert complaints == []
 
 
+in_each_loop = pytest.mark.usefixtures("run")
+"""For a test that is a coroutine: `run` runs it."""
+
+
 @pytest.fixture
 def broker(fake_broker: FakeBroker) -> FakeBroker:
     fake_broker.declare_queue("q")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,13 +34,13 @@ from reliablepub import (
 from reliablepub.front import relay_client
 from reliablepub.front.bridge import BURST
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, RelayClient
-from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.handover import CHUNK_MESSAGES_MAX
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
-from tests.async_publisher.conftest import Run
+from tests.async_publisher.conftest import Run, in_each_loop
+from tests.between import before
 from tests.missing import needed
 from tests.policies import AT_ONCE
 from tests.waiting import until, until_async
@@ -88,118 +89,97 @@ def test_without_asyncio_it_says_what_to_use_instead() -> None:
 # -------------------------------------------------------------------- receipts
 
 
-def test_a_receipt_is_awaited_as_often_as_one_likes(
-    run: Run[None], broker: FakeBroker, path: Path
+@in_each_loop
+async def test_a_receipt_is_awaited_as_often_as_one_likes(broker: FakeBroker, path: Path) -> None:
+    async with AsyncPublisher(broker.url, outbox=path) as publisher:
+        receipt = await publisher.publish(b"x", routing_key="q")
+        assert Outbox(path).status().stored == 1
+        first, second = await asyncio.gather(receipt, receipt.result(60))
+        assert first == second == await receipt
+        assert first.message_id == receipt.message_id
+        assert receipt.is_settled
+        assert repr(receipt) == f"<AsyncReceipt {receipt.message_id} confirmed>"
+
+
+@in_each_loop
+async def test_a_receipt_raises_what_the_broker_said_each_time(
+    broker: FakeBroker, path: Path
 ) -> None:
-    async def main() -> None:
-        async with AsyncPublisher(broker.url, outbox=path) as publisher:
-            receipt = await publisher.publish(b"x", routing_key="q")
-            assert Outbox(path).status().stored == 1
-            first, second = await asyncio.gather(receipt, receipt.result(60))
-            assert first == second == await receipt
-            assert first.message_id == receipt.message_id
-            assert receipt.is_settled
-            assert repr(receipt) == f"<AsyncReceipt {receipt.message_id} confirmed>"
-
-    run(main())
+    broker.inject(faults.Nack())
+    async with AsyncPublisher(broker.url, outbox=path, retry=AT_ONCE) as publisher:
+        receipt = await publisher.publish(b"x", routing_key="q")
+        for _ in range(2):
+            with pytest.raises(Nacked):
+                await receipt
 
 
-def test_a_receipt_raises_what_the_broker_said_each_time(
-    run: Run[None], broker: FakeBroker, path: Path
-) -> None:
-    async def main() -> None:
-        broker.inject(faults.Nack())
-        async with AsyncPublisher(broker.url, outbox=path, retry=AT_ONCE) as publisher:
-            receipt = await publisher.publish(b"x", routing_key="q")
-            for _ in range(2):
-                with pytest.raises(Nacked):
-                    await receipt
-
-    run(main())
-
-
-def test_a_wait_that_ends_first_says_that_it_is_still_open(run: Run[None], path: Path) -> None:
-    async def main() -> None:
-        publisher = await AsyncPublisher(AWAY, outbox=path).open()
-        receipt = await publisher.publish(b"x", message_id="m")
-        with pytest.raises(StillOpen, match=r"message m is still open after 0.05 s"):
-            await receipt.result(0.05)
-        with pytest.raises(StillOpen):
-            await receipt.result(0)
-        batch = await publisher.publish_many(messages(3))
-        with pytest.raises(StillOpen, match="a batch"):
-            await batch.wait(0.05)
-        assert (await publisher.flush(0.05)).open == 4
-        waiting = asyncio.create_task(receipt.result())
-        await asyncio.sleep(0)
-        assert (await publisher.aclose(0)).open == 4
-        with pytest.raises(PublisherClosed, match="ended before the outcome of message m"):
-            await waiting
-        with pytest.raises(PublisherClosed):
-            await receipt
-        with pytest.raises(PublisherClosed):
-            await batch
-
-    run(main())
+@in_each_loop
+async def test_a_wait_that_ends_first_says_that_it_is_still_open(path: Path) -> None:
+    publisher = await AsyncPublisher(AWAY, outbox=path).open()
+    receipt = await publisher.publish(b"x", message_id="m")
+    with pytest.raises(StillOpen, match=r"message m is still open after 0.05 s"):
+        await receipt.result(0.05)
+    with pytest.raises(StillOpen):
+        await receipt.result(0)
+    batch = await publisher.publish_many(messages(3))
+    with pytest.raises(StillOpen, match="a batch"):
+        await batch.wait(0.05)
+    assert (await publisher.flush(0.05)).open == 4
+    waiting = asyncio.create_task(receipt.result())
+    await asyncio.sleep(0)
+    assert (await publisher.aclose(0)).open == 4
+    with pytest.raises(PublisherClosed, match="ended before the outcome of message m"):
+        await waiting
+    with pytest.raises(PublisherClosed):
+        await receipt
+    with pytest.raises(PublisherClosed):
+        await batch
 
 
 # -------------------------------------------------------------------- many
 
 
-def test_many_messages_from_every_kind_of_iterable(
-    run: Run[None], broker: FakeBroker, path: Path
-) -> None:
+@in_each_loop
+async def test_many_messages_from_every_kind_of_iterable(broker: FakeBroker, path: Path) -> None:
     async def rows(count: int) -> AsyncIterator[Message]:
         for message in messages(count):
             await asyncio.sleep(0)
             yield message
 
-    async def main() -> None:
-        async with AsyncPublisher(broker.url, outbox=path) as publisher:
-            for batch, expected in [
-                (await publisher.publish_many(messages(1_200)), 1_200),
-                (await publisher.publish_many(iter(messages(7))), 7),
-                (await publisher.publish_many(rows(1_200), source="rows"), 1_200),
-                (await publisher.publish_many([]), 0),
-            ]:
-                assert (await batch).confirmed == batch.stored == expected
-            assert (await publisher.flush()).open == 0
-        assert Outbox(path).position("rows") == 1_200
-
-    run(main())
+    async with AsyncPublisher(broker.url, outbox=path) as publisher:
+        for batch, expected in [
+            (await publisher.publish_many(messages(1_200)), 1_200),
+            (await publisher.publish_many(iter(messages(7))), 7),
+            (await publisher.publish_many(rows(1_200), source="rows"), 1_200),
+            (await publisher.publish_many([]), 0),
+        ]:
+            assert (await batch).confirmed == batch.stored == expected
+        assert (await publisher.flush()).open == 0
+    assert Outbox(path).position("rows") == 1_200
 
 
-def test_a_stream_that_breaks_says_how_much_of_it_is_stored(run: Run[None], path: Path) -> None:
+@in_each_loop
+async def test_a_stream_that_breaks_says_how_much_of_it_is_stored(path: Path) -> None:
     def broken() -> Iterator[Message]:
         yield from messages(1_100)
         raise ZeroDivisionError
 
-    async def main() -> None:
-        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
-            with pytest.raises(ZeroDivisionError) as caught:
-                await publisher.publish_many(broken(), source="s")
-            assert caught.value.__notes__ == ["1000 messages before it are stored"]
-            strange: Any = [*messages(1), b"not a message"]
-            with pytest.raises(InvalidMessage, match="one is of type bytes, not Message; Message"):
-                await publisher.publish_many(strange)
-        assert Outbox(path).position("s") == Outbox(path).status().stored == 1_000
-
-    run(main())
+    async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+        with pytest.raises(ZeroDivisionError) as caught:
+            await publisher.publish_many(broken(), source="s")
+        assert caught.value.__notes__ == ["1000 messages before it are stored"]
+        strange: Any = [*messages(1), b"not a message"]
+        with pytest.raises(InvalidMessage, match="one is of type bytes, not Message; Message"):
+            await publisher.publish_many(strange)
+    assert Outbox(path).position("s") == Outbox(path).status().stored == 1_000
 
 
-def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
-    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = SqliteStore.commit
     threads: set[int] = set()
-    go_on = threading.Event()
-
-    def slowly(store: SqliteStore, turn: Changes) -> Any:
-        threads.add(threading.get_ident())
-        go_on.wait(60)
-        return commit(store, turn)
-
-    taken = 0
+    go_on, taken = threading.Event(), 0
 
     def counted() -> Iterator[Message]:
         nonlocal taken
@@ -207,139 +187,118 @@ def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
             taken += 1
             yield message
 
-    async def main() -> None:
-        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
-            monkeypatch.setattr(SqliteStore, "commit", slowly)
-            task = asyncio.create_task(publisher.publish_many(counted()))
-            await until_async(lambda: threads)
-            await asyncio.sleep(0.1)  # the stream goes on as far as it may
-            assert taken <= (CHUNKS_UNDER_WAY + 1) * CHUNK_MESSAGES_MAX + 1
-            assert threading.get_ident() not in threads
-            task.cancel()
-            go_on.set()
-            await asyncio.wait([task])
-
-    run(main())
+    async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+        before(monkeypatch, SqliteStore, "commit", lambda *_: go_on.wait(60))
+        before(monkeypatch, SqliteStore, "commit", lambda *_: threads.add(threading.get_ident()))
+        task = asyncio.create_task(publisher.publish_many(counted()))
+        await until_async(lambda: threads)
+        await asyncio.sleep(0.1)  # the stream goes on as far as it may
+        assert taken <= (CHUNKS_UNDER_WAY + 1) * CHUNK_MESSAGES_MAX + 1
+        assert threading.get_ident() not in threads
+        task.cancel()
+        go_on.set()
+        await asyncio.wait([task])
 
 
-def test_a_stream_that_is_cancelled_leaves_nothing_in_the_inbox(run: Run[None], path: Path) -> None:
-    async def main() -> None:
-        async with AsyncPublisher(
-            AWAY, outbox=path, open_messages_max=1, close_timeout_s=0
-        ) as publisher:
-            await publisher.publish(b"x")
-            tasks = [
-                asyncio.create_task(one)
-                for one in (publisher.publish(b"x"), publisher.publish_many(messages(9_000)))
-            ]
-            inbox = publisher._client.relay.inbox
-            await until_async(lambda: len(inbox.chunks) > CHUNKS_UNDER_WAY)
-            tasks[1].cancel()
-            await asyncio.wait([tasks[1]])
-            assert [len(chunk.messages) for chunk in inbox.chunks if not chunk.is_claimed] == [1]
-            tasks[0].cancel()
-            await asyncio.wait(tasks)
-
-    run(main())
+@in_each_loop
+async def test_a_stream_that_is_cancelled_leaves_nothing_in_the_inbox(path: Path) -> None:
+    async with AsyncPublisher(
+        AWAY, outbox=path, open_messages_max=1, close_timeout_s=0
+    ) as publisher:
+        await publisher.publish(b"x")
+        tasks = [
+            asyncio.create_task(one)
+            for one in (publisher.publish(b"x"), publisher.publish_many(messages(9_000)))
+        ]
+        inbox = publisher._client.relay.inbox
+        await until_async(lambda: len(inbox.chunks) > CHUNKS_UNDER_WAY)
+        tasks[1].cancel()
+        await asyncio.wait([tasks[1]])
+        assert [len(chunk.messages) for chunk in inbox.chunks if not chunk.is_claimed] == [1]
+        tasks[0].cancel()
+        await asyncio.wait(tasks)
 
 
 # -------------------------------------------------------------------- a full outbox
 
 
 @pytest.mark.parametrize("full_timeout_s", [0, 0.1])
-def test_a_full_outbox_raises_in_time(run: Run[None], path: Path, full_timeout_s: float) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(
-            AWAY, outbox=path, open_messages_max=1, full_timeout_s=full_timeout_s
-        )
-        async with publisher:
+@in_each_loop
+async def test_a_full_outbox_raises_in_time(path: Path, full_timeout_s: float) -> None:
+    publisher = AsyncPublisher(
+        AWAY, outbox=path, open_messages_max=1, full_timeout_s=full_timeout_s
+    )
+    async with publisher:
+        await publisher.publish(b"x")
+        with pytest.raises(OutboxFull):
             await publisher.publish(b"x")
-            with pytest.raises(OutboxFull):
-                await publisher.publish(b"x")
-            assert (await publisher.aclose(0)).open == 1
-
-    run(main())
+        assert (await publisher.aclose(0)).open == 1
 
 
-def test_a_message_that_never_fits_is_turned_away(run: Run[None]) -> None:
-    async def main() -> None:
-        async with AsyncPublisher(AWAY, outbox=None, open_bytes_max=1_000) as publisher:
-            with pytest.raises(OutboxFull, match="never fit"):
-                await publisher.publish(b"x" * 2_000)
-
-    run(main())
+@in_each_loop
+async def test_a_message_that_never_fits_is_turned_away() -> None:
+    async with AsyncPublisher(AWAY, outbox=None, open_bytes_max=1_000) as publisher:
+        with pytest.raises(OutboxFull, match="never fit"):
+            await publisher.publish(b"x" * 2_000)
 
 
-def test_a_full_outbox_holds_back_until_there_is_room(
-    run: Run[None], broker: FakeBroker, path: Path
+@in_each_loop
+async def test_a_full_outbox_holds_back_until_there_is_room(broker: FakeBroker, path: Path) -> None:
+    broker.inject(faults.HoldConfirms())
+    async with AsyncPublisher(broker.url, outbox=path, open_messages_max=1) as publisher:
+        await publisher.publish(b"x", routing_key="q")
+        second = asyncio.create_task(publisher.publish(b"x", routing_key="q"))
+        await asyncio.sleep(0.2)
+        assert not second.done()
+        broker.release_confirms()
+        await (await second)
+
+
+@in_each_loop
+async def test_a_full_outbox_keeps_no_message_whose_task_was_cancelled(
+    broker: FakeBroker, path: Path
 ) -> None:
-    async def main() -> None:
-        broker.inject(faults.HoldConfirms())
-        async with AsyncPublisher(broker.url, outbox=path, open_messages_max=1) as publisher:
-            await publisher.publish(b"x", routing_key="q")
-            second = asyncio.create_task(publisher.publish(b"x", routing_key="q"))
-            await asyncio.sleep(0.2)
-            assert not second.done()
-            broker.release_confirms()
-            await (await second)
-
-    run(main())
-
-
-def test_a_full_outbox_keeps_no_message_whose_task_was_cancelled(
-    run: Run[None], broker: FakeBroker, path: Path
-) -> None:
-    async def main() -> None:
-        broker.inject(faults.HoldConfirms())
-        async with AsyncPublisher(broker.url, outbox=path, open_messages_max=1) as publisher:
-            await publisher.publish(b"x", routing_key="q")
-            for _ in range(30):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(publisher.publish(b"late", routing_key="q"), 0.01)
-            broker.release_confirms()
-            await (await publisher.publish(b"y", routing_key="q"))
-
-    run(main())
+    broker.inject(faults.HoldConfirms())
+    async with AsyncPublisher(broker.url, outbox=path, open_messages_max=1) as publisher:
+        await publisher.publish(b"x", routing_key="q")
+        for _ in range(30):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(publisher.publish(b"late", routing_key="q"), 0.01)
+        broker.release_confirms()
+        await (await publisher.publish(b"y", routing_key="q"))
     assert [message.body for message in broker.messages("q")] == [b"x", b"y"]
 
 
-def test_a_full_disk_is_told_to_each_caller(
-    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_a_full_disk_is_told_to_each_caller(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(store: SqliteStore, turn: Changes) -> Any:
-        raise OutboxDiskFull("no space left")
-
-    async def main() -> None:
-        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
-            with monkeypatch.context() as patch:
-                patch.setattr(SqliteStore, "commit", full)
-                errors = await asyncio.gather(
-                    *(publisher.publish(b"x") for _ in range(3)), return_exceptions=True
-                )
-            assert [type(error) for error in errors] == [OutboxDiskFull] * 3
-            assert len({id(error) for error in errors}) == 3
-
-    run(main())
+    async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteStore, "commit", Mock(side_effect=OutboxDiskFull("no space left")))
+            errors = await asyncio.gather(
+                *(publisher.publish(b"x") for _ in range(3)), return_exceptions=True
+            )
+        assert [type(error) for error in errors] == [OutboxDiskFull] * 3
+        assert len({id(error) for error in errors}) == 3
 
 
 # -------------------------------------------------------------------- opening and closing
 
 
-def test_opening_what_is_no_outbox_fails_and_leaves_nothing(run: Run[None], path: Path) -> None:
-    path.write_bytes(b"not an outbox" * 100)
-
-    async def main() -> None:
-        publisher = AsyncPublisher(AWAY, outbox=path)
-        with pytest.raises(NotAnOutbox):
-            await publisher.open()
-        assert relay_threads() == []
-        with pytest.raises(PublisherClosed, match="has failed"):
-            await publisher.publish(b"x")
-
-    run(main())
+@in_each_loop
+async def test_opening_what_is_no_outbox_fails_and_leaves_nothing(path: Path) -> None:
+    await asyncio.to_thread(path.write_bytes, b"not an outbox" * 100)
+    publisher = AsyncPublisher(AWAY, outbox=path)
+    with pytest.raises(NotAnOutbox):
+        await publisher.open()
+    assert relay_threads() == []
+    with pytest.raises(PublisherClosed, match="has failed"):
+        await publisher.publish(b"x")
 
 
-def test_a_publisher_that_could_not_be_opened_can_be_closed(run: Run[None], path: Path) -> None:
+@in_each_loop
+async def test_a_publisher_that_could_not_be_opened_can_be_closed(path: Path) -> None:
     class Watcher:
         failures = 1
 
@@ -348,148 +307,115 @@ def test_a_publisher_that_could_not_be_opened_can_be_closed(run: Run[None], path
             if self.failures >= 0:
                 raise RuntimeError("can't start new thread")
 
-    async def main() -> None:
-        publisher = AsyncPublisher(AWAY, outbox=path, hooks=[Watcher()])
-        with pytest.raises(RuntimeError, match="new thread"):
-            await publisher.open()
-        assert (await asyncio.wait_for(publisher.aclose(), 30)).open == 0
-        publisher = AsyncPublisher(AWAY, outbox=path, hooks=[watcher := Watcher()])
-        with pytest.raises(RuntimeError, match="new thread"):
-            await publisher.open()
-        await asyncio.wait_for(publisher.open(), 30)
-        assert watcher.failures == -1
-        await publisher.aclose(0)
-
-    run(main())
+    publisher = AsyncPublisher(AWAY, outbox=path, hooks=[Watcher()])
+    with pytest.raises(RuntimeError, match="new thread"):
+        await publisher.open()
+    assert (await asyncio.wait_for(publisher.aclose(), 30)).open == 0
+    publisher = AsyncPublisher(AWAY, outbox=path, hooks=[watcher := Watcher()])
+    with pytest.raises(RuntimeError, match="new thread"):
+        await publisher.open()
+    await asyncio.wait_for(publisher.open(), 30)
+    assert watcher.failures == -1
+    await publisher.aclose(0)
 
 
-def test_it_must_be_opened_first_and_not_used_after(run: Run[None], path: Path) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(AWAY, outbox=path)
-        with pytest.raises(PublisherClosed, match="not open"):
-            await publisher.publish(b"x")
-        assert not path.exists()  # noqa: ASYNC240 - nothing else goes on here
-        async with publisher:
-            assert await publisher.open() is publisher
-        with pytest.raises(PublisherClosed, match="is closed"):
-            await publisher.publish(b"x")
-        assert (await publisher.aclose()).open == 0
-        assert (await AsyncPublisher(AWAY, outbox=path).aclose()).open == 0
-        assert relay_threads() == []
-
-    run(main())
+@in_each_loop
+async def test_it_must_be_opened_first_and_not_used_after(path: Path) -> None:
+    publisher = AsyncPublisher(AWAY, outbox=path)
+    with pytest.raises(PublisherClosed, match="not open"):
+        await publisher.publish(b"x")
+    assert not path.exists()  # noqa: ASYNC240 - nothing else goes on here
+    async with publisher:
+        assert await publisher.open() is publisher
+    with pytest.raises(PublisherClosed, match="is closed"):
+        await publisher.publish(b"x")
+    assert (await publisher.aclose()).open == 0
+    assert (await AsyncPublisher(AWAY, outbox=path).aclose()).open == 0
+    assert relay_threads() == []
 
 
-def test_closing_waits_for_confirms_and_several_may_close_at_once(
-    run: Run[None], broker: FakeBroker, path: Path
+@in_each_loop
+async def test_closing_waits_for_confirms_and_several_may_close_at_once(
+    broker: FakeBroker, path: Path
 ) -> None:
-    async def main() -> None:
-        publisher = await AsyncPublisher(broker.url, outbox=path).open()
-        receipt = await publisher.publish_many(messages(100))
-        first, second = await asyncio.gather(publisher.aclose(), publisher.aclose())
-        assert first.open == second.open == 0
-        assert receipt.confirmed == 100
-
-    run(main())
+    publisher = await AsyncPublisher(broker.url, outbox=path).open()
+    receipt = await publisher.publish_many(messages(100))
+    first, second = await asyncio.gather(publisher.aclose(), publisher.aclose())
+    assert first.open == second.open == 0
+    assert receipt.confirmed == 100
 
 
-def test_opening_and_closing_do_not_hold_up_the_loop(
-    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_opening_and_closing_do_not_hold_up_the_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot, close = SqliteStore.snapshot, SqliteStore.close
     waited: list[bool] = []
     loop_goes_on = threading.Event()
-
-    def slow_snapshot(store: SqliteStore) -> Any:
-        waited.append(loop_goes_on.wait(60))
-        return snapshot(store)
-
-    def slow_close(store: SqliteStore) -> None:
-        waited.append(loop_goes_on.wait(60))
-        close(store)
-
-    monkeypatch.setattr(SqliteStore, "snapshot", slow_snapshot)
-    monkeypatch.setattr(SqliteStore, "close", slow_close)
-
-    async def main() -> None:
-        asyncio.get_running_loop().call_later(0.05, loop_goes_on.set)
-        publisher = AsyncPublisher(AWAY, outbox=path)
-        await publisher.open()
-        loop_goes_on.clear()
-        asyncio.get_running_loop().call_later(0.05, loop_goes_on.set)
-        await publisher.aclose()
-        assert waited
-        assert all(waited)  # or the loop could not have set it
-
-    run(main())
+    for slow in ("snapshot", "close"):
+        before(monkeypatch, SqliteStore, slow, lambda _: waited.append(loop_goes_on.wait(60)))
+    asyncio.get_running_loop().call_later(0.05, loop_goes_on.set)
+    publisher = AsyncPublisher(AWAY, outbox=path)
+    await publisher.open()
+    loop_goes_on.clear()
+    asyncio.get_running_loop().call_later(0.05, loop_goes_on.set)
+    await publisher.aclose()
+    assert waited
+    assert all(waited)  # or the loop could not have set it
 
 
-def test_opening_that_is_cancelled_closes_again(
-    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_opening_that_is_cancelled_closes_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot = SqliteStore.snapshot
     is_opening, is_cancelled = threading.Event(), threading.Event()
-
-    def slow_snapshot(store: SqliteStore) -> Any:
-        is_opening.set()
-        is_cancelled.wait(60)
-        return snapshot(store)
-
-    monkeypatch.setattr(SqliteStore, "snapshot", slow_snapshot)
-
-    async def main() -> None:
-        opening = asyncio.create_task(AsyncPublisher(AWAY, outbox=path).open())
-        await until_async(is_opening.is_set)
-        opening.cancel()
-        is_cancelled.set()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        await until_async(lambda: not relay_threads())
-        async with AsyncPublisher(AWAY, outbox=path):  # the outbox is free
-            pass
-
-    run(main())
+    before(monkeypatch, SqliteStore, "snapshot", lambda _: is_cancelled.wait(60))
+    before(monkeypatch, SqliteStore, "snapshot", lambda _: is_opening.set())
+    opening = asyncio.create_task(AsyncPublisher(AWAY, outbox=path).open())
+    await until_async(is_opening.is_set)
+    opening.cancel()
+    is_cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await until_async(lambda: not relay_threads())
+    async with AsyncPublisher(AWAY, outbox=path):  # the outbox is free
+        pass
 
 
-def test_openings_that_are_cancelled_leave_nothing_in_memory(
-    run: Run[None], monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_openings_that_are_cancelled_leave_nothing_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     snapshot, go_on = MemoryStore.snapshot, threading.Event()
     monkeypatch.setattr(MemoryStore, "snapshot", lambda s: (go_on.wait(60), snapshot(s))[1])
-
-    async def main() -> None:
-        before = len(relay_client._not_closed)
-        for _ in range(20):
-            opening = asyncio.create_task(AsyncPublisher(AWAY, outbox=None).open())
-            await asyncio.sleep(0)
-            opening.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-            go_on.set()
-            await until_async(lambda: not relay_threads())
-            go_on.clear()
+    before = len(relay_client._not_closed)
+    for _ in range(20):
+        opening = asyncio.create_task(AsyncPublisher(AWAY, outbox=None).open())
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
         go_on.set()
-        async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0):
-            assert len(relay_client._not_closed) <= before + 1
-
-    run(main())
-
-
-def test_closing_that_is_cancelled_goes_on_closing(run: Run[None], path: Path) -> None:
-    async def main() -> None:
-        publisher = await AsyncPublisher(AWAY, outbox=path).open()
-        await publisher.publish(b"x")
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await publisher.aclose(0.3)
-        assert (await publisher.aclose()).open == 1
-        assert relay_threads() == []
-
-    run(main())
+        await until_async(lambda: not relay_threads())
+        go_on.clear()
+    go_on.set()
+    async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0):
+        assert len(relay_client._not_closed) <= before + 1
 
 
-def test_a_relay_that_dies_is_told_to_every_task(
-    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_closing_that_is_cancelled_goes_on_closing(path: Path) -> None:
+    publisher = await AsyncPublisher(AWAY, outbox=path).open()
+    await publisher.publish(b"x")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await publisher.aclose(0.3)
+    assert (await publisher.aclose()).open == 1
+    assert relay_threads() == []
+
+
+@in_each_loop
+async def test_a_relay_that_dies_is_told_to_every_task(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = Relay.turn
     is_dying = threading.Event()
@@ -505,23 +431,20 @@ def test_a_relay_that_dies_is_told_to_every_task(
         while True:  # the turn that is under way may still store one
             await publisher.publish(b"y")
 
-    async def main() -> None:
-        publisher = await AsyncPublisher(AWAY, outbox=path).open()
-        receipt = await publisher.publish(b"x")
-        waiting = [asyncio.create_task(receipt.result()), asyncio.create_task(publisher.flush())]
-        await asyncio.sleep(0.01)
-        is_dying.set()
-        with pytest.raises(PublisherClosed, match="the disk is gone"):
-            await go_on(publisher)
-        for task in waiting:
-            with pytest.raises(PublisherClosed):
-                await task
-        with pytest.raises(PublisherFailed, match="the disk is gone"):
-            await publisher.publish(b"z")
-        with pytest.raises(PublisherFailed, match="the disk is gone"):
-            await publisher.aclose()
-
-    run(main())
+    publisher = await AsyncPublisher(AWAY, outbox=path).open()
+    receipt = await publisher.publish(b"x")
+    waiting = [asyncio.create_task(receipt.result()), asyncio.create_task(publisher.flush())]
+    await asyncio.sleep(0.01)
+    is_dying.set()
+    with pytest.raises(PublisherClosed, match="the disk is gone"):
+        await go_on(publisher)
+    for task in waiting:
+        with pytest.raises(PublisherClosed):
+            await task
+    with pytest.raises(PublisherFailed, match="the disk is gone"):
+        await publisher.publish(b"z")
+    with pytest.raises(PublisherFailed, match="the disk is gone"):
+        await publisher.aclose()
 
 
 # -------------------------------------------------------------------- loops and processes
@@ -655,13 +578,11 @@ def test_a_thousand_tasks_that_begin_together_do_not_hold_the_loop(
 ) -> None:
     turn = 0
     handed_over: list[tuple[int, str]] = []
-    hand_over = RelayClient.hand_over
 
-    def noted(door: RelayClient, chunk: list[Message], *arguments: Any, **options: Any) -> Any:
+    def note(_: RelayClient, chunk: list[Message], *__: Any, **___: Any) -> None:
         handed_over.append((turn, str(chunk[0].message_id)))
-        return hand_over(door, chunk, *arguments, **options)
 
-    monkeypatch.setattr(RelayClient, "hand_over", noted)
+    before(monkeypatch, RelayClient, "hand_over", note)
 
     async def count_turns() -> None:
         nonlocal turn
@@ -688,57 +609,43 @@ def test_a_thousand_tasks_that_begin_together_do_not_hold_the_loop(
     assert [int(id_) for _, id_ in handed_over] == [*range(100), *range(200, 1_000)]
 
 
-def test_tasks_that_publish_in_one_turn_of_the_loop_wake_the_relay_once(
-    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_tasks_that_publish_in_one_turn_of_the_loop_wake_the_relay_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
-            relay, woken = publisher._client.relay, 0
-            wake = relay.wake
+    async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+        relay, woken = publisher._client.relay, list[bool]()
+        before(monkeypatch, relay, "wake", lambda: woken.append(True))
+        taking_in = threading.Lock()
+        take = relay.inbox.take
 
-            def counted() -> None:
-                nonlocal woken
-                woken += 1
-                wake()
-
-            monkeypatch.setattr(relay, "wake", counted)
-            taking_in = threading.Lock()
-            take = relay.inbox.take
-
-            def slowly(fits: Any) -> Any:
-                with taking_in:
-                    return take(fits)
-
-            monkeypatch.setattr(relay.inbox, "take", slowly)
+        def slowly(fits: Any) -> Any:
             with taking_in:
-                tasks = [asyncio.create_task(publisher.publish(b"x")) for _ in range(BURST)]
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                assert woken == 1
-            await asyncio.gather(*tasks)
+                return take(fits)
 
-    run(main())
+        monkeypatch.setattr(relay.inbox, "take", slowly)
+        with taking_in:
+            tasks = [asyncio.create_task(publisher.publish(b"x")) for _ in range(BURST)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(woken) == 1
+        await asyncio.gather(*tasks)
 
 
-def test_what_is_refused_while_the_publisher_closes_is_not_sent(
-    run: Run[None], broker: FakeBroker, path: Path
+@in_each_loop
+async def test_what_is_refused_while_the_publisher_closes_is_not_sent(
+    broker: FakeBroker, path: Path
 ) -> None:
     broker.inject(faults.HoldConfirms())
-
-    async def main() -> None:
-        async with AsyncPublisher(
-            broker.url, outbox=path, open_messages_max=1, full_timeout_s=0.1
-        ) as publisher:
-            await publisher.publish(b"", routing_key="q", message_id="first")
-            waits = asyncio.create_task(
-                publisher.publish(b"", routing_key="q", message_id="second")
-            )
-            await asyncio.sleep(0.01)
-            closing = asyncio.create_task(publisher.aclose())
-            with pytest.raises(OutboxFull):
-                await waits
-            broker.release_confirms()  # which makes room while it closes
-            await closing
-
-    run(main())
+    async with AsyncPublisher(
+        broker.url, outbox=path, open_messages_max=1, full_timeout_s=0.1
+    ) as publisher:
+        await publisher.publish(b"", routing_key="q", message_id="first")
+        waits = asyncio.create_task(publisher.publish(b"", routing_key="q", message_id="second"))
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(publisher.aclose())
+        with pytest.raises(OutboxFull):
+            await waits
+        broker.release_confirms()  # which makes room while it closes
+        await closing
     assert [m.properties.message_id for m in broker.messages("q")] == ["first"]

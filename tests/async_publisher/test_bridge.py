@@ -153,21 +153,18 @@ def test_tasks_that_come_as_the_last_that_queued_are_woken_count_with_them() -> 
     assert asyncio.run(admit()) <= BURST
 
 
-def test_a_publisher_that_is_opened_again_and_again_starts_one_timer() -> None:
+async def test_a_publisher_that_is_opened_again_and_again_starts_one_timer() -> None:
     looks = 0
 
     def look() -> None:
         nonlocal looks
         looks += 1
 
-    async def open_often() -> None:
-        relay = Bridge(asyncio.get_running_loop(), look, lambda: cast("Any", None))
-        relay.started()
-        for _ in range(10):
-            await relay.until_started()
-        relay.ended(None)
-
-    asyncio.run(open_often())
+    relay = Bridge(asyncio.get_running_loop(), look, lambda: cast("Any", None))
+    relay.started()
+    for _ in range(10):
+        await relay.until_started()
+    relay.ended(None)
     assert looks == 1
 
 

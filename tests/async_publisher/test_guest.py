@@ -30,7 +30,8 @@ from reliablepub.transport import aiormq_hooks
 from reliablepub.transport.aio_pika import Guest
 from reliablepub.transport.aiormq_hooks import GuestChannels
 from tests.amqp_probe import AmqpProbe
-from tests.async_publisher.conftest import Run
+from tests.async_publisher.conftest import Run, in_each_loop
+from tests.between import before
 from tests.policies import AT_ONCE
 from tests.waiting import until_async
 
@@ -57,74 +58,66 @@ def numbers(connection: aio_pika.abc.AbstractConnection) -> set[int]:
 # -------------------------------------------------------------------- opening
 
 
-def test_a_publisher_has_either_a_url_or_a_connection(run: Run[None], broker: FakeBroker) -> None:
-    async def main() -> None:
-        async with host(broker.url) as connection:
-            with pytest.raises(ConfigurationError, match="either a URL or a connection"):
-                AsyncPublisher(broker.url, connection=connection, outbox=None)
-            with pytest.raises(ConfigurationError, match="declare the topology on your connection"):
-                AsyncPublisher(connection=connection, outbox=None, topology=Topology())
+@in_each_loop
+async def test_a_publisher_has_either_a_url_or_a_connection(broker: FakeBroker) -> None:
+    async with host(broker.url) as connection:
         with pytest.raises(ConfigurationError, match="either a URL or a connection"):
-            AsyncPublisher(outbox=None)
-        strange: Any = object()
-        with pytest.raises(ConfigurationError, match="connection is of type object"):
-            AsyncPublisher(connection=strange, outbox=None)
+            AsyncPublisher(broker.url, connection=connection, outbox=None)
+        with pytest.raises(ConfigurationError, match="declare the topology on your connection"):
+            AsyncPublisher(connection=connection, outbox=None, topology=Topology())
+    with pytest.raises(ConfigurationError, match="either a URL or a connection"):
+        AsyncPublisher(outbox=None)
+    strange: Any = object()
+    with pytest.raises(ConfigurationError, match="connection is of type object"):
+        AsyncPublisher(connection=strange, outbox=None)
 
-    run(main())
 
-
-def test_a_connection_of_another_loop_is_refused(run: Run[None], broker: FakeBroker) -> None:
+@in_each_loop
+async def test_a_connection_of_another_loop_is_refused(broker: FakeBroker) -> None:
     async def elsewhere(connection: aio_pika.abc.AbstractConnection) -> None:
         with pytest.raises(WrongEventLoop, match="belongs to another event loop"):
             await AsyncPublisher(connection=connection, outbox=None).open()
 
-    async def main() -> None:
-        async with host(broker.url) as connection:
-            await asyncio.to_thread(asyncio.run, elsewhere(connection))
-
-    run(main())
+    async with host(broker.url) as connection:
+        await asyncio.to_thread(asyncio.run, elsewhere(connection))
 
 
-def test_an_aiormq_that_was_never_tested_is_refused_by_name(
-    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_an_aiormq_that_was_never_tested_is_refused_by_name(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reliablepub.transport.aiormq_hooks.TESTED_VERSIONS", ("1.0.0",))
-
-    async def main() -> None:
-        async with host(broker.url) as connection:
-            with pytest.raises(ConfigurationError, match=r"tested versions are 1\.0\.0: pip"):
-                AsyncPublisher(connection=connection, outbox=None)
-
-    run(main())
+    async with host(broker.url) as connection:
+        with pytest.raises(ConfigurationError, match=r"tested versions are 1\.0\.0: pip"):
+            AsyncPublisher(connection=connection, outbox=None)
 
 
 @pytest.mark.parametrize(
     "name", ["channels", "write_queue", "ready", "connection_tune", "should_drain", "drain"]
 )
-def test_an_aiormq_that_lacks_something_is_refused(
-    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
+@in_each_loop
+async def test_an_aiormq_that_lacks_something_is_refused(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    async def main() -> None:
-        async with host(broker.url) as connection:
-            assert connection.transport is not None
-            with monkeypatch.context() as patch:
-                if name in {"should_drain", "drain"}:
-                    patch.delattr(ChannelFrame, name)
-                elif name == "ready":
-                    patch.setattr(aiormq.Connection, name, None)
-                else:
-                    patch.delattr(connection.transport.connection, name)
-                with pytest.raises(ConfigurationError, match="differs from the tested one"):
-                    AsyncPublisher(connection=connection, outbox=None)
-
-    run(main())
+    async with host(broker.url) as connection:
+        assert connection.transport is not None
+        with monkeypatch.context() as patch:
+            if name in {"should_drain", "drain"}:
+                patch.delattr(ChannelFrame, name)
+            elif name == "ready":
+                patch.setattr(aiormq.Connection, name, None)
+            else:
+                patch.delattr(connection.transport.connection, name)
+            with pytest.raises(ConfigurationError, match="differs from the tested one"):
+                AsyncPublisher(connection=connection, outbox=None)
 
 
 @pytest.mark.parametrize(
     "name", ["tag_of", "written", "drained", "look_what_left", "is_blocked", "write"]
 )
-def test_a_hook_that_fails_is_the_last_and_the_connection_goes_on(
-    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
+@in_each_loop
+async def test_a_hook_that_fails_is_the_last_and_the_connection_goes_on(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The application's connection goes on, and the reason is told; here and to the next one."""
     monkeypatch.setattr(aiormq_hooks, "_failures", [])
@@ -132,27 +125,24 @@ def test_a_hook_that_fails_is_the_last_and_the_connection_goes_on(
     def fail(*_: object) -> None:
         raise ZeroDivisionError(name)
 
-    async def main() -> None:
-        async with host(broker.url) as connection:
-            theirs = await connection.channel()
-            async with AsyncPublisher(
-                connection=connection, outbox=None, close_timeout_s=0
-            ) as publisher:
-                await (await publisher.publish(b"ours", routing_key="q"))
-                if name == "written":
-                    monkeypatch.setattr(GuestChannels, name, property(fset=fail), raising=False)
-                elif name == "is_blocked":
-                    monkeypatch.setattr(GuestChannels, name, property(fail))
-                else:
-                    monkeypatch.setattr(GuestChannels, name, fail)
-                await publisher.publish(b"ours too", routing_key="nowhere")
-                await until_async(lambda: "a hook failed" in publisher.status.reason)
-            message = aio_pika.Message(b"theirs")
-            await theirs.default_exchange.publish(message, "q")
-            with pytest.raises(ConfigurationError, match="a hook failed"):
-                AsyncPublisher(connection=connection, outbox=None)
-
-    run(main())
+    async with host(broker.url) as connection:
+        theirs = await connection.channel()
+        async with AsyncPublisher(
+            connection=connection, outbox=None, close_timeout_s=0
+        ) as publisher:
+            await (await publisher.publish(b"ours", routing_key="q"))
+            if name == "written":
+                monkeypatch.setattr(GuestChannels, name, property(fset=fail), raising=False)
+            elif name == "is_blocked":
+                monkeypatch.setattr(GuestChannels, name, property(fail))
+            else:
+                monkeypatch.setattr(GuestChannels, name, fail)
+            await publisher.publish(b"ours too", routing_key="nowhere")
+            await until_async(lambda: "a hook failed" in publisher.status.reason)
+        message = aio_pika.Message(b"theirs")
+        await theirs.default_exchange.publish(message, "q")
+        with pytest.raises(ConfigurationError, match="a hook failed"):
+            AsyncPublisher(connection=connection, outbox=None)
 
 
 def test_a_connection_without_a_free_channel_number_says_so(run: Run[None]) -> None:
@@ -171,25 +161,22 @@ def test_a_connection_without_a_free_channel_number_says_so(run: Run[None]) -> N
 
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
-def test_it_comes_and_goes_and_the_connection_stays(
-    run: Run[None], probe: AmqpProbe, connect: Callable[[str], Awaitable[Any]]
+@in_each_loop
+async def test_it_comes_and_goes_and_the_connection_stays(
+    probe: AmqpProbe, connect: Callable[[str], Awaitable[Any]]
 ) -> None:
     queue = probe.declare_queue()
-
-    async def main() -> None:
-        connection = await connect(probe.url)
-        theirs = await connection.channel()
-        taken = numbers(connection)
-        for n in range(3):
-            async with AsyncPublisher(connection=connection, outbox=None) as publisher:
-                await (await publisher.publish(b"ours %d" % n, routing_key=queue))
-                assert numbers(connection) > taken
-            assert numbers(connection) == taken
-            message = aio_pika.Message(b"theirs %d" % n)
-            await theirs.default_exchange.publish(message, queue)
-        await connection.close()
-
-    run(main())
+    connection = await connect(probe.url)
+    theirs = await connection.channel()
+    taken = numbers(connection)
+    for n in range(3):
+        async with AsyncPublisher(connection=connection, outbox=None) as publisher:
+            await (await publisher.publish(b"ours %d" % n, routing_key=queue))
+            assert numbers(connection) > taken
+        assert numbers(connection) == taken
+        message = aio_pika.Message(b"theirs %d" % n)
+        await theirs.default_exchange.publish(message, queue)
+    await connection.close()
     assert len(probe.drain(queue, 6)) == 6
 
 
@@ -247,146 +234,122 @@ def test_its_channels_and_ours_close_without_a_thought_for_each_other(
     assert set(bodies) == {b"theirs", *(b"%d" % n for n in range(600) if n % 100)}
 
 
-def test_a_channel_that_the_broker_closed_is_forgotten(
-    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+@in_each_loop
+async def test_a_channel_that_the_broker_closed_is_forgotten(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guests: list[Guest] = []
-    connect = Guest.connect
-
-    def noted(guest: Guest) -> None:
-        guests.append(guest)
-        connect(guest)
-
-    monkeypatch.setattr(Guest, "connect", noted)
-
-    async def main() -> None:
-        async with (
-            host(broker.url) as connection,
-            AsyncPublisher(connection=connection, outbox=None, retry=AT_ONCE) as publisher,
-        ):
-            for _ in range(10):
-                with pytest.raises(Refused):
-                    await (await publisher.publish(b"x", exchange="missing"))
-            assert len(guests[0].channels) <= 2
-
-    run(main())
+    before(monkeypatch, Guest, "connect", guests.append)
+    async with (
+        host(broker.url) as connection,
+        AsyncPublisher(connection=connection, outbox=None, retry=AT_ONCE) as publisher,
+    ):
+        for _ in range(10):
+            with pytest.raises(Refused):
+                await (await publisher.publish(b"x", exchange="missing"))
+        assert len(guests[0].channels) <= 2
 
 
-def test_after_a_reconnect_the_application_gets_its_channel_numbers_first(
-    run: Run[None], broker: FakeBroker
+@in_each_loop
+async def test_after_a_reconnect_the_application_gets_its_channel_numbers_first(
+    broker: FakeBroker,
 ) -> None:
     broker.inject(faults.Latency(delay_s=0.02, keep=True))
-
-    async def main() -> None:
-        async with host(broker.url) as connection:
-            theirs = [connection.channel(number) for number in (1, 2, 3)]
-            for channel in theirs:
-                await channel.initialize()
-            reconnects: list[Any] = []
-            connection.reconnect_callbacks.add(reconnects.append)
-            async with AsyncPublisher(connection=connection, outbox=None) as publisher:
-                for n in range(1, 4):
-                    await (await publisher.publish(b"x", routing_key="q"))
-                    broker.drop_connections()
-                    await until_async(lambda: publisher.status.link is not Link.CONNECTED)
-                    await (await publisher.publish(b"x", routing_key="q")).result(60)
-                    assert publisher.status.connects == n + 1
-                assert len(reconnects) == 3
-            for channel in theirs:
-                message = aio_pika.Message(b"theirs")
-                await channel.default_exchange.publish(message, "q")
-
-    run(main())
+    async with host(broker.url) as connection:
+        theirs = [connection.channel(number) for number in (1, 2, 3)]
+        for channel in theirs:
+            await channel.initialize()
+        reconnects: list[Any] = []
+        connection.reconnect_callbacks.add(reconnects.append)
+        async with AsyncPublisher(connection=connection, outbox=None) as publisher:
+            for n in range(1, 4):
+                await (await publisher.publish(b"x", routing_key="q"))
+                broker.drop_connections()
+                await until_async(lambda: publisher.status.link is not Link.CONNECTED)
+                await (await publisher.publish(b"x", routing_key="q")).result(60)
+                assert publisher.status.connects == n + 1
+            assert len(reconnects) == 3
+        for channel in theirs:
+            message = aio_pika.Message(b"theirs")
+            await channel.default_exchange.publish(message, "q")
 
 
-def test_a_callback_of_a_reconnect_may_wait_for_a_confirm(
-    run: Run[None], broker: FakeBroker
-) -> None:
-    async def main() -> None:
-        async with (
-            host(broker.url) as connection,
-            AsyncPublisher(connection=connection, outbox=None) as publisher,
-        ):
-            await (await publisher.publish(b"x", routing_key="q"))
-            confirmed = asyncio.Event()
+@in_each_loop
+async def test_a_callback_of_a_reconnect_may_wait_for_a_confirm(broker: FakeBroker) -> None:
+    async with (
+        host(broker.url) as connection,
+        AsyncPublisher(connection=connection, outbox=None) as publisher,
+    ):
+        await (await publisher.publish(b"x", routing_key="q"))
+        confirmed = asyncio.Event()
 
-            async def told(_connection: object) -> None:
-                await (await publisher.publish(b"back again", routing_key="q")).result(30)
-                confirmed.set()
+        async def told(_connection: object) -> None:
+            await (await publisher.publish(b"back again", routing_key="q")).result(30)
+            confirmed.set()
 
-            connection.reconnect_callbacks.add(told)
-            broker.drop_connections()
-            await asyncio.wait_for(confirmed.wait(), 30)
-
-    run(main())
+        connection.reconnect_callbacks.add(told)
+        broker.drop_connections()
+        await asyncio.wait_for(confirmed.wait(), 30)
 
 
-def test_closed_by_the_application_everything_stays_in_the_outbox(
-    run: Run[None], probe: AmqpProbe, path: Path
+@in_each_loop
+async def test_closed_by_the_application_everything_stays_in_the_outbox(
+    probe: AmqpProbe, path: Path
 ) -> None:
     queue = probe.declare_queue()
-
-    async def main() -> None:
-        async with host(probe.url) as connection:
-            publisher = AsyncPublisher(connection=connection, outbox=path)
-            await publisher.open()
-            await (await publisher.publish(b"before", routing_key=queue))
-        await until_async(lambda: "has closed its connection" in publisher.status.reason)
-        await publisher.publish(b"after", routing_key=queue)
-        status = await publisher.aclose(0.1)
-        assert (status.open, status.in_flight) == (1, 0)
-        async with (
-            host(probe.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path) as publisher,
-        ):
-            assert (await publisher.flush(60)).open == 0
-
-    run(main())
+    async with host(probe.url) as connection:
+        publisher = AsyncPublisher(connection=connection, outbox=path)
+        await publisher.open()
+        await (await publisher.publish(b"before", routing_key=queue))
+    await until_async(lambda: "has closed its connection" in publisher.status.reason)
+    await publisher.publish(b"after", routing_key=queue)
+    status = await publisher.aclose(0.1)
+    assert (status.open, status.in_flight) == (1, 0)
+    async with (
+        host(probe.url) as connection,
+        AsyncPublisher(connection=connection, outbox=path) as publisher,
+    ):
+        assert (await publisher.flush(60)).open == 0
     assert [body for body, _ in probe.drain(queue, 2)] == [b"before", b"after"]
 
 
-def test_a_plain_connection_is_back_when_the_application_connects_it_again(
-    run: Run[None], broker: FakeBroker, path: Path
+@in_each_loop
+async def test_a_plain_connection_is_back_when_the_application_connects_it_again(
+    broker: FakeBroker, path: Path
 ) -> None:
-    async def main() -> None:
-        connection = await aio_pika.connect(broker.url)
-        async with AsyncPublisher(connection=connection, outbox=path) as publisher:
-            await (await publisher.publish(b"0", routing_key="q"))
-            broker.drop_connections()
-            await until_async(lambda: "connection is lost" in publisher.status.reason)
-            receipt = await publisher.publish(b"1", routing_key="q")
-            await until_async(lambda: publisher.status.link is Link.CONNECTING)
-            await connection.connect()
-            await receipt.result(60)
-            assert publisher.status.connects == 2
-        await connection.close()
-
-    run(main())
+    connection = await aio_pika.connect(broker.url)
+    async with AsyncPublisher(connection=connection, outbox=path) as publisher:
+        await (await publisher.publish(b"0", routing_key="q"))
+        broker.drop_connections()
+        await until_async(lambda: "connection is lost" in publisher.status.reason)
+        receipt = await publisher.publish(b"1", routing_key="q")
+        await until_async(lambda: publisher.status.link is Link.CONNECTING)
+        await connection.connect()
+        await receipt.result(60)
+        assert publisher.status.connects == 2
+    await connection.close()
 
 
-def test_every_other_task_can_be_cancelled_the_library_s_own_too(
-    run: Run[None], probe: AmqpProbe, path: Path
+@in_each_loop
+async def test_every_other_task_can_be_cancelled_the_library_s_own_too(
+    probe: AmqpProbe, path: Path
 ) -> None:
     """This ends the connection, and aio-pika does not come back from it; nor does it harm us."""
     queue = probe.declare_queue()
-
-    async def main() -> None:
-        async with host(probe.url) as connection:
-            publisher = await AsyncPublisher(connection=connection, outbox=path).open()
-            ours = (Message(b"%d" % n, routing_key=queue) for n in range(2_000))
-            await publisher.publish_many(ours)
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-            await publisher.publish(b"2000", routing_key=queue)
-            await until_async(lambda: "connection is lost" in publisher.status.reason)
-            assert (await publisher.aclose(0)).open > 0
-        async with (
-            host(probe.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path) as publisher,
-        ):
-            assert (await publisher.flush(60)).open == 0
-
-    run(main())
+    async with host(probe.url) as connection:
+        publisher = await AsyncPublisher(connection=connection, outbox=path).open()
+        ours = (Message(b"%d" % n, routing_key=queue) for n in range(2_000))
+        await publisher.publish_many(ours)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await publisher.publish(b"2000", routing_key=queue)
+        await until_async(lambda: "connection is lost" in publisher.status.reason)
+        assert (await publisher.aclose(0)).open > 0
+    async with (
+        host(probe.url) as connection,
+        AsyncPublisher(connection=connection, outbox=path) as publisher,
+    ):
+        assert (await publisher.flush(60)).open == 0
     arrived = {int(body) for body, _ in probe.drain(queue, 2_001)}
     assert arrived == set(range(2_001))
 
@@ -412,9 +375,8 @@ def test_a_loop_that_ends_first_leaves_everything_where_it_is(
 # -------------------------------------------------------------------- corners of the protocol
 
 
-def test_returns_of_every_kind_of_header_can_be_read(
-    run: Run[None], probe: AmqpProbe, path: Path
-) -> None:
+@in_each_loop
+async def test_returns_of_every_kind_of_header_can_be_read(probe: AmqpProbe, path: Path) -> None:
     """A returned message is decoded by aiormq; what it cannot read would end the connection."""
     headers: dict[str, FieldValue] = {
         "text": "é",
@@ -428,21 +390,17 @@ def test_returns_of_every_kind_of_header_can_be_read(
         "list": [1, "two", {"three": 3.5, "empty": {}}, []],
         "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     }
-
-    async def main() -> None:
-        async with (
-            host(probe.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path, retry=AT_ONCE) as publisher,
-        ):
-            for body in (b"", b"x" * 300_000):
-                receipt = await publisher.publish(
-                    body, routing_key="nobody-is-bound-here", headers=headers, priority=1
-                )
-                with pytest.raises(Unroutable):
-                    await receipt.result(60)
-            assert publisher.status.connects == 1
-
-    run(main())
+    async with (
+        host(probe.url) as connection,
+        AsyncPublisher(connection=connection, outbox=path, retry=AT_ONCE) as publisher,
+    ):
+        for body in (b"", b"x" * 300_000):
+            receipt = await publisher.publish(
+                body, routing_key="nobody-is-bound-here", headers=headers, priority=1
+            )
+            with pytest.raises(Unroutable):
+                await receipt.result(60)
+        assert publisher.status.connects == 1
 
 
 def test_without_a_free_number_it_waits_for_one(run: Run[None]) -> None:
@@ -463,25 +421,23 @@ def test_without_a_free_number_it_waits_for_one(run: Run[None]) -> None:
         run(main(broker.url))
 
 
-def test_while_the_broker_blocks_the_application_goes_on(
-    run: Run[None], broker: FakeBroker, path: Path
+@in_each_loop
+async def test_while_the_broker_blocks_the_application_goes_on(
+    broker: FakeBroker, path: Path
 ) -> None:
-    async def main() -> None:
-        async with (
-            host(broker.url) as connection,
-            AsyncPublisher(connection=connection, outbox=path, confirm_timeout_s=3.0) as publisher,
-        ):
-            await (await publisher.publish(b"0", routing_key="q"))
-            broker.block("low on memory")
-            held = await publisher.publish(b"1", routing_key="q")
-            await until_async(lambda: publisher.status.link is Link.BLOCKED)
-            batch = await publisher.publish_many(Message(b"x", routing_key="q") for _ in range(500))
-            await asyncio.sleep(4.0)  # longer than a confirm may take
-            status = publisher.status
-            assert (status.connects, status.in_flight, status.open) == (1, 1, 501)
-            broker.unblock()
-            await held.result(60)
-            await batch.wait(60)
-            assert publisher.status.connects == 1
-
-    run(main())
+    async with (
+        host(broker.url) as connection,
+        AsyncPublisher(connection=connection, outbox=path, confirm_timeout_s=3.0) as publisher,
+    ):
+        await (await publisher.publish(b"0", routing_key="q"))
+        broker.block("low on memory")
+        held = await publisher.publish(b"1", routing_key="q")
+        await until_async(lambda: publisher.status.link is Link.BLOCKED)
+        batch = await publisher.publish_many(Message(b"x", routing_key="q") for _ in range(500))
+        await asyncio.sleep(4.0)  # longer than a confirm may take
+        status = publisher.status
+        assert (status.connects, status.in_flight, status.open) == (1, 1, 501)
+        broker.unblock()
+        await held.result(60)
+        await batch.wait(60)
+        assert publisher.status.connects == 1

@@ -9,6 +9,7 @@ from pamqp.frame import FrameTypes
 
 from reliablepub.testing.connection import Connection
 from reliablepub.testing.faults import ConnectionFault
+from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions
 
@@ -35,12 +36,14 @@ class Client:
 
     # -------------------------------------------------------------------------- speaking
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> Self:
         self.connection.handle_data(data)
         self.listen()
+        return self
 
-    def send(self, method: Frame, channel: int = 1) -> None:
+    def send(self, method: Frame, channel: int = 1) -> Self:
         self.write(frame.marshal(method, channel))
+        return self
 
     def call(self, method: Frame, answer: type[F], channel: int = 1) -> F:
         self.send(method, channel)
@@ -69,7 +72,7 @@ class Client:
         mandatory: bool = True,
         immediate: bool = False,
         channel: int = 1,
-    ) -> None:
+    ) -> Self:
         self.write(
             encode_publish(
                 routing_key,
@@ -81,6 +84,7 @@ class Client:
                 channel=channel,
             )
         )
+        return self
 
     # -------------------------------------------------------------------------- hearing
 
@@ -91,12 +95,13 @@ class Client:
             self.frames.append((channel, heard))
             data = data[size:]
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> Self:
         """Let virtual time pass."""
         self.node.now += seconds
         self.node.handle_timeout()
         self.connection.handle_timeout()
         self.listen()
+        return self
 
     def of(self, kind: type[F]) -> list[F]:
         """Everything of a kind that was heard, which is then forgotten."""
@@ -160,3 +165,8 @@ def node_with_queue(options: NodeOptions | None = None) -> Node:
     setup.send(commands.Queue.Declare(queue="q", durable=True))
     setup.send(commands.Connection.Close(200, "", 0, 0), 0)
     return node
+
+
+def fates(node: Node) -> list[Fate]:
+    """What became of each publish."""
+    return [publish.fate for publish in node.history.snapshot()]

@@ -10,13 +10,9 @@ from pamqp import commands
 
 from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
-from tests.broker.sans_io import TRANSIENT, Client, Properties, encode_publish
+from tests.broker.sans_io import TRANSIENT, Client, Properties, encode_publish, fates
 
 Queue, Exchange, Basic = commands.Queue, commands.Exchange, commands.Basic
-
-
-def fates(node: Node) -> list[Fate]:
-    return [publish.fate for publish in node.history.snapshot()]
 
 
 # -------------------------------------------------------------------------------- publishing
@@ -46,23 +42,18 @@ def test_unroutable_and_transient_are_confirmed_at_once_persistent_later(client:
         encode_publish(),
         encode_publish("nowhere", mandatory=False),
     ]
-    client.write(b"".join(parts))
-    assert client.confirms() == ["ack 2", "ack 4"]
-    client.wait(0.01)
-    assert client.confirms() == ["ack 3 multiple"]
+    assert client.write(b"".join(parts)).confirms() == ["ack 2", "ack 4"]
+    assert client.wait(0.01).confirms() == ["ack 3 multiple"]
 
 
 def test_persistent_in_a_queue_that_is_not_durable_is_confirmed_at_once(client: Client) -> None:
-    client.send(Queue.Declare(queue="brief"))
-    client.publish("brief")
-    assert client.confirms() == ["ack 1"]
+    assert client.send(Queue.Declare(queue="brief")).publish("brief").confirms() == ["ack 1"]
 
 
 def test_a_graceful_close_leaves_confirms_unsaid(node: Node, client: Client) -> None:
     client.publish()
     client.call(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
-    client.wait(0.01)
-    assert client.confirms() == []
+    assert client.wait(0.01).confirms() == []
     assert fates(node) == [Fate.ACCEPTED]
 
 
@@ -205,5 +196,4 @@ def test_a_persistent_publish_is_confirmed_as_soon_as_all_input_is_processed(
     client.publish()
     client.publish()
     client.frames.clear()
-    client.wait(0)
-    assert client.only(Basic.Ack).delivery_tag == 2
+    assert client.wait(0).only(Basic.Ack).delivery_tag == 2

@@ -78,8 +78,7 @@ def test_a_queue_that_is_not_used(fake_broker: FakeBroker) -> None:
 def test_a_clients_heartbeats_are_not_late(fake_broker: FakeBroker, client: RawClient) -> None:
     fake_broker.advance(DAY_S)
     fake_broker.publish(b"a", "q")
-    client.send(commands.Basic.Get(queue="q"))
-    assert client.told(3)[0] == "basic.getok 1 False  q 0"
+    assert client.send(commands.Basic.Get(queue="q")).told(3)[0] == "basic.getok 1 False  q 0"
 
 
 def test_a_client_that_was_silent(fake_broker: FakeBroker) -> None:
@@ -94,9 +93,7 @@ def test_a_client_that_was_silent(fake_broker: FakeBroker) -> None:
 
 def test_a_late_confirm(fake_broker: FakeBroker, client: RawClient) -> None:
     fake_broker.inject(faults.DelayConfirm(for_s=DAY_S))
-    client.publish("q", b"late")
-    client.publish("q", b"next")
-    assert client.told() == ["basic.ack 2"]
+    assert client.publish("q", b"late").publish("q", b"next").told() == ["basic.ack 2"]
     fake_broker.advance(DAY_S)
     assert client.told() == ["basic.ack 1"]
 
@@ -137,8 +134,7 @@ def test_a_delivery_that_is_not_acked_in_time_by_option() -> None:
         client.send(commands.Basic.Get(queue="q"))
         client.told(3)
         broker.advance(DAY_S)
-        client.send(commands.Basic.Ack(1))
-        assert client.told_now() == []
+        assert client.send(commands.Basic.Ack(1)).told_now() == []
 
 
 def test_each_delivery_has_its_own_time(fake_broker: FakeBroker, client: RawClient) -> None:

@@ -33,12 +33,9 @@ def closed(client: Client) -> tuple[int | None, str | None, int | None, int | No
 
 def test_a_handshake_that_stalls_is_ended(node: Node) -> None:
     client = Client(node)
-    client.write(HEADER)
-    assert client.connection.deadline == node.now + 10
-    client.wait(9.9)
-    assert client.connection.ending is None
-    client.wait(0.2)
-    assert client.connection.ending is Ending.FIN
+    assert client.write(HEADER).connection.deadline == node.now + 10
+    assert client.wait(9.9).connection.ending is None
+    assert client.wait(0.2).connection.ending is Ending.FIN
 
 
 @pytest.mark.parametrize(
@@ -72,13 +69,9 @@ def test_out_of_turn_before_open(
 
 def test_heartbeats_both_ways(node: Node) -> None:
     client = Client(node).open(heartbeat=10)
-    client.wait(5.0)
-    assert client.names() == ["Heartbeat"]
-    client.write(b"\x08\x00\x00\x00\x00\x00\x00\xce")
-    client.wait(15.0)
-    assert client.connection.ending is None
-    client.wait(5.1)
-    assert client.connection.ending is Ending.FIN
+    assert client.wait(5.0).names() == ["Heartbeat"]
+    assert client.write(b"\x08\x00\x00\x00\x00\x00\x00\xce").wait(15.0).connection.ending is None
+    assert client.wait(5.1).connection.ending is Ending.FIN
 
 
 def test_a_blocked_client_is_not_missed(node: Node) -> None:
@@ -89,8 +82,7 @@ def test_a_blocked_client_is_not_missed(node: Node) -> None:
         client.wait(5.0)
     assert client.connection.ending is None
     node.unblock()
-    client.wait(0.01)
-    assert client.confirms() == ["ack 1"]
+    assert client.wait(0.01).confirms() == ["ack 1"]
 
 
 def test_a_client_that_does_not_read_is_not_missed(node: Node) -> None:
@@ -101,28 +93,22 @@ def test_a_client_that_does_not_read_is_not_missed(node: Node) -> None:
     assert client.connection.ending is None
     client.connection.unsent_bytes = 0
     client.connection.handle_drained()
-    client.wait(19.9)
-    assert client.connection.ending is None
-    client.wait(0.2)
-    assert client.connection.ending is Ending.FIN
+    assert client.wait(19.9).connection.ending is None
+    assert client.wait(0.2).connection.ending is Ending.FIN
 
 
 def test_close_without_close_ok_ends_after_a_while(node: Node, client: Client) -> None:
     client.publish(immediate=True)
     assert closed(client) == (540, "NOT_IMPLEMENTED - immediate=true", 60, 40)
-    client.publish()
-    client.send(commands.Queue.Declare(queue="late"))
-    assert client.names() == []
+    assert client.publish().send(commands.Queue.Declare(queue="late")).names() == []
     assert "late" not in node.vhost.queues
-    client.wait(5.1)
-    assert client.connection.ending is Ending.FIN
+    assert client.wait(5.1).connection.ending is Ending.FIN
 
 
 def test_frames_are_small_before_tune(node: Node) -> None:
     client = Client(node)
     client.write(HEADER)
-    client.write(struct.pack(">BHI", 1, 0, 4097))
-    assert client.names() == ["Connection.Start"]
+    assert client.write(struct.pack(">BHI", 1, 0, 4097)).names() == ["Connection.Start"]
     assert client.connection.ending is Ending.FLUSH
 
 
@@ -144,8 +130,7 @@ def test_one_byte_at_a_time(node: Node) -> None:
     client = Client(node).open()
     for byte in encode_publish(content=b"slow"):
         client.write(bytes([byte]))
-    client.wait(0.01)
-    assert client.confirms() == ["ack 1"]
+    assert client.wait(0.01).confirms() == ["ack 1"]
 
 
 PIECES = st.one_of(

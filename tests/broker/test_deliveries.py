@@ -133,8 +133,7 @@ def test_a_lost_ack(fake_broker: FakeBroker, client: RawClient) -> None:
     fake_broker.publish(b"b", Q)
     assert heard(client, 2) == ["c 1 False b'a'", "c 2 False b'b'"]
     client.send(commands.Basic.Ack(1))
-    client.send(commands.Basic.Ack(2, multiple=True))
-    assert client.told_now() == []
+    assert client.send(commands.Basic.Ack(2, multiple=True)).told_now() == []
     assert [one.body for one in fake_broker.unacked()] == [b"a"]
     client.call(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
     client.open_channel()

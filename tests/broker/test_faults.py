@@ -11,11 +11,7 @@ from reliablepub.testing.connection import Ending
 from reliablepub.testing.faults import Fault, FaultFileError, FaultScript, PublishFault, load_faults
 from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
-from tests.broker.sans_io import TRANSIENT, Client, encode_publish
-
-
-def fates(node: Node) -> list[Fate]:
-    return [publish.fate for publish in node.history.snapshot()]
+from tests.broker.sans_io import TRANSIENT, Client, encode_publish, fates
 
 
 def publish_some(client: Client, count: int) -> None:
@@ -103,16 +99,14 @@ def test_nack(node: Node, client: Client) -> None:
 
 def test_return_although_routable(node: Node, client: Client) -> None:
     node.script.inject(faults.Return())
-    client.publish()
-    assert client.names() == ["Basic.Return", "ContentHeader", "ContentBody", "Basic.Ack"]
+    assert client.publish().names() == ["Basic.Return", "ContentHeader", "ContentBody", "Basic.Ack"]
     assert fates(node) == [Fate.RETURNED]
     assert not node.vhost.queues["q"].ready
 
 
 def test_return_of_what_is_not_mandatory_is_only_an_ack(node: Node, client: Client) -> None:
     node.script.inject(faults.Return())
-    client.publish(mandatory=False)
-    assert client.names() == ["Basic.Ack"]
+    assert client.publish(mandatory=False).names() == ["Basic.Ack"]
     assert fates(node) == [Fate.UNROUTABLE]
 
 
@@ -138,8 +132,7 @@ def test_released_before_it_is_written_a_confirm_is_not_held(node: Node, client:
     node.script.inject(faults.HoldConfirms())
     client.publish()
     node.release_confirms()
-    client.wait(1)
-    assert client.confirms() == ["ack 1"]
+    assert client.wait(1).confirms() == ["ack 1"]
 
 
 def test_a_held_confirm_holds_back_multiple_acks(node: Node, client: Client) -> None:
@@ -230,8 +223,7 @@ def test_close_connection(node: Node, client: Client, accepted: bool) -> None:  
     assert client.only(commands.Connection.Close).reply_code == 541
     assert client.names() == []
     assert len(node.vhost.queues["q"].ready) == accepted
-    client.send(commands.Connection.CloseOk(), 0)
-    assert client.connection.ending is Ending.FLUSH
+    assert client.send(commands.Connection.CloseOk(), 0).connection.ending is Ending.FLUSH
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -279,18 +271,14 @@ def test_block_withholds_the_publish_that_meets_it(node: Node, client: Client) -
     node.unblock()
     client.listen()
     client.only(commands.Connection.Unblocked)
-    client.wait(0.01)
-    assert client.confirms() == ["ack 3 multiple"]
+    assert client.wait(0.01).confirms() == ["ack 3 multiple"]
     assert fates(node) == [Fate.ACCEPTED] * 3
 
 
 def test_block_ends_by_itself(node: Node, client: Client) -> None:
     node.script.inject(faults.Block(for_s=30.0))
-    client.publish(properties=TRANSIENT)
-    client.wait(29.0)
-    assert client.confirms() == []
-    client.wait(1.1)
-    assert client.confirms() == ["ack 1"]
+    assert client.publish(properties=TRANSIENT).wait(29.0).confirms() == []
+    assert client.wait(1.1).confirms() == ["ack 1"]
 
 
 def test_freeze_withholds_and_is_announced(node: Node, client: Client) -> None:
@@ -322,8 +310,7 @@ def test_a_frozen_broker_does_not_miss_its_clients_and_may_wake_up_blocked(node:
 
 def test_two_faults_on_one_publish(node: Node, client: Client) -> None:
     node.script.inject(faults.Nack(), faults.DuplicateConfirm())
-    client.publish()
-    assert client.confirms() == ["nack 1 multiple", "nack 1"]
+    assert client.publish().confirms() == ["nack 1 multiple", "nack 1"]
 
 
 # -------------------------------------------------------------------------------- TOML

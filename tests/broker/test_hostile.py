@@ -139,8 +139,7 @@ def test_empty_body_frames_are_not_kept() -> None:
     tracemalloc.stop()
     assert kept < 500_000
     client.write(struct.pack(">BHI", 3, 1, 5) + b"hello\xce")
-    client.wait(0.01)
-    assert client.confirms() == ["ack 1"]
+    assert client.wait(0.01).confirms() == ["ack 1"]
 
 
 def test_who_asks_for_much_and_reads_nothing_is_not_answered_without_end() -> None:
@@ -151,8 +150,7 @@ def test_who_asks_for_much_and_reads_nothing_is_not_answered_without_end() -> No
     client.frames.clear()
     for _ in range(20):
         client.connection.handle_data(frame.marshal(commands.Basic.Get(queue="q"), 1))
-    said = client.connection.poll_transmit()
-    assert OUTPUT_MAX_BYTES < len(said) < OUTPUT_MAX_BYTES + 1_100_000
+    assert OUTPUT_MAX_BYTES < len(client.connection.poll_transmit()) < OUTPUT_MAX_BYTES + 1_100_000
     client.connection.handle_drained()
     assert len(client.connection.poll_transmit()) > OUTPUT_MAX_BYTES
 

@@ -228,8 +228,7 @@ def test_stall_the_handshake(node: Node, step: str) -> None:
     client = Client(node, faults.StallHandshake(at=step))
     shake_hands(client)
     assert client.names() == ANSWERED[step]
-    client.wait(1000.0)
-    assert client.names() == ANSWERED[step]
+    assert client.wait(1000.0).names() == ANSWERED[step]
     assert client.connection.ending is None  # the socket stays as it is
     assert not client.connection.is_open
 
@@ -288,9 +287,7 @@ def test_half_open(fake_broker: FakeBroker, accepted: bool) -> None:  # noqa: FB
 def test_a_half_open_connection_goes_with_its_client(node: Node) -> None:
     node.script.inject(faults.HalfOpen())
     client = Client(node).open(heartbeat=1)
-    client.publish()
-    client.wait(100.0)
-    assert client.connection.ending is None
+    assert client.publish().wait(100.0).connection.ending is None
     assert client.names() == []
     client.connection.handle_lost()
     assert not node.connections

@@ -10,13 +10,9 @@ from reliablepub.testing import faults
 from reliablepub.testing.faults import Fault
 from reliablepub.testing.history import Fate
 from reliablepub.testing.node import Node
-from tests.broker.sans_io import TRANSIENT, Client, encode_publish
+from tests.broker.sans_io import TRANSIENT, Client, encode_publish, fates
 
 RETURN = ["Basic.Return", "ContentHeader", "ContentBody"]
-
-
-def fates(node: Node) -> list[Fate]:
-    return [publish.fate for publish in node.history.snapshot()]
 
 
 # -------------------------------------------------------------------------------- verdicts
@@ -24,29 +20,22 @@ def fates(node: Node) -> list[Fate]:
 
 def test_drop_return(node: Node, client: Client) -> None:
     node.script.inject(faults.DropReturn())
-    client.publish("nowhere")
-    assert client.names() == ["Basic.Ack"]
+    assert client.publish("nowhere").names() == ["Basic.Ack"]
     assert fates(node) == [Fate.RETURNED]
 
 
 def test_delay_return_until_after_the_ack(node: Node, client: Client) -> None:
     node.script.inject(faults.DelayReturn(for_s=0.5))
-    client.publish("nowhere")
-    assert client.names() == ["Basic.Ack"]
-    client.wait(0.4)
-    assert client.names() == ["Basic.Ack"]
-    client.wait(0.1)
-    assert client.names() == ["Basic.Ack", *RETURN]
+    assert client.publish("nowhere").names() == ["Basic.Ack"]
+    assert client.wait(0.4).names() == ["Basic.Ack"]
+    assert client.wait(0.1).names() == ["Basic.Ack", *RETURN]
 
 
 def test_a_return_that_is_late_with_its_ack(node: Node, client: Client) -> None:
     node.script.inject(faults.DelayReturn(for_s=0.5), faults.DelayConfirm(for_s=0.6))
-    client.publish("nowhere")
-    assert client.names() == []
-    client.wait(0.5)
-    assert client.names() == RETURN
-    client.wait(0.1)
-    assert client.names() == [*RETURN, "Basic.Ack"]
+    assert client.publish("nowhere").names() == []
+    assert client.wait(0.5).names() == RETURN
+    assert client.wait(0.1).names() == [*RETURN, "Basic.Ack"]
 
 
 def test_a_delayed_return_finds_its_channel_closed(node: Node, client: Client) -> None:
@@ -54,19 +43,15 @@ def test_a_delayed_return_finds_its_channel_closed(node: Node, client: Client) -
     client.publish("nowhere")
     client.send(commands.Channel.Close(200, "", 0, 0))
     client.frames.clear()
-    client.wait(1.0)
-    assert client.names() == []
+    assert client.wait(1.0).names() == []
 
 
 def test_delay_confirm_holds_no_other_back(node: Node, client: Client) -> None:
     node.script.inject(faults.DelayConfirm(nth=2, for_s=1.0))
     client.write(encode_publish("q") * 3)
-    client.wait(0.01)
-    assert client.confirms() == ["ack 1 multiple", "ack 3"]
-    client.wait(0.9)
-    assert client.confirms() == []
-    client.wait(0.1)
-    assert client.confirms() == ["ack 2"]
+    assert client.wait(0.01).confirms() == ["ack 1 multiple", "ack 3"]
+    assert client.wait(0.9).confirms() == []
+    assert client.wait(0.1).confirms() == ["ack 2"]
 
 
 # -------------------------------------------------------------------------------- taken away
@@ -87,8 +72,7 @@ def test_a_queue_deleted_under_way_acks(node: Node, client: Client, name: str | 
 def test_a_queue_deleted_under_way_tells_its_consumers(node: Node, client: Client) -> None:
     node.script.inject(faults.DeleteQueue())
     client.send(commands.Basic.Consume(queue="q", consumer_tag="c"))
-    client.publish()
-    assert client.only(commands.Basic.Cancel).consumer_tag == "c"
+    assert client.publish().only(commands.Basic.Cancel).consumer_tag == "c"
 
 
 def test_an_exchange_deleted_under_way_is_404_for_what_follows(node: Node, client: Client) -> None:
@@ -104,8 +88,7 @@ def test_an_exchange_deleted_under_way_is_404_for_what_follows(node: Node, clien
 
 def test_an_exchange_that_is_not_there_cannot_be_deleted(node: Node, client: Client) -> None:
     node.script.inject(faults.DeleteExchange())
-    client.publish(exchange="nope")
-    assert client.only(commands.Channel.Close).reply_code == 404
+    assert client.publish(exchange="nope").only(commands.Channel.Close).reply_code == 404
 
 
 def test_a_flapping_alarm(node: Node, client: Client) -> None:
@@ -114,8 +97,7 @@ def test_a_flapping_alarm(node: Node, client: Client) -> None:
     for _ in range(3):
         assert client.names() == ["Connection.Blocked"]
         client.frames.clear()
-        client.wait(0.1)
-        assert client.names()[:1] == ["Connection.Unblocked"]
+        assert client.wait(0.1).names()[:1] == ["Connection.Unblocked"]
         del client.frames[0]
         assert len(client.confirms()) == 1
     assert client.names() == []
@@ -150,8 +132,7 @@ def test_a_random_mix_repeats_itself() -> None:
 
 def test_a_mix_acts_as_what_was_drawn(node: Node, client: Client) -> None:
     node.script.inject(faults.AnyOf(faults=(faults.Nack(),)))
-    client.publish()
-    assert client.confirms() == ["nack 1 multiple"]
+    assert client.publish().confirms() == ["nack 1 multiple"]
 
 
 @pytest.mark.parametrize("inside", [(), (faults.AnyOf(faults=(faults.Nack(),)),)])

@@ -108,8 +108,7 @@ def test_what_is_refused_is_dead_lettered_when_told_so(node: Node, client: Clien
     client.publish("work", b"1")
     client.wait(0.01)
     client.frames.clear()
-    client.publish("work", b"2")
-    assert client.confirms() == ["nack 2 multiple"]
+    assert client.publish("work", b"2").confirms() == ["nack 2 multiple"]
     assert bodies(node, "work") == [b"1"]
     assert bodies(node) == [b"2"]
 
@@ -184,8 +183,7 @@ def test_a_ttl_of_zero_is_for_who_waits(node: Node, client: Client) -> None:
     client.wait(0)
     assert not bodies(node, "now")
     client.send(commands.Basic.Consume(queue="now", consumer_tag="c"))
-    client.publish("now")
-    assert client.only(commands.Basic.Deliver).consumer_tag == "c"
+    assert client.publish("now").only(commands.Basic.Deliver).consumer_tag == "c"
 
 
 def test_an_unused_queue_expires(node: Node, client: Client) -> None:
@@ -238,8 +236,7 @@ def test_one_consumer_at_a_time(client: Client) -> None:
         client.publish("single")
     assert [one.consumer_tag for one in client.of(commands.Basic.Deliver)] == ["first"] * 2
     client.send(commands.Basic.Cancel("first"))
-    client.publish("single")
-    assert client.only(commands.Basic.Deliver).consumer_tag == "second"
+    assert client.publish("single").only(commands.Basic.Deliver).consumer_tag == "second"
 
 
 def test_the_next_consumer_gets_what_the_active_one_could_not_take(client: Client) -> None:

@@ -1,6 +1,5 @@
 """AMQPS: a broker with a certificate, and clients that look at it."""
 
-import asyncio
 import socket
 import ssl
 import subprocess
@@ -59,13 +58,10 @@ def test_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> N
     broker.wait_for(lambda: broker.connections == 0, timeout_s=60)
 
 
-def test_aio_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> None:
-    async def publish() -> None:
-        async with await aio_pika.connect(broker.url, ssl_context=trust) as connection:
-            channel = await connection.channel()
-            await channel.default_exchange.publish(aio_pika.Message(b"one"), "q")
-
-    asyncio.run(publish())
+async def test_aio_pika_publishes_over_tls(broker: FakeBroker, trust: ssl.SSLContext) -> None:
+    async with await aio_pika.connect(broker.url, ssl_context=trust) as connection:
+        channel = await connection.channel()
+        await channel.default_exchange.publish(aio_pika.Message(b"one"), "q")
     assert [message.body for message in broker.messages("q")] == [b"one"]
 
 
@@ -129,10 +125,7 @@ def test_input_that_is_not_decrypted_ends_a_connection_with_a_backlog(
 ) -> None:
     broker.inject(faults.SliceOutput(size=1))
     record = b"\x17\x03\x03\x00\x20" + bytes(32)  # application data that nobody encrypted
-    with (
-        connected(broker) as tcp,
-        trust.wrap_socket(tcp, server_hostname="localhost") as sock,
-    ):
+    with connected(broker) as tcp, trust.wrap_socket(tcp, server_hostname="localhost") as sock:
         sock.sendall(OPENING)
         assert sock.recv(1)  # of many that wait to be sent
         socket.socket.send(sock, record)

@@ -116,10 +116,7 @@ class Cluster:
 
     def _of_another_root(self, hosts: Path) -> list[str]:
         """Publishers see the same host names, and nodes write into the same directory."""
-        return [
-            f"mount --bind {hosts} /etc/hosts",
-            f"mount --bind {self._folder} {ROOT / 'tmp'}",
-        ]
+        return [f"mount --bind {hosts} /etc/hosts", f"mount --bind {self._folder} {ROOT / 'tmp'}"]
 
     # ------------------------------------------------------------------ what nodes see
 

@@ -173,8 +173,7 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing_of_a_quorum_queue(tmp_pat
 @for_long
 def test_a_client_that_takes_a_write_for_a_confirm_is_caught(tmp_path: Path) -> None:
     plan = Plan(18, 0.0, "careless", ("node cut off",), ("quorum",))  # the node it is connected to
-    result = play(plan, tmp_path)
-    assert any("confirmed falsely" in what for what in result["wrong"])
+    assert any("confirmed falsely" in what for what in play(plan, tmp_path)["wrong"])
 
 
 # ---------------------------------------------------------------------- what judges, and what plans
@@ -202,9 +201,7 @@ def test_a_cluster_that_stays_apart_has_more_and_more_nodes_restarted(
 ) -> None:
     cluster, nodes = _cluster_of(monkeypatch)
     monkeypatch.setattr(
-        cluster,
-        "is_whole",
-        lambda: nodes[1].starts > 0 and nodes[0].starts >= starts_of_the_first,
+        cluster, "is_whole", lambda: nodes[1].starts > 0 and nodes[0].starts >= starts_of_the_first
     )
     assert cluster.become_whole(0.0) == restarted
 

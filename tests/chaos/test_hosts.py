@@ -143,5 +143,4 @@ def test_a_relay_that_remembers_the_last_id_is_caught(new_fleet: NewFleet) -> No
     fleet = new_fleet(1, mutant="last id")
     time.sleep(10)  # transactions that stay open while others commit
     fleet.wait_for_arrivals()
-    result = fleet.close(drain_s=3.0)
-    assert any("lost" in what for what in result.wrong)
+    assert any("lost" in what for what in fleet.close(drain_s=3.0).wrong)

@@ -124,8 +124,7 @@ def test_killed_at_a_named_point(
         story.live(is_async=is_async, failpoint="tags are recorded, nothing is written")
     assert story.live(is_async=is_async, failpoint=failpoint) == -signal.SIGKILL
     story.live(is_async=is_async, failpoint=failpoint, nth=3)
-    account = story.close()
-    assert account.wrong == []
+    assert story.close().wrong == []
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])

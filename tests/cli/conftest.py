@@ -15,15 +15,12 @@ from typing import Any, TypeVar
 import pytest
 from click.testing import CliRunner, Result
 
-from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.cli import main
 from reliablepub.cli.app import CommandLine
-from reliablepub.outbox.database import Database
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
 from tests.cli.exit_codes import assert_documented
 from tests.cli.trouble import make_trouble
-from tests.stores import Where
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "amqp://guest:hush@127.0.0.1:1/"
@@ -214,13 +211,6 @@ def refused(ended: _AnyEnded, *words: str, code: int = 2) -> _AnyEnded:
     for each in words:
         assert each in said
     return ended
-
-
-def fill(where: Where | Database, *messages: Message, keys: OutboxKeys | None = None) -> None:
-    """Store messages as an application does."""
-    with Outbox(where, keys=keys) as outbox:
-        for message in messages:
-            outbox.enqueue(message)
 
 
 def ids(result: Result) -> list[int]:

@@ -318,8 +318,7 @@ NO_JSON = (
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS)
 def test_every_command_speaks_json(name: str, command: click.Command) -> None:
-    has_it = any("--json" in option.opts for option in command.params)
-    assert has_it is (name not in NO_JSON)
+    assert any("--json" in option.opts for option in command.params) is (name not in NO_JSON)
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest() -> None:

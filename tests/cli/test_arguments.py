@@ -11,7 +11,8 @@ from reliablepub import InvalidMessage, Message
 from reliablepub.cli import main
 from reliablepub.cli.signals import readable
 from reliablepub.outbox.admin.interventions import Action, Intervention
-from tests.cli.conftest import fill, refused
+from tests.asking import fill
+from tests.cli.conftest import refused
 
 NOT_UTF_8 = "\udcff"
 """What Python makes of the byte FF in an argument or a variable."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from click.testing import CliRunner, Result
@@ -35,8 +35,9 @@ from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import WatchedLoop
 from reliablepub.transport.probe import Probe
+from tests.asking import fill
 from tests.chaos.proxy import Proxy
-from tests.cli.conftest import NOBODY, Run, fill
+from tests.cli.conftest import NOBODY, Run
 from tests.cli.test_app import section
 from tests.names import HANGS_UP, half_dead_name
 from tests.waiting import until
@@ -470,24 +471,12 @@ def test_a_relay_that_an_alarm_blocks_is_a_problem(run: Run, path: Path, fake: F
     assert "rabbitmq-diagnostics alarms" in row["remedy"]
 
 
-def test_a_connected_relay_that_can_record_nothing_is_a_problem(path: Path) -> None:
-    shown = {"link": "connected", "reason": "disk full: no space", "since": 0.0, "at": 0.0}
-    status = replace(Outbox(path).status(), relay=17)
-    found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
-    assert found[-1].level is Level.PROBLEM
-    assert found[-1].found == "the relay is connected, but disk full: no space (for 1 min 0 s)"
-    assert found[-1].remedy
-
-
 def test_a_relay_that_hangs_is_a_problem_and_its_connection_is_not_vouched_for(path: Path) -> None:
     now = time.time() + 60
     shown = {"pid": 17, "link": "connected", "reason": "", "since": now - 90, "at": now - 59.5}
     status = replace(Outbox(path).status(), relay=17)
     (row,) = (f for f in of_outbox(status, GOOD, now, shown) if f.check == "relay")
-    assert (row.level, row.found) == (
-        Level.PROBLEM,
-        "process 17 hangs: no sign of life for 59 s",
-    )
+    assert (row.level, row.found) == (Level.PROBLEM, "process 17 hangs: no sign of life for 59 s")
     assert "py-spy dump --pid 17" in row.remedy
     found = of_outbox(status, GOOD, now, {**shown, "at": now - 29})
     assert [f.level for f in found if f.check == "relay"] == [Level.OK, Level.OK]
@@ -503,27 +492,13 @@ def test_a_forged_status_is_a_finding(run: Run, path: Path) -> None:
     relay_lock.release()
 
 
-def test_a_relay_that_shows_no_status_is_a_warning(path: Path) -> None:
-    status = replace(Outbox(path).status(), relay=17)
-    (row,) = (f for f in of_outbox(status, GOOD, 0.0, {}) if f.check == "relay")
-    assert (row.level, row.found) == (Level.WARNING, "process 17, which shows no status")
-
-
-def test_a_first_attempt_without_an_answer_is_a_problem_in_time(path: Path) -> None:
-    shown = {"link": "disconnected", "reason": "", "since": 0.0, "at": 0.0, "trying": "host:5672"}
-    status = replace(Outbox(path).status(), relay=17)
-    found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
-    assert found[-1].level is Level.PROBLEM
-    assert found[-1].found.endswith("for 1 min 0 s: host:5672 has not answered its first attempt")
-
-
 def test_a_disk_that_nothing_can_be_written_to_is_a_problem(
     run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/lib/orders")
-
-    monkeypatch.setattr("reliablepub.outbox.sqlite.environment.TemporaryFile", refuse)
+    monkeypatch.setattr(
+        "reliablepub.outbox.sqlite.environment.TemporaryFile",
+        Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/lib/orders")),
+    )
     result = run("--json")
     assert result.exit_code == 4
     rows = {row["check"]: row for row in json.loads(result.stdout)}
@@ -532,11 +507,28 @@ def test_a_disk_that_nothing_can_be_written_to_is_a_problem(
     assert rows["backlog"]["found"].startswith("4 messages open")
 
 
-def test_a_relay_that_has_just_started_is_a_warning(path: Path) -> None:
-    shown = {"link": "disconnected", "reason": "", "since": 59.0, "at": 59.0}
-    status = replace(Outbox(path).status(), relay=17)
-    found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
-    assert (found[-1].level, found[-1].found) == (
+UNANSWERED = "host:5672 has not answered its first attempt"
+SHOWN: dict[str, tuple[dict[str, Any], Level]] = {
+    "process 17, which shows no status": ({}, Level.WARNING),
+    "the relay is connected, but disk full: no space (for 1 min 0 s)": (
+        {"link": "connected", "reason": "disk full: no space", "since": 0.0, "at": 0.0},
+        Level.PROBLEM,
+    ),
+    f"the relay has not been connected for 1 min 0 s: {UNANSWERED}": (
+        {"link": "disconnected", "reason": "", "since": 0.0, "at": 0.0, "trying": "host:5672"},
+        Level.PROBLEM,
+    ),
+    "the relay has not been connected yet, for 1 s": (
+        {"link": "disconnected", "reason": "", "since": 59.0, "at": 59.0},
         Level.WARNING,
-        "the relay has not been connected yet, for 1 s",
-    )
+    ),
+}
+
+
+@pytest.mark.parametrize("found", SHOWN)
+def test_what_a_relay_shows_of_itself_is_judged(path: Path, found: str) -> None:
+    shown, level = SHOWN[found]
+    status = replace(Outbox(path).status(), relay=17)
+    *process, row = (f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay")
+    assert (row.level, row.found, bool(row.remedy)) == (level, found, True)
+    assert len(process) == bool(shown)

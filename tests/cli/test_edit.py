@@ -12,6 +12,7 @@ from reliablepub import Message, Outbox, OutboxKeys, Publisher
 from reliablepub.cli import main
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.stores import DURABLE, outbox_of
 from tests.waiting import until
 
@@ -131,8 +132,7 @@ def test_an_encrypted_message_stays_encrypted_and_so_does_its_original(
         key_of = {"new": "6b" * 32, "old": "6f" * 32}
         path.write_text("".join(f"{name} {key_of[name]}\n" for name in names))
         path.chmod(0o600)
-    with Outbox(where, keys=OLD_KEYS) as outbox:
-        outbox.enqueue(SENT)
+    fill(where, SENT, keys=OLD_KEYS)
     assert "key was not given" in run(where, "edit", "m", "--set", "type=t", code=4)
     run(where, "edit", "m", "--set", "type=secret", "--outbox-keys", old_keys)
     for original in ((), ("--original",)):

@@ -249,8 +249,7 @@ def test_the_key_of_a_certificate_is_a_secret_too(path: Path, tmp_path: Path) ->
     to = ("--url", "amqps://localhost:1/", "--tls-certificate", both)
     for mode, is_exposed in ((0o644, True), (0o600, False)):
         both.chmod(mode)
-        said = relay(path, *to)[1]
-        assert (f"can read or replace {both}" in said) is is_exposed
+        assert (f"can read or replace {both}" in relay(path, *to)[1]) is is_exposed
 
 
 def test_a_file_that_is_not_there_is_no_secret(tmp_path: Path) -> None:

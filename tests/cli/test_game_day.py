@@ -194,8 +194,7 @@ def test_a_message_is_late(night: Night) -> None:
     night.enqueue(Message(b"", routing_key="invoices", expires_in_s=0.001))
     night.run("reliablepub relay --drain")
     (summary,) = commands_in(night.doctor("given up"))
-    advice = row_of(night.run(summary))
-    assert "`retry`, which removes the deadline" in advice
+    assert "`retry`, which removes the deadline" in row_of(night.run(summary))
     night.run("reliablepub outbox retry --state expired")
     night.cli.relay()
     night.come()

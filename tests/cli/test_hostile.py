@@ -23,7 +23,8 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Run, fill
+from tests.asking import fill
+from tests.cli.conftest import Run
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\x9b1m\r\n\u202eevil\u2028"
 NOTE = EVIL.replace("\x00", "")

@@ -17,7 +17,8 @@ from reliablepub.cli import loglines
 from reliablepub.cli.output import print_note
 from reliablepub.relay.status import described
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, fill, line_of
+from tests.asking import fill
+from tests.cli.conftest import NOBODY, Cli, line_of
 
 EVERY_LINE = {"time", "level", "logger", "text", "event"}
 
@@ -54,8 +55,7 @@ def test_a_stopped_relay_has_said_each_thing_once(cli: Cli, fake: FakeBroker) ->
     relay = cli.begin("relay", "--outbox", "o.db", "--log-format", "json")
     (first,) = lines(line_of(relay))
     assert (first["event"], first["level"]) == ("disconnected", "WARNING")
-    ended = cli.stop(relay)
-    assert [line["event"] for line in lines(ended.err)] == []
+    assert [line["event"] for line in lines(cli.stop(relay).err)] == []
 
 
 @pytest.mark.parametrize(

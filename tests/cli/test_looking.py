@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +18,8 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.status_file import write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.cli.conftest import Run, fill, ids, parsed, refused
+from tests.asking import fill
+from tests.cli.conftest import Run, ids, parsed, refused
 from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
 from tests.outcomes import RETURNED
@@ -111,8 +113,7 @@ def test_a_message_is_shown_with_everything_in_it(run: Run, relay: SqliteStore) 
 
 
 def test_a_body_that_is_no_text_is_shown_in_hexadecimal(run: Run, relay: SqliteStore) -> None:
-    lines = run("show", 3).stdout.splitlines()
-    assert lines[-1] == "00000010  00 01" + " " * 42 + "  .."
+    assert run("show", 3).stdout.splitlines()[-1] == "00000010  00 01" + " " * 42 + "  .."
     assert parsed(run("show", 3, "--json"))["body_base64"] == "AAEAAQABAAEAAQABAAEAAQAB"
 
 
@@ -207,8 +208,7 @@ def test_what_may_have_arrived_is_to_be_looked_for_before_it_is_retried(
         assert "returned: 312 NO_ROUTE; may have arrived" in run(command).stdout
         assert parsed(run(command, "--json"))[0]["may_have_arrived"] is True
     assert "may have arrived  yes\n" in run("show", 1).stdout
-    preview = run("retry", "--state", "parked", "--dry-run").stdout
-    assert "may have arrived" in preview
+    assert "may have arrived" in run("retry", "--state", "parked", "--dry-run").stdout
 
 
 def test_what_no_broker_has_refused_has_another_remedy(run: Run, path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_command_that_is_proposed_can_be_pasted(run: Run, tmp_path: Path) -> N
     fill(path, Message(b""))
     words = run("explain", 1, "--outbox", path).stdout.partition("start one: `")[2]
     assert shlex.split(words.partition("`\n")[0]) == [
-        *("reliablepub", "relay", "--outbox", str(path)),
+        *("reliablepub", "relay", "--outbox", str(path))
     ]
 
 
@@ -324,8 +324,7 @@ def test_a_relay_that_can_store_nothing_does_not_send(run: Run, relay: SqliteSto
 
 
 def test_one_byte_is_one(run: Run, path: Path) -> None:
-    id_ = Outbox(path).enqueue(b"x", routing_key="q")
-    assert "'q'; 1 byte\n" in run("explain", id_).stdout
+    assert "'q'; 1 byte\n" in run("explain", Outbox(path).enqueue(b"x", routing_key="q")).stdout
 
 
 def test_a_folder_and_a_file_of_others_are_no_missing_outbox(
@@ -333,11 +332,7 @@ def test_a_folder_and_a_file_of_others_are_no_missing_outbox(
 ) -> None:
     path.mkdir()
     assert f"Error: {path} is not a regular file" in run("status").stderr
-
-    def forbidden(_: Path, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "stat", forbidden)
+    monkeypatch.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
     refused(
         run("status"),
         "cannot be seen by this user: Permission denied; run this as its owner",

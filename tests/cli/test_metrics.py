@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
-from tests.cli.conftest import Cli, fill, refused
+from tests.asking import fill
+from tests.cli.conftest import Cli, refused
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import fill
+from tests.asking import fill
 from tests.cli.trouble import make_trouble
 from tests.docs.documents import ROOT, blocks
 

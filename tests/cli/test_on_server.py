@@ -31,7 +31,8 @@ from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import Run, fill, refused
+from tests.asking import fill
+from tests.cli.conftest import Run, refused
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
@@ -310,8 +311,7 @@ def test_a_reader_who_sees_no_properties_is_told_of_an_unknown_name(
     as_role: Callable[[str], str], postgres_outbox: str, run: Run
 ) -> None:
     fill(postgres_outbox, Message(b"x", correlation_id="task"))
-    told = run("outbox", "explain", "task", "--outbox", as_role("reader"), code=2).stderr
-    assert "task" in told
+    assert "task" in run("outbox", "explain", "task", "--outbox", as_role("reader"), code=2).stderr
     run("outbox", "explain", "task", "--outbox", postgres_outbox)
 
 

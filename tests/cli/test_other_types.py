@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
-from tests.cli.conftest import fill
+from tests.asking import fill
 from tests.sqlite import sql
 
 TABLES = {

@@ -6,8 +6,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from reliablepub import Outbox
+from reliablepub import Message
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.cli.conftest import Cli, line_of
 from tests.postgres import PostgresServer
 
@@ -17,8 +18,7 @@ pytestmark = pytest.mark.postgres
 def test_a_relay_that_starts_waits_for_its_database(
     cli: Cli, fake: FakeBroker, postgres_server: PostgresServer, postgres_outbox: str
 ) -> None:
-    with Outbox(postgres_outbox) as outbox:
-        outbox.enqueue(b"x", exchange="flights", routing_key="flight.AA")
+    fill(postgres_outbox, Message(b"x", exchange="flights", routing_key="flight.AA"))
     postgres_server.stop()
     relay = cli.begin("relay", "--outbox", postgres_outbox, "--health-port", "0")
     url = line_of(relay).partition(" ")[2].partition("/live")[0]

@@ -3,7 +3,8 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,8 @@ from reliablepub import Message, Publisher, RetryPolicy, Unroutable
 from reliablepub.errors import OutboxDiskFull
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Run, fill, parsed, refused
+from tests.asking import fill
+from tests.cli.conftest import Run, parsed, refused
 from tests.sqlite import sql
 
 EVERY_COMMAND = [
@@ -135,12 +137,9 @@ def test_a_file_that_is_no_outbox_is_not_rescued(run: Run, tmp_path: Path) -> No
 def test_a_copy_that_is_not_complete_is_not_taken_for_one(
     run: Run, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
-    def fail(*_: object) -> NoReturn:
-        raise error
-
     new = tmp_path / "new.db"
     with monkeypatch.context() as patched:
-        patched.setattr("reliablepub.outbox.sqlite.salvage._copy_sources", fail)
+        patched.setattr("reliablepub.outbox.sqlite.salvage._copy_sources", Mock(side_effect=error))
         result = run("salvage", outbox, new)
     assert result.exit_code == (3 if error is KeyboardInterrupt else 4)
     assert f"{new} is incomplete: delete it, and try again\n" in result.stderr

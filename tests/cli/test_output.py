@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -75,12 +76,8 @@ def test_a_planted_part_is_not_written_to(tmp_path: Path) -> None:
 @pytest.fixture(params=[True, False], ids=["with links", "without links"])
 def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """File systems with hard links, and without."""
-
-    def link(*_: object, **__: object) -> None:
-        raise OSError(errno.EPERM, "no hard links")
-
     if not request.param:
-        monkeypatch.setattr(os, "link", link)
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links")))
 
 
 @pytest.mark.usefixtures("links")

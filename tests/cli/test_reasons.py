@@ -12,6 +12,7 @@ from tenacity import stop_after_delay, wait_fixed
 from reliablepub import Breaker, Message, Outbox, Publisher, Retries, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.stores import DURABLE, outbox_of
 from tests.waiting import until
 
@@ -34,8 +35,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         with Publisher(broker.url, **options) as publisher:
             publisher.publish(b"x", exchange="missing")
             until(lambda: bool(publisher.status.paused))
-    with Outbox(where) as outbox:
-        outbox.enqueue(Message(b"x", routing_key="later"))
+    fill(where, Message(b"x", routing_key="later"))
     return where
 
 
@@ -60,9 +60,7 @@ def test_the_largest_group_comes_first(where: str) -> None:
     assert found(where)[:2] == [orders, gone]
     assert set(found(where)[2:]) == {missing, later}
     assert found(where, "--exchange", "orders", "--state", "parked") == [orders]
-    assert found(where, "--state", "confirmed") == [
-        (1, "confirmed", "", "q", False, None, None),
-    ]
+    assert found(where, "--state", "confirmed") == [(1, "confirmed", "", "q", False, None, None)]
     assert len(found(where, "--limit", "1")) == 1
 
 

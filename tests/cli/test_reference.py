@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import fill
+from tests.asking import fill
 from tests.cli.exit_codes import assert_documented
 from tests.cli.trouble import make_trouble
 from tests.docs.documents import PLACEHOLDER, ROOT, blocks

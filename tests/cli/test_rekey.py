@@ -12,7 +12,8 @@ from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.cli import main
 from reliablepub.outbox.rows import checksum_of
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Run, fill, refused
+from tests.asking import fill
+from tests.cli.conftest import Run, refused
 
 OLD, NEW = bytes(32), bytes([1] * 32)
 

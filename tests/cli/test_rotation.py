@@ -5,7 +5,8 @@ from pathlib import Path
 
 from reliablepub import Message
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli, fill
+from tests.asking import fill
+from tests.cli.conftest import Cli
 from tests.waiting import until
 
 USER = "orders"

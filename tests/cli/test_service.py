@@ -30,7 +30,8 @@ from reliablepub.outbox.database import Session
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.status import Status
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import NOBODY, Cli, fill, line_of, lines_of
+from tests.asking import fill
+from tests.cli.conftest import NOBODY, Cli, line_of, lines_of
 from tests.waiting import until
 
 
@@ -354,7 +355,7 @@ def test_a_standby_waits_while_the_outbox_cannot_be_reached(rig: Rig) -> None:
     rig.fails = fail
     told = rig.live(life(), is_standby=True).splitlines()[:4]
     assert [line.partition("standing by: ")[2] for line in told[:3]] == [
-        *("another relay owns the outbox", "the server is away", "locked"),
+        *("another relay owns the outbox", "the server is away", "locked")
     ]
     assert told[3] == "this relay has taken over the outbox"
 

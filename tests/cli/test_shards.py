@@ -13,6 +13,7 @@ import pytest
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.cli.conftest import Cli, line_of, refused
 from tests.cli.test_standby import until
 from tests.waiting import until as wait_until
@@ -161,9 +162,7 @@ def test_publish_refuses_a_file(cli: Cli, where: str) -> None:
 def test_draining_one_shard_is_not_draining_the_outbox(
     cli: Cli, fake: FakeBroker, where: str
 ) -> None:
-    with Outbox(where) as outbox:
-        for message in keyed(0, 40):
-            outbox.enqueue(message)
+    fill(where, *(message for message in keyed(0, 40)))
     command = ("relay", "--drain", "--outbox", where, "--json")
     one = cli(*command)
     left = 40 - len(fake.messages("all"))
@@ -179,9 +178,7 @@ def test_draining_one_shard_is_not_draining_the_outbox(
     assert _arrived(fake) == 40
 
     tomorrow = datetime.now(UTC) + timedelta(days=1)
-    with Outbox(where) as outbox:
-        for message in keyed(0, KEYS):
-            outbox.enqueue(replace(message, not_before=tomorrow))
+    fill(where, *(replace(message, not_before=tomorrow) for message in keyed(0, KEYS)))
     waiting = cli(*command)
     assert (waiting.code, waiting.json["open"]) == (0, KEYS), waiting.err
 

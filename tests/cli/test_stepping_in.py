@@ -15,7 +15,8 @@ from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
-from tests.cli.conftest import Run, fill, refused, state_of
+from tests.asking import fill
+from tests.cli.conftest import Run, refused, state_of
 from tests.cli.test_app import json_keys
 from tests.waiting import until
 
@@ -42,8 +43,7 @@ def test_a_discarded_message_is_remembered(run: Run, relay: SqliteStore) -> None
 
 
 def test_a_rerouted_message_has_its_new_address(run: Run, relay: SqliteStore) -> None:
-    result = run("reroute", 3, "--to-exchange", "orders")
-    assert result.stdout == "1 message rerouted\n"
+    assert run("reroute", 3, "--to-exchange", "orders").stdout == "1 message rerouted\n"
     shown = json.loads(run("show", 3, "--json").stdout)
     assert (shown["exchange"], shown["routing_key"], shown["problem"]) == ("orders", "key.3", None)
     assert "rerouted from exchange 'missing'" in run("explain", 3).stdout
@@ -181,8 +181,7 @@ def test_what_a_queue_may_have_is_named_before_it_is_discarded(
     run: Run, relay: SqliteStore, dry: tuple[str, ...]
 ) -> None:
     """Message 5 was nacked."""
-    result = run("discard", 3, 5, *dry)
-    assert "a queue may still have message 5" in result.stderr
+    assert "a queue may still have message 5" in run("discard", 3, 5, *dry).stderr
     assert json.loads(run("discard", 4, *dry, "--json").stdout)["possibly_persisted"] == []
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.progress import Progress
@@ -13,7 +14,8 @@ from rich.progress import Progress
 from reliablepub import Message
 from reliablepub.cli.progress import Bar
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import ROOT, fill
+from tests.asking import fill
+from tests.cli.conftest import ROOT
 
 _PLAIN = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
 _LATIN = "schlüssel"
@@ -101,11 +103,10 @@ def test_a_terminal_that_is_closed_ends_no_publisher(path: Path) -> None:
 def test_a_terminal_that_is_closed_as_the_bars_begin_ends_no_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def gone(_progress: Progress) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(Progress, "start", gone)
+    monkeypatch.setattr(
+        Progress, "start", Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    )
     with Bar(2) as bar:
         bar.show("stored", 1)
 
@@ -137,8 +138,7 @@ def test_a_full_disk_for_the_log_ends_no_relay(path: Path, log_format: str) -> N
     with FakeBroker() as broker:
         broker.declare_queue(_LATIN)
         line = f"RUN relay --drain --url {broker.url} --log-format {log_format} 2>/dev/full"
-        ended = shell(line, path)
-        assert ended.returncode == 0
+        assert shell(line, path).returncode == 0
         assert broker.published_count == 3
 
 

@@ -34,9 +34,7 @@ def summary(
     )
     tally.failures = [(RETURNED, failure)] * parked
     counters = Counters(
-        stored=10 + parked_before,
-        confirmed=10 - parked - open_,
-        parked=parked + parked_before,
+        stored=10 + parked_before, confirmed=10 - parked - open_, parked=parked + parked_before
     )
     return Summary(
         source="f",

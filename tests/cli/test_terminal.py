@@ -14,7 +14,8 @@ import pytest
 
 from reliablepub import Message
 from reliablepub.cli.grid import lay_out
-from tests.cli.conftest import ROOT, fill
+from tests.asking import fill
+from tests.cli.conftest import ROOT
 
 WIDTHS = (80, 120)
 NO_ROUTE = "refused: 404 NOT_FOUND - no exchange 'flights.of.the.morning' in vhost '/'"

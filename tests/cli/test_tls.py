@@ -12,8 +12,8 @@ from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.cli.options import tls_context, tls_options
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.certificates import broker_with, signed
-from tests.cli.conftest import fill
 
 
 @pytest.fixture(scope="module")

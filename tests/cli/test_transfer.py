@@ -20,7 +20,8 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.cli.conftest import Cli, fill, refused
+from tests.asking import fill
+from tests.cli.conftest import Cli, refused
 from tests.cli.trouble import make_trouble
 from tests.sqlite import sql
 
@@ -222,8 +223,7 @@ def test_what_was_changed_since_its_export_is_stored_again(tmp_path: Path, chang
     else:
         done = run("rekey", "--accept-plaintext", "--outbox-keys", keys, "--outbox", path)
     assert done.exit_code == 0, done.stderr
-    brought = run("import", "-", "--outbox", path, input=text)
-    assert brought.stdout == "1 message stored\n"
+    assert run("import", "-", "--outbox", path, input=text).stdout == "1 message stored\n"
 
 
 def test_two_imports_of_the_same_lines_at_once_store_them_once(
@@ -357,8 +357,7 @@ def test_no_part_of_a_file_is_left(
 def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> None:
     path = tmp_path / "sealed.db"
     fill(path, Message(b"plain", "orders", "key"))
-    with Outbox(path, keys=OutboxKeys({"one": bytes(32)})) as outbox:
-        outbox.enqueue(Message(b"secret", "orders", "key"))
+    fill(path, Message(b"secret", "orders", "key"), keys=OutboxKeys({"one": bytes(32)}))
     target = tmp_path / "all.ndjson"
     for to in ((), ("--to", target)):
         refused(

@@ -102,9 +102,7 @@ def test_that_it_may_have_arrived_is_told_wherever_a_refusal_is(
 
 @BOTH_ANSWERS
 def test_what_the_policy_says_has_arrived_is_confirmed_and_its_key_goes_on(
-    fake: FakeBroker,
-    open_publisher: Callable[..., Publisher],
-    answer: type[PublishFault],
+    fake: FakeBroker, open_publisher: Callable[..., Publisher], answer: type[PublishFault]
 ) -> None:
     drop_duplicates(fake, answer, 1)
     heard = Heard()
@@ -128,10 +126,7 @@ def test_what_the_policy_says_has_arrived_is_confirmed_and_its_key_goes_on(
 
 @BOTH_ANSWERS
 def test_the_outbox_tells_what_became_of_a_duplicate(
-    fake: FakeBroker,
-    outbox: Where,
-    front_door: FrontDoor,
-    answer: type[PublishFault],
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor, answer: type[PublishFault]
 ) -> None:
     drop_duplicates(fake, answer, 1)
     with front_door(fake.url, outbox=outbox, retry=DEDUPLICATING) as publisher:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tenacity import wait_none
@@ -149,11 +150,7 @@ def test_a_relay_that_fails_is_loud(
     try:
         receipt = publisher.publish(b"x", routing_key="nowhere")
         until(lambda: publisher.status.link is Link.CONNECTED)
-
-        def die(*_: object, **__: object) -> None:
-            raise ZeroDivisionError("a bug\nof ours")
-
-        monkeypatch.setattr(Relay, "turn", die)
+        monkeypatch.setattr(Relay, "turn", Mock(side_effect=ZeroDivisionError("a bug\nof ours")))
         until(lambda: publisher.status.link is Link.FAILED)
         said = "the relay has failed: ZeroDivisionError: a bug of ours"
         assert publisher.status.reason == said

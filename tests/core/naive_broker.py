@@ -423,3 +423,8 @@ class Rig:
         assert not self.waiting
         assert not self.live
         assert len(self.broker.channels) == 1, "no channel is left behind"
+
+
+def refused(rig: Rig) -> list[int]:
+    """The keys of the messages that have ended so."""
+    return [key for key, outcome in rig.settling.items() if outcome.kind is OutcomeKind.REFUSED]

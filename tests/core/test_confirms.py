@@ -147,10 +147,7 @@ def test_each_violation_is_counted_however_often() -> None:
     ack(ledger, 1)
     for _ in range(2):
         return_(ledger, 1)
-    assert ledger.violations == {
-        Violation.RETURN_REPEATED: 3,
-        Violation.RETURN_NOT_OUTSTANDING: 2,
-    }
+    assert ledger.violations == {Violation.RETURN_REPEATED: 3, Violation.RETURN_NOT_OUTSTANDING: 2}
 
 
 def test_a_multiple_below_an_earlier_one_is_a_violation() -> None:

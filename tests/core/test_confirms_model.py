@@ -148,11 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def take_back(self) -> None:
         self.pair.take_back()
 
-    @rule(
-        data=st.data(),
-        verdict=st.sampled_from([CONFIRMED, NACKED]),
-        multiple=st.booleans(),
-    )
+    @rule(data=st.data(), verdict=st.sampled_from([CONFIRMED, NACKED]), multiple=st.booleans())
     def confirm(self, data: st.DataObject, verdict: Outcome, multiple: bool) -> None:  # noqa: FBT001
         tag = data.draw(st.integers(0, self.pair.model.last + 1))
         self.pair.confirm(tag, verdict, multiple=multiple)

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reliablepub._core.decide import (
-    Decision,
-    Discard,
-    Expire,
-    Park,
-    RetryAt,
-    SendAgain,
-    decide,
-)
+from reliablepub._core.decide import Decision, Discard, Expire, Park, RetryAt, SendAgain, decide
 from reliablepub.outcome import OutcomeKind
 
 AGAIN = RetryAt(107.5)
@@ -45,12 +37,7 @@ def test_each_outcome_has_its_decision(
     given_up: Decision = Park() if is_kept else Discard()
     for expires_at, decision in [(None, in_time), (100.1, in_time), (100.0, late), (50.0, late)]:
         found = decide(
-            kind,
-            is_spent=is_spent,
-            is_kept=is_kept,
-            wait_s=7.5,
-            now=100.0,
-            expires_at=expires_at,
+            kind, is_spent=is_spent, is_kept=is_kept, wait_s=7.5, now=100.0, expires_at=expires_at
         )
         assert found == (decision or given_up)
 
@@ -61,10 +48,5 @@ def test_nothing_is_decided_about_others(kind: OutcomeKind, expires_at: float | 
     for is_spent in (True, False):
         with pytest.raises(ValueError, match="nothing to decide about a message that is"):
             decide(
-                kind,
-                is_spent=is_spent,
-                is_kept=True,
-                wait_s=1.0,
-                now=100.0,
-                expires_at=expires_at,
+                kind, is_spent=is_spent, is_kept=True, wait_s=1.0, now=100.0, expires_at=expires_at
             )

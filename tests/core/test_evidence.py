@@ -11,7 +11,7 @@ from reliablepub._core.events import ChannelClosed
 from reliablepub._core.evidence import SEVERAL, Evidence, Suspicion, Verdict, is_soft
 from reliablepub.outcome import Concern, Outcome, OutcomeKind, Persistence
 from tests.acks import singly
-from tests.core.naive_broker import Rig
+from tests.core.naive_broker import Rig, refused
 
 CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
 UNFIT = Outcome(REFUSED, 406, "PRECONDITION_FAILED")
@@ -115,10 +115,6 @@ def rig_of(count: int, *guilty: int, places: int = 1, is_weighed: bool = True) -
     return rig
 
 
-def refused(rig: Rig) -> list[int]:
-    return [key for key, outcome in rig.settling.items() if outcome.kind is REFUSED]
-
-
 @pytest.mark.parametrize("count", [2, 3, 8, 100])
 def test_a_single_unfit_message_among_good_ones_is_refused_at_once(count: int) -> None:
     for guilty in range(count):
@@ -178,8 +174,7 @@ def test_a_broker_that_refuses_every_message_refuses_none_for_good(places: int) 
     for _ in range(3_000):
         assert rig.step()
     assert rig.settling == {}
-    reason = rig.session.refuses_all
-    assert reason == "the broker refuses every message: 406 no"
+    assert rig.session.refuses_all == "the broker refuses every message: 406 no"
     connects, closed = rig.broker.connects, rig.broker.channels_closed
     while rig.broker.connects < connects + 50:
         assert rig.step()

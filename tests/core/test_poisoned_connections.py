@@ -23,7 +23,7 @@ from reliablepub._core.quarantine import ASIDE_MAX_S, ASIDE_S
 from reliablepub._core.session import Session
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.acks import singly
-from tests.core.naive_broker import CONFIRM_TIMEOUT_S, Rig
+from tests.core.naive_broker import CONFIRM_TIMEOUT_S, Rig, refused
 
 CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
 FORCED = ConnectionClose(320, "CONNECTION_FORCED - bye")
@@ -35,10 +35,6 @@ def rig_of(count: int, *guilty: int, kind: str = "fatal", window_max: int = 1_00
     rig.broker.connect()
     rig.submit_many(count, guilty=guilty, kind=kind)
     return rig
-
-
-def refused(rig: Rig) -> list[int]:
-    return [key for key, outcome in rig.settling.items() if outcome.kind is REFUSED]
 
 
 def confirmed(rig: Rig) -> list[int]:

@@ -14,7 +14,7 @@ from reliablepub._core.quarantine import ASIDE_MAX_S, Quarantine
 from reliablepub._core.window import Window
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.acks import singly
-from tests.core.naive_broker import Rig
+from tests.core.naive_broker import Rig, refused
 
 CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
 
@@ -25,10 +25,6 @@ def rig_of(count: int, *guilty: int, window_max: int = 1_000) -> Rig:
     rig.broker.connect()
     rig.submit_many(count, guilty=guilty)
     return rig
-
-
-def refused(rig: Rig) -> list[int]:
-    return [key for key, outcome in rig.settling.items() if outcome.kind is REFUSED]
 
 
 def until_suspected(rig: Rig) -> None:

@@ -86,12 +86,10 @@ def test_behind_a_proxy_the_person_is_named(browse: Open, parked: str) -> None:
     browser = browse(**options)
     assert "has sent no X-User" in browser.client.get("/").text
     headers = {"X-User": "ann", "Host": "outbox.example"}
-    page = browser.client.get("/", headers=headers).text
-    assert ", ann</span>" in page
+    assert ", ann</span>" in browser.client.get("/", headers=headers).text
     headers["X-Form-Token"] = KNOWN.form_token("ann")
     fields = {"verb": "retry", "id": "1", "note": "as agreed"}
     assert browser.client.post("/changes", data=fields, headers=headers).status_code == 200
     forged = headers | {"X-User": "bob"}
     assert browser.client.post("/changes", data=fields, headers=forged).status_code == 403
-    story = browser.client.get("/messages/1", headers=headers).text
-    assert "put back by ann: as agreed" in story
+    assert "put back by ann: as agreed" in browser.client.get("/messages/1", headers=headers).text

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from reliablepub import Message, Outbox, OutboxKeys
+from tests.asking import fill
 from tests.dashboard.conftest import Open
 from tests.sqlite import sql
 
@@ -111,8 +112,7 @@ def test_nothing_of_a_message_becomes_markup(browse: Open, where: str) -> None:
 
 
 def test_what_is_encrypted_stays_closed(browse: Open, where: str) -> None:
-    with Outbox(where, keys=KEYS) as outbox:
-        outbox.enqueue(Message(b"secret body", routing_key="q", headers={"secret": "h"}))
+    fill(where, Message(b"secret body", routing_key="q", headers={"secret": "h"}), keys=KEYS)
     for options in ({}, {"shows_bodies": False}, {"keys": KEYS, "shows_bodies": False}):
         assert "secret" not in browse(**options).get("/messages/1")
     assert "secret body" in browse(keys=KEYS).get("/messages/1")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -16,6 +16,7 @@ from pika.exceptions import ChannelClosedByBroker
 from reliablepub.demo import command as story
 from reliablepub.demo.arrivals import delete, problems_of
 from reliablepub.testing import FakeBroker
+from tests.between import before
 from tests.waiting import until
 
 RECORDS = 2_000
@@ -87,10 +88,7 @@ def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str]
 def test_a_demo_that_is_interrupted_while_it_declares_queues_leaves_none(
     fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BlockingChannel, "queue_bind", interrupted)
+    monkeypatch.setattr(BlockingChannel, "queue_bind", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         story.tell(tmp_path, records=100, url=fake_broker.url, say=lambda _: None)
     assert fake_broker.queues() == ()
@@ -99,13 +97,7 @@ def test_a_demo_that_is_interrupted_while_it_declares_queues_leaves_none(
 def test_a_publisher_that_had_finished_is_not_started_again(
     fake_broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill = story._Demo.kill_at_a_third
-
-    def kill_too_late(demo: story._Demo, publisher: story.Process) -> int:
-        publisher.check()
-        return kill(demo, publisher)
-
-    monkeypatch.setattr(story._Demo, "kill_at_a_third", kill_too_late)
+    before(monkeypatch, story._Demo, "kill_at_a_third", lambda demo, publisher: publisher.check())
     ledger = story.tell(tmp_path, records=100, url=fake_broker.url, say=lambda _: None)
     assert problems_of(ledger) == []
     assert (ledger["stored"], ledger["killed"]) == (100, 0)

@@ -8,13 +8,13 @@ import pytest
 from reliablepub import Message, Outbox
 from reliablepub.demo.command import Process
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 
 
 def test_a_relay_drains_what_is_open(tmp_path: Path, fake_broker: FakeBroker) -> None:
     fake_broker.declare_queue("flights")
     path = tmp_path / "outbox.db"
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"1", routing_key="flights"))
+    fill(path, Message(b"1", routing_key="flights"))
     arguments = ("relay", "--drain", "--outbox", str(path))
     with Process(*arguments, url=fake_broker.url, log=tmp_path / "log") as relay:
         relay.check()

@@ -70,10 +70,7 @@ def _no_tasks_left() -> Iterator[None]:
 @pytest.mark.timeout(300)  # each command starts a process
 @pytest.mark.parametrize("document", RUN_HERE)
 def test_a_document_runs(
-    document: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if needs_postgres(document):
@@ -321,9 +318,7 @@ def test_the_walk_of_a_message_names_what_there_is() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_site_builds_and_has_the_whole_api_and_command_line(
-    tmp_path: Path,
-) -> None:
+def test_the_site_builds_and_has_the_whole_api_and_command_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -343,8 +338,7 @@ def test_the_site_builds_and_has_the_whole_api_and_command_line(
     for module in (reliablepub.testing, import_module("spark_sink")):  # needs pyspark
         shown = set(re.findall(rf'id="{module.__name__}\.(\w+)"', api))
         assert set(module.__all__) - {"faults"} <= shown
-    entries = re.findall(r'<h3 id="([\w.]+)"', api)
-    assert entries[0] == "reliablepub.Publisher"
+    assert re.findall(r'<h3 id="([\w.]+)"', api)[0] == "reliablepub.Publisher"
     text = re.sub(r"<[^>]+>", "", api)
     private = re.findall(r"= _[A-Za-z]\w*|= \(lambda", text)
     assert private == [], "a default that the reader cannot look up"

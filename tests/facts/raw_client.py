@@ -100,17 +100,20 @@ class RawClient:
 
     # ------------------------------------------------------------------ speaking
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> Self:
         """Any bytes."""
         self._socket.sendall(data)
+        return self
 
-    def write_frame(self, kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> None:
+    def write_frame(self, kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> Self:
         """Any frame."""
         self.write(_FRAME.pack(kind, channel, len(payload)) + payload + end)
+        return self
 
-    def send(self, method: Frame, channel: int = 1) -> None:
+    def send(self, method: Frame, channel: int = 1) -> Self:
         """A method."""
         self.write(frame.marshal(method, channel))
+        return self
 
     def call(self, method: Frame, answer: type[F], channel: int = 1) -> F:
         """A method and its answer, which must be the next thing heard."""
@@ -127,7 +130,7 @@ class RawClient:
         mandatory: bool = True,
         immediate: bool = False,
         channel: int = 1,
-    ) -> None:
+    ) -> Self:
         """A whole publish."""
         method = commands.Basic.Publish(
             exchange=exchange, routing_key=routing_key, mandatory=mandatory, immediate=immediate
@@ -137,6 +140,7 @@ class RawClient:
             + frame.marshal(header.ContentHeader(0, len(content), properties), channel)
             + self.encode_body(content, channel)
         )
+        return self
 
     def encode_body(self, content: bytes, channel: int = 1) -> bytes:
         """A body as frames."""
@@ -242,6 +246,12 @@ class RawClient:
                 return lines
             if isinstance(heard, commands.Connection.Close):
                 self.send(commands.Connection.CloseOk(), 0)
+
+    def last_words(self) -> str:
+        """The only thing that is said before the connection ends."""
+        said, end = self.told_to_the_end()
+        assert end == END
+        return said
 
     def told_now(self, channel: int = 1) -> list[str]:
         """What was said up to now on an open channel: an answer shows that nothing is missing."""

@@ -13,8 +13,7 @@ from tests.facts.site import Site
 @pytest.fixture
 def alarmed(site: Site, client: RawClient, queue: str) -> Iterator[RawClient]:
     """A client that has published before the alarm."""
-    client.publish(queue)
-    client.verdicts(1)
+    client.publish(queue).verdicts(1)
     site.block()
     yield client
     site.unblock()
@@ -25,8 +24,7 @@ def test_the_first_publish_is_told_and_withheld(
 ) -> None:
     assert alarmed.told_now() == []  # the alarm alone changes nothing
     alarmed.publish(queue)
-    alarmed.publish("nowhere")
-    assert alarmed.told() == ["connection.blocked low on memory"]
+    assert alarmed.publish("nowhere").told() == ["connection.blocked low on memory"]
     other = connect().opened()
     assert other.drained(queue) == [b"x"]  # the one of before
     site.unblock()
@@ -40,8 +38,7 @@ def test_a_connection_that_opens_during_the_alarm(
 ) -> None:
     other = connect().opened()
     assert other.told_now() == []
-    other.publish(queue)
-    assert other.told() == ["connection.blocked low on memory"]
+    assert other.publish(queue).told() == ["connection.blocked low on memory"]
     site.unblock()
     assert other.told(2) == ["connection.unblocked", "basic.ack 1"]
 
@@ -50,8 +47,7 @@ def test_consumers_go_on(connect: Connect, alarmed: RawClient, queue: str) -> No
     other = connect().opened()
     other.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
     assert other.told(3)[-1] == "body b'x'"
-    other.send(commands.Basic.Ack(1))
-    assert other.told_now() == []
+    assert other.send(commands.Basic.Ack(1)).told_now() == []
 
 
 def test_who_does_not_understand_it_is_not_told(
@@ -66,8 +62,7 @@ def test_who_does_not_understand_it_is_not_told(
 def test_everything_behind_the_withheld_publish_waits_too(
     site: Site, alarmed: RawClient, queue: str
 ) -> None:
-    alarmed.publish(queue)
-    assert alarmed.told() == ["connection.blocked low on memory"]
+    assert alarmed.publish(queue).told() == ["connection.blocked low on memory"]
     alarmed.send(commands.Channel.Open(), 2)
     site.unblock()
     assert alarmed.told() == ["connection.unblocked"]

@@ -157,8 +157,7 @@ def test_a_type_that_does_not_exist_without_a_name(client: RawClient) -> None:
 def test_a_generated_name_is_not_declared_again(client: RawClient) -> None:
     name = client.declare("")
     text = f"ACCESS_REFUSED - queue name '{name}' contains reserved prefix 'amq.*'"
-    line = answer(client, declare(name, {}))
-    assert line == f"channel.close 403 {text} (50, 10)"
+    assert answer(client, declare(name, {})) == f"channel.close 403 {text} (50, 10)"
     client.send(commands.Channel.CloseOk())
     client.open_channel()
     assert answer(client, declare(name, {}, passive=True)) == f"queue.declareok {name} 0 0"

@@ -32,13 +32,11 @@ def told_as_short_string(client: RawClient) -> bytes:
 def test_content_on_a_channel_that_is_not_open(
     client: RawClient, kind: int, payload: bytes
 ) -> None:
-    client.write_frame(kind, 9, payload)
-    assert client.told() == [f"connection.close {NO_METHOD}"]
+    assert client.write_frame(kind, 9, payload).told() == [f"connection.close {NO_METHOD}"]
 
 
 def test_a_publish_on_a_channel_that_is_not_open_is_heard_out(client: RawClient) -> None:
-    client.send(commands.Basic.Publish(routing_key="a"), 9)
-    assert client.told_now() == []
+    assert client.send(commands.Basic.Publish(routing_key="a"), 9).told_now() == []
     client.write_frame(HEADER, 9, EMPTY)
     text = "504 CHANNEL_ERROR - expected 'channel.open' (60, 40)"
     assert client.told() == [f"connection.close {text}"]
@@ -63,11 +61,9 @@ def test_a_close_ok_that_answers_nothing(client: RawClient) -> None:
 
 
 def test_an_open_where_a_close_ok_is_due(client: RawClient) -> None:
-    client.publish("key", exchange="nowhere")
-    client.hear_only(commands.Channel.Close)
-    client.send(commands.Channel.Open())
+    client.publish("key", exchange="nowhere").hear_only(commands.Channel.Close)
     text = "504 CHANNEL_ERROR - second 'channel.open' seen (20, 10)"
-    assert client.told() == [f"connection.close {text}"]
+    assert client.send(commands.Channel.Open()).told() == [f"connection.close {text}"]
 
 
 @pytest.mark.parametrize(
@@ -75,16 +71,15 @@ def test_an_open_where_a_close_ok_is_due(client: RawClient) -> None:
 )
 def test_a_close_where_content_is_due(client: RawClient, method: Frame) -> None:
     client.send(commands.Basic.Publish(routing_key="a"))
-    client.send(method)
-    assert client.told() == [f"connection.close {NO_HEADER} (60, 40)"]
+    assert client.send(method).told() == [f"connection.close {NO_HEADER} (60, 40)"]
 
 
 def test_a_close_ok_inside_a_publish_that_nobody_will_read(client: RawClient) -> None:
-    client.publish("key", exchange="nowhere")
-    client.hear_only(commands.Channel.Close)
+    client.publish("key", exchange="nowhere").hear_only(commands.Channel.Close)
     client.send(commands.Basic.Publish(routing_key="a"))
-    client.send(commands.Channel.CloseOk())
-    assert client.told() == [f"connection.close {NO_HEADER} (60, 40)"]
+    assert client.send(commands.Channel.CloseOk()).told() == [
+        f"connection.close {NO_HEADER} (60, 40)"
+    ]
 
 
 SERVERS: list[tuple[Frame, str]] = [
@@ -103,8 +98,7 @@ def test_content_that_only_a_server_sends(client: RawClient, method: Frame, ids:
 
 def test_a_method_after_content_that_only_a_server_sends(client: RawClient) -> None:
     client.send(SERVERS[2][0])
-    client.send(commands.Basic.Qos())
-    assert client.told() == [f"connection.close {NO_HEADER} (60, 71)"]
+    assert client.send(commands.Basic.Qos()).told() == [f"connection.close {NO_HEADER} (60, 71)"]
 
 
 @pytest.mark.parametrize("class_id", [60, 50])
@@ -141,15 +135,12 @@ def test_malformed_arguments_of_the_connection(client: RawClient) -> None:
 
 
 def test_both_sides_close_the_connection_at_once(client: RawClient) -> None:
-    client.publish("a", immediate=True)
-    client.hear_only(commands.Connection.Close)
+    client.publish("a", immediate=True).hear_only(commands.Connection.Close)
     client.write_frame(METHOD, 0, b"ab")  # whatever else is said is ignored
     client.write_frame(9, 0, b"abc")
     client.send(commands.Channel.Open(), 3)
-    client.send(commands.Connection.Close(200, "", 0, 0), 0)
-    assert client.told() == ["connection.closeok"]
-    client.send(commands.Connection.CloseOk(), 0)
-    assert client.told() == ["the end"]
+    assert client.send(commands.Connection.Close(200, "", 0, 0), 0).told() == ["connection.closeok"]
+    assert client.send(commands.Connection.CloseOk(), 0).told() == ["the end"]
 
 
 def test_a_routing_key_need_not_be_utf_8(client: RawClient) -> None:
@@ -213,5 +204,4 @@ def test_a_publish_on_two_channels_in_turns(connect: Connect) -> None:
     client.call(commands.Basic.Qos(), commands.Basic.QosOk, 2)
     client.write(frame.marshal(header.ContentHeader(0, 1, PERSISTENT), 1))
     client.call(commands.Basic.Qos(), commands.Basic.QosOk, 2)
-    client.write(client.encode_body(b"x"))
-    assert client.told() == ["basic.ack 1"]
+    assert client.write(client.encode_body(b"x")).told() == ["basic.ack 1"]

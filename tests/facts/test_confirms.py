@@ -1,5 +1,6 @@
 """Publisher confirms: which publishes get one, which verdict, and in what form."""
 
+import pytest
 from pamqp import commands
 
 from tests.amqp_probe import unique
@@ -12,54 +13,44 @@ def test_tags_count_from_1_after_confirm_select(connect: Connect, queue: str) ->
     client.publish(queue)
     client.publish(queue)
     client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
-    client.publish(queue)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue).told() == ["basic.ack 1"]
 
 
 def test_a_second_confirm_select_does_not_reset_them(client: RawClient, queue: str) -> None:
-    client.publish(queue)
-    client.verdicts(1)
+    client.publish(queue).verdicts(1)
     client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
-    client.publish(queue)
-    assert client.told() == ["basic.ack 2"]
+    assert client.publish(queue).told() == ["basic.ack 2"]
 
 
 def test_they_restart_on_a_channel_that_is_opened_again(client: RawClient, queue: str) -> None:
-    client.publish(queue)
-    client.verdicts(1)
+    client.publish(queue).verdicts(1)
     client.call(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
     client.open_channel()
-    client.publish(queue)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue).told() == ["basic.ack 1"]
 
 
 def test_each_channel_counts_for_itself(connect: Connect, queue: str) -> None:
     client = connect().opened(channels=2)
-    client.publish(queue, channel=1)
-    assert client.told() == ["basic.ack 1"]
-    client.publish(queue, channel=2)
-    assert client.told() == ["2: basic.ack 1"]
+    assert client.publish(queue, channel=1).told() == ["basic.ack 1"]
+    assert client.publish(queue, channel=2).told() == ["2: basic.ack 1"]
 
 
 def test_confirm_select_may_ask_for_no_answer(client: RawClient, queue: str) -> None:
     client.call(commands.Channel.Open(), commands.Channel.OpenOk, 2)
     client.send(commands.Confirm.Select(nowait=True), 2)
-    client.publish(queue, channel=2)
-    assert client.told() == ["2: basic.ack 1"]
+    assert client.publish(queue, channel=2).told() == ["2: basic.ack 1"]
 
 
 def test_confirms_do_not_become_a_transaction(client: RawClient) -> None:
-    client.send(commands.Tx.Select())
     text = "PRECONDITION_FAILED - cannot switch from confirm to tx mode"
-    assert client.told() == [f"channel.close 406 {text} (90, 10)"]
+    assert client.send(commands.Tx.Select()).told() == [f"channel.close 406 {text} (90, 10)"]
 
 
 def test_nor_a_transaction_confirms(connect: Connect) -> None:
     client = connect().opened(confirm=False)
     client.call(commands.Tx.Select(), commands.Tx.SelectOk)
-    client.send(commands.Confirm.Select())
     text = "PRECONDITION_FAILED - cannot switch from tx to confirm mode"
-    assert client.told() == [f"channel.close 406 {text} (85, 10)"]
+    assert client.send(commands.Confirm.Select()).told() == [f"channel.close 406 {text} (85, 10)"]
 
 
 def test_each_publish_of_many_is_settled_once(client: RawClient, queue: str) -> None:
@@ -110,14 +101,13 @@ def _done(outstanding: set[int]) -> set[int]:
 
 
 def test_an_unroutable_publish_is_acked(client: RawClient) -> None:
-    client.publish("nowhere", mandatory=False)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish("nowhere", mandatory=False).told() == ["basic.ack 1"]
 
 
-def test_a_queue_of_length_0_acks_what_it_drops(client: RawClient) -> None:
-    name = client.declare(unique("queue"), arguments={"x-max-length": 0})
-    client.publish(name)
-    assert client.told() == ["basic.ack 1"]
+@pytest.mark.parametrize("argument", ["x-max-length", "x-message-ttl"])
+def test_what_a_queue_drops_or_expires_at_once_is_acked(client: RawClient, argument: str) -> None:
+    name = client.declare(unique("queue"), arguments={argument: 0})
+    assert client.publish(name).told() == ["basic.ack 1"]
     assert client.drained(name) == []
 
 
@@ -127,13 +117,6 @@ def test_a_full_queue_acks_and_drops_its_head(client: RawClient) -> None:
         client.publish(name, b"%d" % number)
     assert set(client.verdicts(5).values()) == {"ack"}
     assert client.drained(name) == [b"3", b"4"]
-
-
-def test_what_expires_at_once_is_acked(client: RawClient) -> None:
-    name = client.declare(unique("queue"), arguments={"x-message-ttl": 0})
-    client.publish(name)
-    assert client.told() == ["basic.ack 1"]
-    assert client.drained(name) == []
 
 
 def test_a_full_queue_that_rejects_nacks(client: RawClient) -> None:
@@ -154,8 +137,7 @@ def test_one_queue_that_rejects_makes_it_a_nack_and_the_other_keeps_it(client: R
     healthy = client.declare(unique("healthy"))
     client.bind(full, exchange)
     client.bind(healthy, exchange)
-    client.publish("", b"kept", exchange=exchange)
-    assert client.verdicts(1) == {1: "nack"}
+    assert client.publish("", b"kept", exchange=exchange).verdicts(1) == {1: "nack"}
     assert client.drained(healthy) == [b"kept"]
 
 
@@ -185,15 +167,13 @@ def test_what_is_consumed_at_once_is_acked(client: RawClient, queue: str) -> Non
 
 
 def test_an_empty_body_is_a_message_like_any(client: RawClient, queue: str) -> None:
-    client.publish(queue, b"")
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue, b"").told() == ["basic.ack 1"]
     assert client.drained(queue) == [b""]
 
 
 def test_a_body_of_many_frames_arrives_whole(client: RawClient, queue: str) -> None:
     body = bytes(range(256)) * 2048
-    client.publish(queue, body)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue, body).told() == ["basic.ack 1"]
     assert client.drained(queue) == [body]
 
 

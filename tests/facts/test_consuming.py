@@ -29,11 +29,9 @@ def test_a_delivery_and_its_ack(client: RawClient, queue: str) -> None:
     publish(client, queue, b"a")
     consume(client, queue)
     assert client.told(3) == [f"basic.deliver me 1 False  {queue}", "header 1", "body b'a'"]
-    client.send(commands.Basic.Ack(1))
-    assert client.told_now() == []
-    client.send(commands.Basic.Ack(1))
+    assert client.send(commands.Basic.Ack(1)).told_now() == []
     text = "PRECONDITION_FAILED - unknown delivery tag 1"
-    assert client.told() == [f"channel.close 406 {text} (60, 80)"]
+    assert client.send(commands.Basic.Ack(1)).told() == [f"channel.close 406 {text} (60, 80)"]
 
 
 def test_what_was_not_acked_comes_again(client: RawClient, queue: str) -> None:
@@ -55,10 +53,8 @@ def test_get(client: RawClient, queue: str) -> None:
     client.send(commands.Basic.Reject(1, requeue=True))
     client.send(commands.Basic.Get(queue=queue, no_ack=True))
     assert client.told(3)[0] == f"basic.getok 2 True  {queue} 1"
-    client.send(commands.Basic.Get(queue=queue, no_ack=True))
-    client.told(3)
-    client.send(commands.Basic.Get(queue=queue))
-    assert client.told() == ["basic.getempty"]
+    client.send(commands.Basic.Get(queue=queue, no_ack=True)).told(3)
+    assert client.send(commands.Basic.Get(queue=queue)).told() == ["basic.getempty"]
 
 
 def test_a_prefetch(client: RawClient, queue: str) -> None:
@@ -66,8 +62,7 @@ def test_a_prefetch(client: RawClient, queue: str) -> None:
     client.call(commands.Basic.Qos(prefetch_count=2), commands.Basic.QosOk)
     consume(client, queue)
     assert client.told(6)[5] == "body b'b'"
-    client.send(commands.Basic.Ack(2, multiple=True))
-    assert client.told(6)[5] == "body b'd'"
+    assert client.send(commands.Basic.Ack(2, multiple=True)).told(6)[5] == "body b'd'"
     client.send(commands.Basic.Ack(0, multiple=True))  # 0: all of them
     assert client.told(3)[2] == "body b'e'"
 
@@ -82,8 +77,7 @@ def test_a_deleted_queue_cancels_its_consumers(client: RawClient, queue: str) ->
 def test_but_only_where_they_understand_it(connect: Connect, queue: str) -> None:
     client = connect().opened(capabilities=())
     consume(client, queue)
-    client.send(commands.Queue.Delete(queue=queue))
-    assert client.told_now() == ["queue.deleteok 0"]
+    assert client.send(commands.Queue.Delete(queue=queue)).told_now() == ["queue.deleteok 0"]
 
 
 def test_a_consumer_tag_twice(client: RawClient, queue: str) -> None:
@@ -179,8 +173,7 @@ def test_an_ack_of_many_names_one_that_is_outstanding(client: RawClient, queue: 
 def test_what_has_expired_behind_others_is_not_delivered(client: RawClient, queue: str) -> None:
     client.publish(queue, b"first")
     client.publish(queue, b"mortal", properties=Properties(expiration="0"))
-    client.publish(queue, b"last")
-    client.verdicts(3)
+    client.publish(queue, b"last").verdicts(3)
     consume(client, queue, no_ack=True)
     lines = client.told(6)
     assert [lines[2], lines[5]] == ["body b'first'", "body b'last'"]
@@ -206,11 +199,9 @@ def test_dead_letters(client: RawClient, queue: str, reason: str) -> None:
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
     arguments |= DEATHS[reason]
     name = client.declare(unique("source"), arguments=arguments)
-    client.publish(name, b"dead")
-    client.verdicts(1)
+    client.publish(name, b"dead").verdicts(1)
     if reason == "rejected":
-        client.send(commands.Basic.Get(queue=name))
-        client.told(3)
+        client.send(commands.Basic.Get(queue=name)).told(3)
         client.send(commands.Basic.Reject(1, requeue=False))
     consume(client, queue)
     client.hear_only(commands.Basic.Deliver)
@@ -234,10 +225,8 @@ def test_what_expires_while_it_is_delivered_is_dead_when_it_comes_back(
     name = client.declare(unique("source"), arguments=arguments)
     consume(client, queue, no_ack=True)
     client.open_channel(2)
-    client.publish(name)
-    client.verdicts(1)
-    client.send(commands.Basic.Get(queue=name), 2)
-    assert client.told(3)[0].startswith("2: basic.getok")
+    client.publish(name).verdicts(1)
+    assert client.send(commands.Basic.Get(queue=name), 2).told(3)[0].startswith("2: basic.getok")
     time.sleep(1.2)
     if is_lost:
         client.send(commands.Channel.Close(200, "", 0, 0), 2)
@@ -252,11 +241,9 @@ def test_dead_letters_go_to_their_copies_too(client: RawClient, queue: str) -> N
     blind = client.declare(unique("blind"))
     name = client.declare(unique("source"), arguments={"x-dead-letter-exchange": ""})
     headers: dict[str, Any] = {"CC": [queue, 7], "BCC": [blind]}
-    client.publish(name, properties=Properties(headers=headers))
-    client.verdicts(1)
+    client.publish(name, properties=Properties(headers=headers)).verdicts(1)
     assert [client.drained(one) for one in (queue, blind)] == [[b"x"], [b"x"]]
-    client.send(commands.Basic.Get(queue=name))
-    client.told(3)
+    client.send(commands.Basic.Get(queue=name)).told(3)
     client.send(commands.Basic.Reject(3, requeue=False))
     for one in (queue, blind):
         consume(client, one, one)
@@ -325,8 +312,7 @@ def test_a_get_does_not_count_against_the_prefetch_of_the_channel(
 ) -> None:
     publish(client, queue, b"a", b"b")
     client.call(commands.Basic.Qos(prefetch_count=1, global_=True), commands.Basic.QosOk)
-    client.send(commands.Basic.Get(queue=queue))
-    client.told(3)
+    client.send(commands.Basic.Get(queue=queue)).told(3)
     consume(client, queue)
     assert bodies(client.told(3)) == ["b'b'"]
 
@@ -334,8 +320,7 @@ def test_a_get_does_not_count_against_the_prefetch_of_the_channel(
 def test_what_comes_back_counts_against_the_length(client: RawClient) -> None:
     name = client.declare(unique("queue"), arguments={"x-max-length": 1})
     publish(client, name, b"a")
-    client.send(commands.Basic.Get(queue=name))
-    client.told(3)
+    client.send(commands.Basic.Get(queue=name)).told(3)
     publish(client, name, b"b")
     client.send(commands.Basic.Nack(1, requeue=True))
     assert client.drained(name) == [b"b"]  # the head, which has come back, is dropped
@@ -357,6 +342,5 @@ def test_deliveries_are_settled_one_consumer_after_the_other(client: RawClient, 
 
 
 def test_a_last_queue_that_is_direct_reply_to(client: RawClient) -> None:
-    client.send(commands.Queue.Declare(queue="amq.rabbitmq.reply-to"))
-    client.told()
+    client.send(commands.Queue.Declare(queue="amq.rabbitmq.reply-to")).told()
     consume(client, "", no_ack=True)

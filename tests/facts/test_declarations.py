@@ -26,8 +26,7 @@ def declare(client: RawClient, name: str, arguments: dict[str, Any], **flags: bo
 
 
 def test_a_second_declaration_counts_what_is_there(client: RawClient, queue: str) -> None:
-    client.publish(queue)
-    client.verdicts(1)
+    client.publish(queue).verdicts(1)
     assert declare(client, queue, {}) == [f"queue.declareok {queue} 1 0"]
 
 
@@ -219,14 +218,12 @@ def test_an_exchange_is_declared_as_something_else(client: RawClient) -> None:
 def test_a_name_by_the_server(client: RawClient) -> None:
     name = client.declare("", durable=False, exclusive=True)
     assert name.startswith("amq.gen-")
-    client.publish(name)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(name).told() == ["basic.ack 1"]
     assert client.drained("") == [b"x"]  # the last one that was declared here
 
 
 def test_if_empty_and_if_unused(client: RawClient, queue: str) -> None:
-    client.publish(queue)
-    client.verdicts(1)
+    client.publish(queue).verdicts(1)
     client.send(commands.Queue.Delete(queue=queue, if_empty=True))
     text = f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' not empty"
     assert client.told() == [f"channel.close 406 {text} (50, 40)"]
@@ -263,19 +260,15 @@ def test_purge_and_delete_count(client: RawClient, queue: str) -> None:
     for _ in range(3):
         client.publish(queue)
     client.verdicts(3)
-    client.send(commands.Queue.Purge(queue=queue))
-    assert client.told() == ["queue.purgeok 3"]
-    client.publish(queue)
-    assert client.told() == ["basic.ack 4"]
-    client.send(commands.Queue.Delete(queue=queue))
-    assert client.told() == ["queue.deleteok 1"]
+    assert client.send(commands.Queue.Purge(queue=queue)).told() == ["queue.purgeok 3"]
+    assert client.publish(queue).told() == ["basic.ack 4"]
+    assert client.send(commands.Queue.Delete(queue=queue)).told() == ["queue.deleteok 1"]
 
 
 def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: RawClient) -> None:
     other = connect().opened()
     name = other.declare(unique("exclusive"), durable=False, exclusive=True)
-    other.send(commands.Connection.Close(200, "", 0, 0), 0)
-    other.hear_only(commands.Connection.CloseOk)
+    other.send(commands.Connection.Close(200, "", 0, 0), 0).hear_only(commands.Connection.CloseOk)
     client.send(commands.Queue.Declare(queue=name, passive=True))
     assert client.told()[0].startswith("channel.close 404")
 
@@ -285,12 +278,12 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding(client: RawClient, q
     client.bind(queue, name)
     method = commands.Queue.Unbind(queue=queue, exchange=name, routing_key="")
     client.call(method, commands.Queue.UnbindOk)
-    client.publish("key", exchange=name)
-    assert client.told()[0].startswith("channel.close 404")
+    assert client.publish("key", exchange=name).told()[0].startswith("channel.close 404")
 
 
 def test_an_unknown_x_match(client: RawClient, queue: str) -> None:
     method = commands.Queue.Bind(queue=queue, exchange="amq.headers", arguments={"x-match": "some"})
-    client.send(method)
     text = 'Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x'
-    assert client.told() == [f"channel.close 406 PRECONDITION_FAILED - {text} (50, 20)"]
+    assert client.send(method).told() == [
+        f"channel.close 406 PRECONDITION_FAILED - {text} (50, 20)"
+    ]

@@ -42,8 +42,7 @@ def is_ended(client: RawClient) -> bool:
 
 def test_the_socket(site: Site, client: RawClient) -> None:
     """The socket after the client's connection.close."""
-    client.send(commands.Connection.Close(200, "", 0, 0), 0)
-    client.hear_only(commands.Connection.CloseOk)
+    client.send(commands.Connection.Close(200, "", 0, 0), 0).hear_only(commands.Connection.CloseOk)
     assert is_ended(client) == site.is_fake
 
 
@@ -119,8 +118,7 @@ def test_expiry(site: Site, client: RawClient) -> None:
     """An expired message that overtook one with a longer TTL, by its priority."""
     name = client.declare(unique("queue"), arguments={"x-max-priority": 5})
     client.publish(name, b"first", properties=Properties(expiration="100000"))
-    client.publish(name, b"mortal", properties=Properties(expiration="1", priority=5))
-    client.verdicts(2)
+    client.publish(name, b"mortal", properties=Properties(expiration="1", priority=5)).verdicts(2)
     time.sleep(0.1)
     assert client.drained(name) == ([b"first"] if site.is_fake else [b"mortal", b"first"])
 
@@ -130,10 +128,8 @@ def test_consumers(site: Site, client: RawClient) -> None:
     """Consumers of a quorum queue."""
     arguments = {"x-queue-type": "quorum"}
     name = client.declare(unique("queue"), arguments=arguments)
-    client.publish(name)
-    client.verdicts(1)
-    client.send(commands.Basic.Get(queue=name))
-    client.told(3)
+    client.publish(name).verdicts(1)
+    client.send(commands.Basic.Get(queue=name)).told(3)
     client.send(commands.Queue.Declare(queue=name, passive=True))
     assert client.told() == [f"queue.declareok {name} 0 {0 if site.is_fake else 1}"]
 

@@ -25,8 +25,7 @@ def consume(client: RawClient, tag: str = "me", **options: Any) -> list[str]:
 
 def name_of(client: RawClient, queue: str) -> str:
     """The name generated for the client's consumer, as a server that gets a request sees it."""
-    client.publish(queue, properties=REQUEST)
-    client.hear_only(commands.Basic.Ack)
+    client.publish(queue, properties=REQUEST).hear_only(commands.Basic.Ack)
     client.call(commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetOk)
     properties = client.hear()[1].properties
     client.hear()
@@ -86,8 +85,9 @@ def test_a_mandatory_reply_arrives_and_is_returned(
 
 def test_a_reply_by_a_copy(client: RawClient, name: str, queue: str, connect: Connect) -> None:
     server = connect().opened()
-    server.publish(queue, properties=Properties(headers={"CC": [name]}))
-    assert server.told() == ["basic.ack 1"]
+    assert server.publish(queue, properties=Properties(headers={"CC": [name]})).told() == [
+        "basic.ack 1"
+    ]
     assert client.told(3)[0] == f"basic.deliver me 2 False  {queue}"
 
 
@@ -95,15 +95,13 @@ def test_a_reply_through_another_exchange_is_not_one(
     client: RawClient, name: str, connect: Connect
 ) -> None:
     server = connect().opened()
-    server.publish(name, exchange="amq.direct", mandatory=False)
-    assert server.told() == ["basic.ack 1"]
+    assert server.publish(name, exchange="amq.direct", mandatory=False).told() == ["basic.ack 1"]
     assert client.told_now() == []
 
 
 @pytest.mark.parametrize("suffix", [".x", ".x..", ".x.y.z", "x", ".", ""])
 def test_a_reply_to_no_consumer(client: RawClient, suffix: str) -> None:
-    client.publish(REPLY_TO + suffix, mandatory=False)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(REPLY_TO + suffix, mandatory=False).told() == ["basic.ack 1"]
 
 
 @pytest.mark.parametrize("suffix", [".x.y", ".eA==.eA==", ".x..y"])
@@ -116,9 +114,7 @@ def test_a_reply_to_a_name_of_two_parts_that_was_not_generated(
 
 def test_a_reply_after_the_cancel(client: RawClient, name: str, connect: Connect) -> None:
     client.call(commands.Basic.Cancel("me"), commands.Basic.CancelOk)
-    server = connect().opened()
-    server.publish(name, mandatory=False)
-    assert server.told() == ["basic.ack 1"]
+    assert connect().opened().publish(name, mandatory=False).told() == ["basic.ack 1"]
     assert client.told_now() == []
 
 
@@ -221,14 +217,12 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_no_queue(client: RawClient, method: str) -> None:
     said, ids = METHODS[method]
-    client.send(said)
     text = f"NOT_FOUND - no queue '{REPLY_TO}' in vhost '/'"
-    assert client.told() == [f"channel.close 404 {text} {ids}"]
+    assert client.send(said).told() == [f"channel.close 404 {text} {ids}"]
 
 
 def test_a_delete(client: RawClient) -> None:
-    client.send(commands.Queue.Delete(queue=REPLY_TO))
-    assert client.told() == ["queue.deleteok 0"]
+    assert client.send(commands.Queue.Delete(queue=REPLY_TO)).told() == ["queue.deleteok 0"]
 
 
 def test_no_permission_is_needed(site: Site, connect: Connect) -> None:

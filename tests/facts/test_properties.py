@@ -46,10 +46,8 @@ def echoed(client: RawClient, queue: str, payload: bytes, body: bytes = b"") -> 
     """The payload of the content header as it comes out of a queue."""
     client.send(commands.Basic.Publish(routing_key=queue))
     client.write_frame(2, 1, payload)
-    client.write(client.encode_body(body))
-    assert client.told() == ["basic.ack 1"]
-    client.send(commands.Basic.Get(queue=queue, no_ack=True))
-    client.hear_only(commands.Basic.GetOk)
+    assert client.write(client.encode_body(body)).told() == ["basic.ack 1"]
+    client.send(commands.Basic.Get(queue=queue, no_ack=True)).hear_only(commands.Basic.GetOk)
     return client.hear_bytes()[7:-1]
 
 

@@ -132,10 +132,9 @@ def test_arguments_that_it_has(client: RawClient, arguments: dict[str, Any]) -> 
 
 def test_a_classic_queue_is_not_a_quorum_queue(client: RawClient, queue: str) -> None:
     method = commands.Queue.Declare(queue=queue, durable=True, arguments=dict(QUORUM))
-    client.send(method)
     said = "received the value 'quorum' of type 'longstr' but current is none"
     where = f"inequivalent arg 'x-queue-type' for queue '{queue}' in vhost '/'"
-    assert client.told() == [refused(f"{where}: {said}")]
+    assert client.send(method).told() == [refused(f"{where}: {said}")]
 
 
 def test_a_delivery_count_of_get(client: RawClient) -> None:
@@ -154,12 +153,10 @@ def test_a_delivery_count_of_get(client: RawClient) -> None:
 @pytest.mark.usefixtures("of_3_10")
 def test_get_counts_what_expires_behind_its_message(client: RawClient) -> None:
     queue = quorum_queue(client, b"a")
-    client.publish(queue, properties=Properties(expiration="0"))
-    client.verdicts(1)
+    client.publish(queue, properties=Properties(expiration="0")).verdicts(1)
     client.send(commands.Basic.Get(queue=queue))
     assert client.told(3)[0] == f"basic.getok 1 False  {queue} 1"
-    client.send(commands.Basic.Get(queue=queue))
-    assert client.told() == ["basic.getempty"]
+    assert client.send(commands.Basic.Get(queue=queue)).told() == ["basic.getempty"]
 
 
 def wait_for_messages(client: RawClient, queue: str, count: int) -> None:
@@ -228,8 +225,7 @@ def test_dead_letters_at_the_limit(
 
 
 def test_messages_beyond_the_length_are_dropped(client: RawClient) -> None:
-    queue = quorum_queue(client, b"a", b"b", b"c", x_max_length=2)
-    assert client.drained(queue) == [b"b", b"c"]
+    assert client.drained(quorum_queue(client, b"a", b"b", b"c", x_max_length=2)) == [b"b", b"c"]
 
 
 def test_rejections_are_nacks(client: RawClient) -> None:

@@ -44,7 +44,7 @@ class Saying:
     """One thing to say, and how many answers it has."""
 
     text: str
-    say: Callable[[RawClient], None]
+    say: Callable[[RawClient], object]
     answers: int = 1
 
 

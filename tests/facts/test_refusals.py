@@ -18,16 +18,18 @@ PUBLISH = "(60, 40)"
 
 
 def test_a_publish_to_a_missing_exchange(client: RawClient) -> None:
-    client.publish("key", exchange="nowhere")
     text = "NOT_FOUND - no exchange 'nowhere' in vhost '/'"
-    assert client.told() == [f"channel.close 404 {text} {PUBLISH}"]
+    assert client.publish("key", exchange="nowhere").told() == [
+        f"channel.close 404 {text} {PUBLISH}"
+    ]
 
 
 def test_a_publish_to_an_internal_exchange(client: RawClient) -> None:
     exchange = client.declare_exchange(unique("internal"), internal=True)
-    client.publish("key", exchange=exchange)
     text = f"ACCESS_REFUSED - cannot publish to internal exchange '{exchange}' in vhost '/'"
-    assert client.told() == [f"channel.close 403 {text} {PUBLISH}"]
+    assert client.publish("key", exchange=exchange).told() == [
+        f"channel.close 403 {text} {PUBLISH}"
+    ]
 
 
 def test_who_may_not_write(site: Site, connect: Connect, queue: str) -> None:
@@ -35,23 +37,20 @@ def test_who_may_not_write(site: Site, connect: Connect, queue: str) -> None:
     client = connect()
     client.user = client.password = user
     client.opened()
-    client.publish(queue)
     access = "access" if site.version < (4, 0) else "write access"
     text = f"{access} to exchange 'amq.default' in vhost '/' refused for user 'reader'"
-    assert client.told() == [f"channel.close 403 ACCESS_REFUSED - {text} {PUBLISH}"]
+    assert client.publish(queue).told() == [f"channel.close 403 ACCESS_REFUSED - {text} {PUBLISH}"]
 
 
 def test_a_body_above_the_limit(client: RawClient, queue: str) -> None:
-    client.publish(queue, bytes(MAX_MESSAGE_SIZE))
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue, bytes(MAX_MESSAGE_SIZE)).told() == ["basic.ack 1"]
     client.publish(queue, bytes(MAX_MESSAGE_SIZE + 1))
     size = f"{MAX_MESSAGE_SIZE + 1} is larger than configured max size {MAX_MESSAGE_SIZE}"
     text = f"PRECONDITION_FAILED - message size {size}"
     assert client.told() == [f"channel.close 406 {text} {PUBLISH}"]
     client.send(commands.Channel.CloseOk())
     client.open_channel()
-    client.publish(queue)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue).told() == ["basic.ack 1"]
 
 
 PROPERTIES: list[tuple[dict[str, Any], str]] = [
@@ -92,8 +91,7 @@ TAKEN: list[dict[str, Any]] = [
 def test_properties_that_are_taken(
     client: RawClient, queue: str, properties: dict[str, Any]
 ) -> None:
-    client.publish(queue, properties=Properties(**properties))
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue, properties=Properties(**properties)).told() == ["basic.ack 1"]
 
 
 @pytest.mark.parametrize(
@@ -136,13 +134,11 @@ def test_the_other_channels_go_on(connect: Connect, queue: str) -> None:
     client = connect().opened(channels=2)
     client.publish("key", exchange="nowhere", channel=2)
     assert client.told()[0].startswith("2: channel.close 404")
-    client.publish(queue)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue).told() == ["basic.ack 1"]
 
 
 def test_after_close_ok_the_channel_can_be_opened_again(client: RawClient, queue: str) -> None:
-    client.publish("key", exchange="nowhere")
-    client.hear_only(commands.Channel.Close)
+    client.publish("key", exchange="nowhere").hear_only(commands.Channel.Close)
     client.publish(queue)  # ignored: we have not answered yet
     client.send(commands.Channel.CloseOk())
     client.open_channel()
@@ -157,16 +153,14 @@ def test_both_sides_close_a_channel_at_once(client: RawClient, queue: str) -> No
     assert lines[1] == "channel.closeok"
     client.send(commands.Channel.CloseOk())
     client.open_channel()
-    client.publish(queue)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue).told() == ["basic.ack 1"]
 
 
 def test_a_text_is_cut_to_what_a_short_string_holds(client: RawClient) -> None:
     name = "x" * 250
     client.send(commands.Queue.Purge(queue=name))
     text = f"NOT_FOUND - no queue '{name}' in vhost '/'"
-    close = client.hear_only(commands.Channel.Close)
-    assert close.reply_text == text[:252] + "..."
+    assert client.hear_only(commands.Channel.Close).reply_text == text[:252] + "..."
 
 
 @pytest.mark.parametrize("mode", [0, 3])
@@ -292,9 +286,8 @@ NAMES = {
     ("method", "code", "text"), METHODS, ids=lambda one: getattr(one, "name", None)
 )
 def test_methods(client: RawClient, method: Frame, code: int, text: str) -> None:
-    client.send(method)
     ids = f"({method.index >> 16}, {method.index & 0xFFFF})"
-    assert client.told() == [f"channel.close {code} {NAMES[code]} - {text} {ids}"]
+    assert client.send(method).told() == [f"channel.close {code} {NAMES[code]} - {text} {ids}"]
 
 
 FORGIVEN: list[tuple[Frame, str]] = [
@@ -312,8 +305,7 @@ FORGIVEN: list[tuple[Frame, str]] = [
 
 @pytest.mark.parametrize(("method", "line"), FORGIVEN, ids=lambda one: getattr(one, "name", None))
 def test_methods_that_are_forgiven(client: RawClient, method: Frame, line: str) -> None:
-    client.send(method)
-    assert client.told() == [line]
+    assert client.send(method).told() == [line]
 
 
 def test_an_exclusive_queue_is_locked(connect: Connect, client: RawClient) -> None:

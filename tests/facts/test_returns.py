@@ -17,8 +17,7 @@ def returned(exchange: str, key: str) -> list[str]:
 
 
 def test_a_return_comes_before_its_ack(client: RawClient) -> None:
-    client.publish("nowhere")
-    assert client.told(4) == returned("", "nowhere")
+    assert client.publish("nowhere").told(4) == returned("", "nowhere")
 
 
 def test_a_return_with_an_empty_body_has_no_body_frame(client: RawClient) -> None:
@@ -28,22 +27,19 @@ def test_a_return_with_an_empty_body_has_no_body_frame(client: RawClient) -> Non
 
 def test_a_return_outside_confirm_mode(connect: Connect) -> None:
     client = connect().opened(confirm=False)
-    client.publish("nowhere")
-    assert client.told_now() == returned("", "nowhere")[:-1]
+    assert client.publish("nowhere").told_now() == returned("", "nowhere")[:-1]
 
 
 def test_a_return_tells_the_exchange_and_key_it_was_published_with(client: RawClient) -> None:
     exchange = client.declare_exchange(unique("topic"), "topic")
-    client.publish("a.b", exchange=exchange)
-    assert client.told(4) == returned(exchange, "a.b")
+    assert client.publish("a.b", exchange=exchange).told(4) == returned(exchange, "a.b")
 
 
 def test_an_alternate_exchange_that_routes(client: RawClient, queue: str) -> None:
     alternate = client.declare_exchange(unique("alternate"), "fanout")
     client.bind(queue, alternate)
     first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": alternate})
-    client.publish("key", exchange=first)
-    assert client.told() == ROUTED
+    assert client.publish("key", exchange=first).told() == ROUTED
     assert client.drained(queue) == [b"x"]
 
 
@@ -52,29 +48,25 @@ def test_alternate_exchanges_in_a_row(client: RawClient, queue: str) -> None:
     client.bind(queue, last)
     middle = client.declare_exchange(unique("middle"), arguments={"alternate-exchange": last})
     first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": middle})
-    client.publish("key", exchange=first)
-    assert client.told() == ROUTED
+    assert client.publish("key", exchange=first).told() == ROUTED
 
 
 def test_alternate_exchanges_in_a_circle(client: RawClient) -> None:
     one, two = unique("one"), unique("two")
     client.declare_exchange(one, arguments={"alternate-exchange": two})
     client.declare_exchange(two, arguments={"alternate-exchange": one})
-    client.publish("key", exchange=one)
-    assert client.told(4) == returned(one, "key")
+    assert client.publish("key", exchange=one).told(4) == returned(one, "key")
 
 
 def test_an_alternate_exchange_without_a_binding(client: RawClient) -> None:
     alternate = client.declare_exchange(unique("alternate"), "fanout")
     first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": alternate})
-    client.publish("key", exchange=first)
-    assert client.told(4) == returned(first, "key")
+    assert client.publish("key", exchange=first).told(4) == returned(first, "key")
 
 
 def test_an_alternate_exchange_that_does_not_exist(client: RawClient) -> None:
     first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": "nowhere"})
-    client.publish("key", exchange=first)
-    assert client.told(4) == returned(first, "key")
+    assert client.publish("key", exchange=first).told(4) == returned(first, "key")
 
 
 def test_the_default_exchange_as_alternate_exchange_routes_nothing(
@@ -94,27 +86,26 @@ def test_a_binding_between_exchanges(client: RawClient, queue: str) -> None:
     client.publish("a.b", exchange=source)
     assert client.told(4) == returned(source, "a.b")  # a dead end
     client.bind(queue, target)
-    client.publish("a.b", exchange=source)
-    assert client.told() == ["basic.ack 2"]
+    assert client.publish("a.b", exchange=source).told() == ["basic.ack 2"]
     unbind = commands.Exchange.Unbind(destination=target, source=source, routing_key="a.#")
     client.call(unbind, commands.Exchange.UnbindOk)
-    client.publish("a.b", exchange=source)
-    assert client.told(4)[0] == returned(source, "a.b")[0]
+    assert client.publish("a.b", exchange=source).told(4)[0] == returned(source, "a.b")[0]
 
 
 @pytest.mark.parametrize("header", ["CC", "BCC"])
 def test_a_copy_that_arrives_is_enough(client: RawClient, queue: str, header: str) -> None:
-    client.publish("nowhere", properties=Properties(headers={header: [queue]}))
-    assert client.told() == ROUTED
-    client.send(commands.Basic.Get(queue=queue, no_ack=True))
-    client.hear_only(commands.Basic.GetOk)
-    headers = client.hear()[1].properties.headers
-    assert headers == ({"CC": [queue]} if header == "CC" else {})
+    assert (
+        client.publish("nowhere", properties=Properties(headers={header: [queue]})).told() == ROUTED
+    )
+    client.send(commands.Basic.Get(queue=queue, no_ack=True)).hear_only(commands.Basic.GetOk)
+    assert client.hear()[1].properties.headers == ({"CC": [queue]} if header == "CC" else {})
 
 
 def test_a_key_and_its_copy_to_one_queue_are_one_message(client: RawClient, queue: str) -> None:
-    client.publish(queue, properties=Properties(headers={"CC": [queue, queue]}))
-    assert client.told() == ROUTED
+    assert (
+        client.publish(queue, properties=Properties(headers={"CC": [queue, queue]})).told()
+        == ROUTED
+    )
     assert client.drained(queue) == [b"x"]
 
 

@@ -64,9 +64,8 @@ def test_a_stream_is_durable_and_not_exclusive(
     method = commands.Queue.Declare(
         queue="wrong", arguments=dict(STREAM), **({"durable": True} | flags)
     )
-    client.send(method)
     text = f"PRECONDITION_FAILED - invalid property '{named}' for queue 'wrong' in vhost '/'"
-    assert client.told() == [f"channel.close 406 {text} (50, 10)"]
+    assert client.send(method).told() == [f"channel.close 406 {text} (50, 10)"]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +205,7 @@ def test_beyond_the_end(client: RawClient, arguments: dict[str, Any]) -> None:
 def test_what_comes_next(connect: Connect, client: RawClient) -> None:
     stream = stream_of(client, b"a")
     begun(client, stream)
-    other = connect().opened()
-    other.publish(stream, b"b")
-    assert other.told() == ["basic.ack 1"]
+    assert connect().opened().publish(stream, b"b").told() == ["basic.ack 1"]
     assert bodies(client, 1) == ["b'b'"]
 
 
@@ -308,10 +305,9 @@ def test_a_refused_message(client: RawClient, method: Any, ids: str) -> None:
     stream = stream_of(client, b"a")
     begun(client, stream, x_stream_offset="first")
     bodies(client, 1)
-    client.send(method)
     what = "basic.nack and basic.reject not supported by stream queues"
     text = f"NOT_IMPLEMENTED - {what} queue '{stream}' in vhost '/'"
-    assert client.told() == [f"connection.close 540 {text} {ids}"]
+    assert client.send(method).told() == [f"connection.close 540 {text} {ids}"]
 
 
 def test_recovering(client: RawClient) -> None:
@@ -329,6 +325,5 @@ def test_it_is_deleted_whatever_it_has(
     stream = stream_of(client, b"a")
     begun(client, stream)
     other = connect().opened()
-    other.send(commands.Queue.Delete(queue=stream, **flags))
-    assert other.told() == ["queue.deleteok 0"]
+    assert other.send(commands.Queue.Delete(queue=stream, **flags)).told() == ["queue.deleteok 0"]
     assert client.told() == ["basic.cancel me True"]

@@ -35,8 +35,9 @@ def test_another_password_is_taken_without_a_look(connect: Connect) -> None:
     """RabbitMQ's own users have nothing to renew: any secret will do, and the connection stays."""
     client = connect().opened()
     assert updated(client, "neither password nor token") == ["connection.updatesecretok"]
-    client.publish(client.declare(QUEUE, durable=False, exclusive=True))
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(client.declare(QUEUE, durable=False, exclusive=True)).told() == [
+        "basic.ack 1"
+    ]
 
 
 class Tokens:
@@ -87,8 +88,9 @@ def tokens(request: pytest.FixtureRequest) -> Iterator[Tokens]:
 
 def test_a_token_is_a_password(tokens: Tokens) -> None:
     client = tokens.client(tokens.issue(60)).opened()
-    client.publish(client.declare(QUEUE, durable=False, exclusive=True))
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(client.declare(QUEUE, durable=False, exclusive=True)).told() == [
+        "basic.ack 1"
+    ]
 
 
 def test_a_login_with_an_expired_token_is_refused(tokens: Tokens) -> None:
@@ -127,8 +129,7 @@ def test_another_token_lasts_as_long_as_it_says(tokens: Tokens) -> None:
     queue = client.declare(QUEUE, durable=False, exclusive=True)
     assert updated(client, tokens.issue(60)) == ["connection.updatesecretok"]
     tokens.let_pass(2.5)
-    client.publish(queue)
-    assert client.told() == ["basic.ack 1"]
+    assert client.publish(queue).told() == ["basic.ack 1"]
 
 
 def test_when_a_token_expires_the_connection_stays_and_publishes_are_refused(
@@ -153,8 +154,7 @@ def test_when_a_token_expires_the_connection_stays_and_publishes_are_refused(
     client.send(commands.Channel.CloseOk())
     client.open_channel()  # needs no permission
     assert updated(client, tokens.issue(60)) == ["connection.updatesecretok"]
-    client.publish(queue)
-    assert client.told() == ["basic.ack 1"], "it goes on with another token"
+    assert client.publish(queue).told() == ["basic.ack 1"], "it goes on with another token"
 
 
 @pytest.mark.soak

@@ -66,8 +66,7 @@ def test_whether_a_confirm_stands_for_an_fsync(
     rabbitmq_node.eval(f"[erlang:trace_pattern(F, true, [call_count]) || F <- {SYNCS}].")
     try:
         for tag in range(2, PUBLISHES + 2):
-            client.publish(name)
-            assert client.told() == [f"basic.ack {tag}"]
+            assert client.publish(name).told() == [f"basic.ack {tag}"]
         counted = rabbitmq_node.eval(
             f"lists:sum([element(2, erlang:trace_info(F, call_count)) || F <- {SYNCS}])."
         )
@@ -98,8 +97,7 @@ def deliveries(client: RawClient, arguments: dict[str, object], give_back: str) 
     dead = client.declare(unique("dead"))
     to_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
     name = client.declare(unique("quorum"), arguments=QUORUM | to_dead | arguments)
-    client.publish(name)
-    client.verdicts(1)
+    client.publish(name).verdicts(1)
     consume(client, dead, 1)
     for count in range(30):
         number = 2 + count if give_back == "channel.close" else 2
@@ -155,8 +153,7 @@ def test_a_mandatory_reply_to_a_requester_that_is_gone(
     method = commands.Basic.Consume(queue=REPLY_TO, consumer_tag="me", no_ack=True)
     client.call(method, commands.Basic.ConsumeOk)
     queue = client.declare(unique("requests"))
-    client.publish(queue, properties=Properties(reply_to=REPLY_TO))
-    client.verdicts(1)
+    client.publish(queue, properties=Properties(reply_to=REPLY_TO)).verdicts(1)
     client.call(commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetOk)
     name = client.hear()[1].properties.reply_to
     client.hear()

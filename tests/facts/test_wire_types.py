@@ -124,8 +124,7 @@ def test_a_count_that_grows_keeps_its_type(client: RawClient, queue: str) -> Non
     for times in (2, 3):
         publish(client, source, table)
         table = headers(client)
-        entry = later(source, "maxlen", times)
-        assert table == deaths(entry) + origin(source, "maxlen")
+        assert table == deaths(later(source, "maxlen", times)) + origin(source, "maxlen")
 
 
 @pytest.mark.usefixtures("of_version_3")

@@ -41,11 +41,7 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.text(max_size=4) | st.sampled_from(TAGS),
-            inner,
-            max_size=4,
-        )
+        | st.dictionaries(st.text(max_size=4) | st.sampled_from(TAGS), inner, max_size=4)
     ),
     max_leaves=12,
 )

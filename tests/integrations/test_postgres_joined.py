@@ -1,6 +1,5 @@
 """Messages that join transactions on PostgreSQL: of each library that passes its connection."""
 
-import asyncio
 import pickle
 import subprocess
 import sys
@@ -134,19 +133,16 @@ def test_many_messages_go_with_sqlalchemys_transaction(outbox: Outbox, engine: E
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_many_messages_go_with_the_transaction_of_an_async_session(
+async def test_many_messages_go_with_the_transaction_of_an_async_session(
     outbox: Outbox, postgres_outbox: str, driver: str
 ) -> None:
-    async def place() -> None:
-        engine = async_engine_of(postgres_outbox, driver)
-        many = [message("plain"), Message(b"\0\xff", message_id="later", expires_in_s=60)]
-        async with AsyncSession(engine) as session, session.begin():
-            await SessionOutbox(outbox).enqueue_many_async(many, within=session)
-        async with AsyncSession(engine) as session:
-            await SessionOutbox(outbox).enqueue_many_async(many, within=session)
-        await engine.dispose()
-
-    asyncio.run(place())
+    engine = async_engine_of(postgres_outbox, driver)
+    many = [message("plain"), Message(b"\0\xff", message_id="later", expires_in_s=60)]
+    async with AsyncSession(engine) as session, session.begin():
+        await SessionOutbox(outbox).enqueue_many_async(many, within=session)
+    async with AsyncSession(engine) as session:
+        await SessionOutbox(outbox).enqueue_many_async(many, within=session)
+    await engine.dispose()
     assert stored(outbox) == ["plain", "later"]
     assert outbox.audit().is_right
 
@@ -166,69 +162,57 @@ def test_a_message_goes_with_a_connection_that_reads_large_results(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_message_goes_with_an_asynchronous_session(
+async def test_a_message_goes_with_an_asynchronous_session(
     driver: str, outbox: Outbox, postgres_outbox: str
 ) -> None:
     needed(driver)
-
-    async def enqueue() -> None:
-        engine = async_engine_of(postgres_outbox, driver)
-        async with AsyncSession(engine) as session:
-            async with session.begin():
-                await SessionOutbox(outbox).enqueue_async(message("kept"), within=session)
-            await SessionOutbox(outbox).enqueue_async(message("rolled back"), within=session)
-            await session.rollback()
-        await engine.dispose()
-
-    asyncio.run(enqueue())
+    engine = async_engine_of(postgres_outbox, driver)
+    async with AsyncSession(engine) as session:
+        async with session.begin():
+            await SessionOutbox(outbox).enqueue_async(message("kept"), within=session)
+        await SessionOutbox(outbox).enqueue_async(message("rolled back"), within=session)
+        await session.rollback()
+    await engine.dispose()
     assert stored(outbox) == ["kept"]
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_message_is_cancelled_in_an_asynchronous_session(
+async def test_a_message_is_cancelled_in_an_asynchronous_session(
     driver: str, outbox: Outbox, postgres_outbox: str
 ) -> None:
     needed(driver)
     of_sessions = SessionOutbox(outbox)
     for key in ("a", "b", "c"):
         outbox.enqueue(message(key), key=key)
-
-    async def change() -> None:
-        engine = async_engine_of(postgres_outbox, driver)
-        async with AsyncSession(engine) as session:
-            async with session.begin():
-                assert await session.run_sync(lambda sync: of_sessions.cancel("a", within=sync))
-                with of_sessions.joined(session):
-                    when = datetime(2038, 1, 19, tzinfo=UTC)
-                    assert await session.run_sync(lambda _: of_sessions.reschedule("c", when))
-            assert await session.run_sync(lambda sync: of_sessions.cancel("b", within=sync))
-            await session.rollback()
-        await engine.dispose()
-
-    asyncio.run(change())
+    engine = async_engine_of(postgres_outbox, driver)
+    async with AsyncSession(engine) as session:
+        async with session.begin():
+            assert await session.run_sync(lambda sync: of_sessions.cancel("a", within=sync))
+            with of_sessions.joined(session):
+                when = datetime(2038, 1, 19, tzinfo=UTC)
+                assert await session.run_sync(lambda _: of_sessions.reschedule("c", when))
+        assert await session.run_sync(lambda sync: of_sessions.cancel("b", within=sync))
+        await session.rollback()
+    await engine.dispose()
     assert stored(outbox) == ["b", "c"]
     assert outbox.audit().is_right
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_an_outbox_is_created_in_an_asynchronous_transaction(
+async def test_an_outbox_is_created_in_an_asynchronous_transaction(
     driver: str, postgres_url: str
 ) -> None:
     needed(driver)
     outbox = SessionOutbox(Outbox(postgres_url))
-
-    async def create() -> None:
-        engine = async_engine_of(postgres_url, driver)
-        async with engine.connect() as connection:
-            await connection.run_sync(outbox.create)
-            await connection.rollback()
-        with pytest.raises(NotAnOutbox):
-            outbox.outbox.status()
-        async with engine.begin() as connection:
-            await connection.run_sync(outbox.create)
-        await engine.dispose()
-
-    asyncio.run(create())
+    engine = async_engine_of(postgres_url, driver)
+    async with engine.connect() as connection:
+        await connection.run_sync(outbox.create)
+        await connection.rollback()
+    with pytest.raises(NotAnOutbox):
+        outbox.outbox.status()
+    async with engine.begin() as connection:
+        await connection.run_sync(outbox.create)
+    await engine.dispose()
     assert outbox.outbox.status().stored == 0
 
 

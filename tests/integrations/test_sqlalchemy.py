@@ -324,8 +324,7 @@ def test_the_messages_arrive(
             if number % 3:
                 session.commit()
     assert relayed().open == 0
-    arrived = sorted(int(body) for body, _ in broker.drain(queue, 13))
-    assert arrived == both(path)[0]
+    assert sorted(int(body) for body, _ in broker.drain(queue, 13)) == both(path)[0]
 
 
 # ---------------------------------------------------------------------------------------- asyncio

@@ -128,17 +128,16 @@ def test_a_publisher_that_is_missing_is_explained(path: Path) -> None:
     run(app, customer)
 
 
-def test_what_the_application_yields_stays_its_state(path: Path, fake_broker: FakeBroker) -> None:
+async def test_what_the_application_yields_stays_its_state(
+    path: Path, fake_broker: FakeBroker
+) -> None:
     @asynccontextmanager
     async def own(app: Any) -> AsyncIterator[dict[str, int]]:
         yield {"answer": 42}
 
-    async def main() -> None:
-        opened = lifespan(lambda: AsyncPublisher(fake_broker.url, outbox=path), own)
-        async with opened(Starlette()) as state:
-            assert state == {"answer": 42}
-
-    asyncio.run(main())
+    opened = lifespan(lambda: AsyncPublisher(fake_broker.url, outbox=path), own)
+    async with opened(Starlette()) as state:
+        assert state == {"answer": 42}
 
 
 async def is_relaying(client: AsyncClient) -> bool:
@@ -157,7 +156,7 @@ async def relays(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("kind", DURABLE)
-def test_a_second_process_stands_by_and_takes_over(
+async def test_a_second_process_stands_by_and_takes_over(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, fake_broker: FakeBroker
 ) -> None:
     """As in a rolling deployment: the new process starts before the old one ends."""
@@ -178,28 +177,23 @@ def test_a_second_process_stands_by_and_takes_over(
     def client(of: Starlette) -> AsyncClient:
         return AsyncClient(transport=ASGITransport(of), base_url="http://shop")
 
-    async def main() -> None:
-        old, new, of_old = app(), app(), AsyncExitStack()
-        async with client(old) as one, client(new) as other:
-            await of_old.enter_async_context(old.router.lifespan_context(old))
-            await relays(one)
-            async with new.router.lifespan_context(new):
-                with pytest.raises(OutboxInUse, match="stands by, and only enqueues"):
-                    await other.get("/")
-                for probe in ("live", "ready"):
-                    assert (await other.get(f"/outbox/{probe}")).status_code == 200
-                Outbox(where).enqueue(Message(b"1", routing_key="q"))
-                await of_old.aclose()
-                Outbox(where).enqueue(Message(b"2", routing_key="q"))
-                await relays(other)
-                is_there = partial(
-                    fake_broker.wait_for, lambda: len(fake_broker.messages("q")) == 2
-                )
-                await asyncio.to_thread(is_there)
-            with pytest.raises(ConfigurationError, match="no publisher"):
+    old, new, of_old = app(), app(), AsyncExitStack()
+    async with client(old) as one, client(new) as other:
+        await of_old.enter_async_context(old.router.lifespan_context(old))
+        await relays(one)
+        async with new.router.lifespan_context(new):
+            with pytest.raises(OutboxInUse, match="stands by, and only enqueues"):
                 await other.get("/")
-
-    asyncio.run(main())
+            for probe in ("live", "ready"):
+                assert (await other.get(f"/outbox/{probe}")).status_code == 200
+            Outbox(where).enqueue(Message(b"1", routing_key="q"))
+            await of_old.aclose()
+            Outbox(where).enqueue(Message(b"2", routing_key="q"))
+            await relays(other)
+            is_there = partial(fake_broker.wait_for, lambda: len(fake_broker.messages("q")) == 2)
+            await asyncio.to_thread(is_there)
+        with pytest.raises(ConfigurationError, match="no publisher"):
+            await other.get("/")
 
 
 def test_a_standby_does_not_start_for_other_reasons(path: Path) -> None:
@@ -213,17 +207,13 @@ def test_a_standby_does_not_start_for_other_reasons(path: Path) -> None:
         asyncio.run(main())
 
 
-def test_a_relay_that_has_failed_is_opened_again(path: Path, fake_broker: FakeBroker) -> None:
+async def test_a_relay_that_has_failed_is_opened_again(path: Path, fake_broker: FakeBroker) -> None:
     opened = lifespan(lambda: AsyncPublisher(fake_broker.url, outbox=path), standby=True)
     move = partial(path.rename, path.with_name("elsewhere.db"))
-
-    async def main() -> None:
-        app = Starlette()
-        async with opened(app):
-            before = app.state.reliablepub
-            move()  # which ends the relay
-            async with asyncio.timeout(20):
-                while (now := app.state.reliablepub) is before or not hasattr(now, "status"):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-
-    asyncio.run(main())
+    app = Starlette()
+    async with opened(app):
+        before = app.state.reliablepub
+        move()  # which ends the relay
+        async with asyncio.timeout(20):
+            while (now := app.state.reliablepub) is before or not hasattr(now, "status"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)

@@ -117,33 +117,29 @@ def test_a_worker_runs_it(broker: AmqpProbe, path: Path, unique: Callable[[str],
     broker.delete_exchange(name)
 
 
-def test_it_belongs_to_the_transaction_while_the_broker_is_down(database: str) -> None:
+async def test_it_belongs_to_the_transaction_while_the_broker_is_down(database: str) -> None:
     outbox = SessionOutbox(Outbox(database))
+    engine = async_engine_of(database)
+    client = OutboxBroker(outbox, url=NOWHERE)
 
-    async def main() -> None:
-        engine = async_engine_of(database)
-        client = OutboxBroker(outbox, url=NOWHERE)
+    async def add(x: int) -> int:
+        return x
 
-        async def add(x: int) -> int:
-            return x
-
-        task = client.register_task(add, task_name="add")
-        await client.startup()
-        async with AsyncSession(engine) as session:
-            with outbox.joined(session):
-                await task.kiq(1)
-                await session.commit()
-                await task.kiq(2)
-                await session.rollback()
-        await client.shutdown()
-        await engine.dispose()
-
-    asyncio.run(main())
+    task = client.register_task(add, task_name="add")
+    await client.startup()
+    async with AsyncSession(engine) as session:
+        with outbox.joined(session):
+            await task.kiq(1)
+            await session.commit()
+            await task.kiq(2)
+            await session.rollback()
+    await client.shutdown()
+    await engine.dispose()
     assert outbox.outbox.status().stored == 1
 
 
 @pytest.mark.parametrize("how", ["rolled back", "cannot be stored", "its retry cannot be stored"])
-def test_a_task_that_is_sent_again_is_not_lost(
+async def test_a_task_that_is_sent_again_is_not_lost(
     how: str, database: str, fake_broker: FakeBroker
 ) -> None:
     """The worker acknowledges the task in any case."""
@@ -160,48 +156,45 @@ def test_a_task_that_is_sent_again_is_not_lost(
             return False
         return True
 
-    async def main() -> None:
-        engine = async_engine_of(database)
-        worker = OutboxBroker(
-            outbox,
-            url=fake_broker.url,
-            task_queues=[Queue(name="tasks", type=QueueType.CLASSIC)],
-            dead_letter_queue=Queue(name="dead", type=QueueType.CLASSIC),
-        )
+    engine = async_engine_of(database)
+    worker = OutboxBroker(
+        outbox,
+        url=fake_broker.url,
+        task_queues=[Queue(name="tasks", type=QueueType.CLASSIC)],
+        dead_letter_queue=Queue(name="dead", type=QueueType.CLASSIC),
+    )
 
-        async def job(context: Context = TaskiqDepends()) -> None:  # noqa: B008 - taskiq's way
-            ran.append(context.message.task_id)
-            await may_end.wait()
-            if len(ran) == 3:
-                has_ended.set()
-                return
-            if "retry" in how:
-                raise ValueError(how)
-            async with AsyncSession(engine) as session, session.begin():
-                with outbox.joined(session) if is_joined else nullcontext():
-                    await context.requeue()
+    async def job(context: Context = TaskiqDepends()) -> None:  # noqa: B008 - taskiq's way
+        ran.append(context.message.task_id)
+        await may_end.wait()
+        if len(ran) == 3:
+            has_ended.set()
+            return
+        if "retry" in how:
+            raise ValueError(how)
+        async with AsyncSession(engine) as session, session.begin():
+            with outbox.joined(session) if is_joined else nullcontext():
+                await context.requeue()
 
-        worker.add_middlewares(SimpleRetryMiddleware(default_retry_count=9))
-        task = worker.register_task(job, task_name="job", retry_on_error="retry" in how)
-        worker.is_worker_process = True
-        receiver = asyncio.create_task(
-            run_receiver_task(worker, run_startup=True, ack_time=AcknowledgeType.WHEN_RECEIVED)
-        )
-        await until_async(fake_broker.consumers)
-        await task.kiq()
-        with Publisher(fake_broker.url, outbox=database) as relay:
-            await until_async(lambda: ran)
-            relay.flush(timeout_s=60)
-        await until_async(lambda: is_joined or is_filled())
-        may_end.set()
-        await asyncio.wait_for(has_ended.wait(), 60)
-        receiver.cancel()
-        with suppress(asyncio.CancelledError):
-            await receiver
-        await worker.shutdown()
-        await engine.dispose()
-
-    asyncio.run(main())
+    worker.add_middlewares(SimpleRetryMiddleware(default_retry_count=9))
+    task = worker.register_task(job, task_name="job", retry_on_error="retry" in how)
+    worker.is_worker_process = True
+    receiver = asyncio.create_task(
+        run_receiver_task(worker, run_startup=True, ack_time=AcknowledgeType.WHEN_RECEIVED)
+    )
+    await until_async(fake_broker.consumers)
+    await task.kiq()
+    with Publisher(fake_broker.url, outbox=database) as relay:
+        await until_async(lambda: ran)
+        relay.flush(timeout_s=60)
+    await until_async(lambda: is_joined or is_filled())
+    may_end.set()
+    await asyncio.wait_for(has_ended.wait(), 60)
+    receiver.cancel()
+    with suppress(asyncio.CancelledError):
+        await receiver
+    await worker.shutdown()
+    await engine.dispose()
     assert len(set(ran)) == 1
     assert outbox.outbox.status().stored == (1 if is_joined else 2)
 

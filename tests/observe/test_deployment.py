@@ -14,9 +14,10 @@ from urllib.error import HTTPError
 import pytest
 import yaml
 
-from reliablepub import Message, Outbox
+from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.observe.test_shipped import FOLDER
 from tests.postgres import PostgresServer
 from tests.waiting import until
@@ -167,8 +168,7 @@ def test_a_rollout_ends_and_one_always_relays(
     def relays() -> None:
         nonlocal sent
         sent += 1
-        with Outbox(postgres_outbox) as outbox:
-            outbox.enqueue(Message(b"%d" % sent, routing_key="orders"))
+        fill(postgres_outbox, Message(b"%d" % sent, routing_key="orders"))
         until(lambda: len(fake_broker.messages("orders")) == sent, 60)
 
     replicas = parts()["Deployment"]["spec"]["replicas"]

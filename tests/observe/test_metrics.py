@@ -1,6 +1,5 @@
 """Metrics: counted as it happens, looked at when scraped, one name each."""
 
-import asyncio
 import os
 import signal
 import sqlite3
@@ -150,18 +149,15 @@ def test_one_publisher_after_the_other_goes_on_counting(
     assert scrape("stored_messages_total") == 2
 
 
-def test_without_a_disk_the_ledger_is_that_of_memory(
+async def test_without_a_disk_the_ledger_is_that_of_memory(
     broker: FakeBroker, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
-    async def main() -> None:
-        hooks = [Metrics("o", registry=registry)]
-        async with AsyncPublisher(broker.url, outbox=None, hooks=hooks) as publisher:
-            await (await publisher.publish(b"x", routing_key="q"))
-            await publisher.flush(30)
-            exposed = {name for name, _ in scrape.all()}
-            assert exposed == names(CATALOGUE) - names(OUTBOX_METRICS) - {CERTIFICATE}
-
-    asyncio.run(main())
+    hooks = [Metrics("o", registry=registry)]
+    async with AsyncPublisher(broker.url, outbox=None, hooks=hooks) as publisher:
+        await (await publisher.publish(b"x", routing_key="q"))
+        await publisher.flush(30)
+        exposed = {name for name, _ in scrape.all()}
+        assert exposed == names(CATALOGUE) - names(OUTBOX_METRICS) - {CERTIFICATE}
     assert scrape("ledger_confirmed_messages_total") == 1
     assert scrape("open_messages") == 0
 
@@ -191,25 +187,21 @@ def test_what_is_not_accepted_is_counted_by_reason(
     assert scrape("rejected_messages_total", reason="full") == 28
 
 
-def test_what_asyncio_is_refused_is_counted_too(
+async def test_what_asyncio_is_refused_is_counted_too(
     outbox: Path, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
     metrics = Metrics("o", outbox=outbox, registry=registry)
-
-    async def main() -> None:
-        async with AsyncPublisher(
-            "amqp://127.0.0.1:1/",
-            outbox=outbox,
-            hooks=[metrics],
-            open_messages_max=1,
-            full_timeout_s=0,
-            close_timeout_s=0,
-        ) as publisher:
+    async with AsyncPublisher(
+        "amqp://127.0.0.1:1/",
+        outbox=outbox,
+        hooks=[metrics],
+        open_messages_max=1,
+        full_timeout_s=0,
+        close_timeout_s=0,
+    ) as publisher:
+        await publisher.publish(b"x", routing_key="q")
+        with pytest.raises(OutboxFull):
             await publisher.publish(b"x", routing_key="q")
-            with pytest.raises(OutboxFull):
-                await publisher.publish(b"x", routing_key="q")
-
-    asyncio.run(main())
     assert scrape("rejected_messages_total", reason="full") == 1
 
 

@@ -31,9 +31,11 @@ from reliablepub.cli import main
 from reliablepub.observe.metrics import Metrics
 from reliablepub.testing import FakeBroker, faults
 from tests import prometheus
+from tests.asking import fill
 from tests.certificates import broker_with, signed
 from tests.cli.conftest import Cli
-from tests.disks import fill, small_disk
+from tests.disks import fill as fill_disk
+from tests.disks import small_disk
 from tests.observe.test_shipped import FOLDER, alerts, panels
 from tests.policies import ONCE
 from tests.prometheus import Prometheus
@@ -73,53 +75,65 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         yield server
 
 
-@pytest.fixture
-def scraped(server: Prometheus, request: pytest.FixtureRequest) -> Iterator[CollectorRegistry]:
+class Watched:
     """A registry of this process that Prometheus scrapes, as one instance."""
-    registry = CollectorRegistry(auto_describe=True)
-    http, thread = start_http_server(0, "127.0.0.1", registry)
+
+    def __init__(self, server: Prometheus) -> None:
+        self.server = server
+        self.registry = CollectorRegistry(auto_describe=True)
+
+    @contextmanager
+    def fires_and_is_resolved(self, alert: str, outbox: str) -> Iterator[None]:
+        """The alert fires while the block's trouble lasts; when the block ends, it is resolved.
+
+        The block ends by mending what it is about.
+        """
+        name = f"Reliablepub{alert}"
+        assert (name, outbox) not in self.server.firing()
+        self.server.until_fires(name, outbox)
+        yield
+        self.server.until_resolved(name, outbox)
+
+    def until_scraped(self, counter: str, outbox: str) -> None:
+        """Wait until Prometheus has seen a counter at zero: what it counts later is an increase."""
+        query = f'reliablepub_{counter}_total{{outbox="{outbox}"}} == 0'
+        self.server.until(lambda: bool(self.server.query(query)), query)
+
+    @contextmanager
+    def publishing(
+        self, broker: FakeBroker, name: str, outbox: Path, **options: Any
+    ) -> Iterator[Publisher]:
+        """A publisher that is scraped, and connected."""
+        metrics = Metrics(name, outbox=outbox, registry=self.registry)
+        options["hooks"] = [metrics, *options.get("hooks", ())]
+        with Publisher(broker.url, outbox=outbox, close_timeout_s=0, **options) as publisher:
+            publisher.publish(b"first", routing_key="q").result(60)
+            yield publisher
+
+
+@pytest.fixture
+def watched(server: Prometheus, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    watched = Watched(server)
+    http, thread = start_http_server(0, "127.0.0.1", watched.registry)
     name = request.node.name
     server.scrape(name, f"127.0.0.1:{http.server_port}")
-    yield registry
+    yield watched
     server.forget(name)
     http.shutdown()
     http.server_close()
     thread.join()
 
 
-@contextmanager
-def fires_and_is_resolved(server: Prometheus, alert: str, outbox: str) -> Iterator[None]:
-    """The alert fires while the block's trouble lasts; when the block ends, it is resolved.
-
-    The block ends by mending what it is about.
-    """
-    name = f"Reliablepub{alert}"
-    assert (name, outbox) not in server.firing()
-    server.until_fires(name, outbox)
-    yield
-    server.until_resolved(name, outbox)
-
-
-def until_scraped(server: Prometheus, counter: str, outbox: str) -> None:
-    """Wait until Prometheus has seen a counter at zero: what it counts later is an increase."""
-    query = f'reliablepub_{counter}_total{{outbox="{outbox}"}} == 0'
-    server.until(lambda: bool(server.query(query)), query)
-
-
 def enqueue(path: Path, count: int) -> None:
-    with closing(Outbox(path)) as outbox:
-        for _ in range(count):
-            outbox.enqueue(Message(b"x", routing_key="all"))
+    fill(path, *[Message(b"x", routing_key="all")] * count)
 
 
 # ---------------------------------------------------------------------- every expression
 
 
-def test_prometheus_reads_every_expression(
-    server: Prometheus, scraped: CollectorRegistry, outbox: Path, tmp_path: Path
-) -> None:
+def test_prometheus_reads_every_expression(watched: Watched, outbox: Path, tmp_path: Path) -> None:
     """Those of the dashboard that are no rates of rare events find samples, too."""
-    metrics = Metrics("all", outbox=outbox, registry=scraped)
+    metrics = Metrics("all", outbox=outbox, registry=watched.registry)
     both = signed(tmp_path, "IP:127.0.0.1")
     files = CertificateFiles(authorities=tmp_path / "ca.crt", certificate=both)
     with (
@@ -127,18 +141,20 @@ def test_prometheus_reads_every_expression(
         Publisher(broker.url, outbox=outbox, hooks=[metrics], ssl_context=files) as publisher,
     ):
         publisher.publish(b"x", routing_key="q").result(60)
-        server.until(
-            lambda: bool(server.query('reliablepub_ledger_confirmed_messages_total{outbox="all"}')),
+        watched.server.until(
+            lambda: bool(
+                watched.server.query('reliablepub_ledger_confirmed_messages_total{outbox="all"}')
+            ),
             "it is scraped",
         )
         for alert in alerts():
-            server.query(alert["expr"])
+            watched.server.query(alert["expr"])
         expressions = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
         assert expressions
         for expression in expressions:
             asked = expression.replace("$outbox", "all").replace("$__rate_interval", "10s")
             assert "$" not in asked
-            server.until(lambda asked=asked: bool(server.query(asked)), asked)  # type: ignore[misc]
+            watched.server.until(lambda asked=asked: bool(watched.server.query(asked)), asked)  # type: ignore[misc]
 
 
 # ---------------------------------------------------------------------- processes that are killed
@@ -180,13 +196,13 @@ def test_a_relay_that_is_killed_pages_and_resolves_nothing(
 
 
 def test_a_second_process_tells_that_no_relay_runs(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+    watched: Watched, broker: FakeBroker, outbox: Path
 ) -> None:
-    Metrics("orphan", outbox=outbox, registry=scraped)
+    Metrics("orphan", outbox=outbox, registry=watched.registry)
     broker.declare_queue("all")
     enqueue(outbox, 3)
     with (
-        fires_and_is_resolved(server, "HasNoRelay", "orphan"),
+        watched.fires_and_is_resolved("HasNoRelay", "orphan"),
         Publisher(broker.url, outbox=outbox) as publisher,
     ):
         assert publisher.flush(60).is_flushed
@@ -195,22 +211,7 @@ def test_a_second_process_tells_that_no_relay_runs(
 # ---------------------------------------------------------------------- one publisher in trouble
 
 
-@contextmanager
-def publishing(
-    registry: CollectorRegistry, broker: FakeBroker, name: str, outbox: Path, **options: Any
-) -> Iterator[Publisher]:
-    """A publisher that is scraped, and connected."""
-    metrics = Metrics(name, outbox=outbox, registry=registry)
-    hooks = [metrics, *options.pop("hooks", ())]
-    settings: dict[str, Any] = {"outbox": outbox, "hooks": hooks, "close_timeout_s": 0, **options}
-    with Publisher(broker.url, **settings) as publisher:
-        publisher.publish(b"first", routing_key="q").result(60)
-        yield publisher
-
-
-def test_a_relay_that_hangs(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
+def test_a_relay_that_hangs(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
     released, hangs = threading.Event(), threading.Event()
 
     class Hang:
@@ -219,9 +220,8 @@ def test_a_relay_that_hangs(
                 hangs.set()
                 released.wait(120)
 
-    with publishing(scraped, broker, "hang", outbox, hooks=[Hang()]) as publisher:
-        with closing(Outbox(outbox)) as opened:
-            opened.enqueue(Message(b"x", routing_key="q"))
+    with watched.publishing(broker, "hang", outbox, hooks=[Hang()]) as publisher:
+        fill(outbox, Message(b"x", routing_key="q"))
         caller = threading.Thread(
             target=publisher.publish,
             args=(b"x",),
@@ -229,67 +229,65 @@ def test_a_relay_that_hangs(
         )
         caller.start()
         assert hangs.wait(60)
-        with fires_and_is_resolved(server, "RelayHangs", "hang"):
+        with watched.fires_and_is_resolved("RelayHangs", "hang"):
             released.set()
             caller.join(60)
 
 
 def test_a_relay_that_restarts_again_and_again(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+    watched: Watched, broker: FakeBroker, outbox: Path
 ) -> None:
     turns = 'reliablepub_relay_turns_total{outbox="restarts"}'
 
     def live() -> bool:
-        metrics = Metrics("restarts", outbox=outbox, registry=scraped)
+        metrics = Metrics("restarts", outbox=outbox, registry=watched.registry)
         with Publisher(broker.url, outbox=outbox, hooks=[metrics], close_timeout_s=0) as publisher:
-            server.until(lambda: bool(server.query(f"{turns} < 40")), "it has begun anew")
+            watched.server.until(
+                lambda: bool(watched.server.query(f"{turns} < 40")), "it has begun anew"
+            )
             while publisher.status.turns < 60:
                 publisher.publish(b"x", routing_key="q").result(60)
-            server.until(lambda: bool(server.query(f"{turns} >= 60")), "it has come that far")
+            watched.server.until(
+                lambda: bool(watched.server.query(f"{turns} >= 60")), "it has come that far"
+            )
         metrics.unregister()
-        return ("ReliablepubRelayRestarts", "restarts") in server.firing()
+        return ("ReliablepubRelayRestarts", "restarts") in watched.server.firing()
 
-    server.until(live, "the restarts are seen")
-    server.until_resolved("ReliablepubRelayRestarts", "restarts")
+    watched.server.until(live, "the restarts are seen")
+    watched.server.until_resolved("ReliablepubRelayRestarts", "restarts")
 
 
-def test_a_broker_that_is_away(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
-    with publishing(scraped, broker, "away", outbox):
+def test_a_broker_that_is_away(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
+    with watched.publishing(broker, "away", outbox):
         broker.stop()
-        with fires_and_is_resolved(server, "IsDisconnected", "away"):
+        with watched.fires_and_is_resolved("IsDisconnected", "away"):
             broker.start()
 
 
-def test_a_broker_that_is_blocked(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
-    with publishing(scraped, broker, "blocked", outbox) as publisher:
+def test_a_broker_that_is_blocked(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
+    with watched.publishing(broker, "blocked", outbox) as publisher:
         broker.block("low on memory")
         publisher.publish(b"x", routing_key="q")
-        with fires_and_is_resolved(server, "IsBlocked", "blocked"):
+        with watched.fires_and_is_resolved("IsBlocked", "blocked"):
             broker.unblock()
 
 
-def test_connections_that_come_and_go(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
-    with publishing(scraped, broker, "storm", outbox) as publisher:
+def test_connections_that_come_and_go(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
+    with watched.publishing(broker, "storm", outbox) as publisher:
 
         def drop() -> bool:
             connects = publisher.status.connects
             broker.drop_connections()
             until(lambda: publisher.status.connects > connects)
             publisher.publish(b"x", routing_key="q").result(60)
-            return ("ReliablepubReconnectStorm", "storm") in server.firing()
+            return ("ReliablepubReconnectStorm", "storm") in watched.server.firing()
 
-        server.until(drop, "the storm is seen")
-        server.until_resolved("ReliablepubReconnectStorm", "storm")
+        watched.server.until(drop, "the storm is seen")
+        watched.server.until_resolved("ReliablepubReconnectStorm", "storm")
 
 
 def test_a_client_certificate_that_expires_soon(
-    server: Prometheus, scraped: CollectorRegistry, outbox: Path, tmp_path: Path
+    watched: Watched, outbox: Path, tmp_path: Path
 ) -> None:
     """In two days, until it is renewed."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
@@ -299,8 +297,8 @@ def test_a_client_certificate_that_expires_soon(
     files = CertificateFiles(authorities=theirs / "ca.crt", certificate=signed(ours, "DNS:us"))
     with (
         broker_with(both) as broker,
-        publishing(scraped, broker, "certificate", outbox, ssl_context=files) as publisher,
-        fires_and_is_resolved(server, "CertificateExpires", "certificate"),
+        watched.publishing(broker, "certificate", outbox, ssl_context=files) as publisher,
+        watched.fires_and_is_resolved("CertificateExpires", "certificate"),
     ):
         signed(ours, "DNS:us", days=30)
         broker.drop_connections()
@@ -308,20 +306,20 @@ def test_a_client_certificate_that_expires_soon(
 
 
 def test_a_broker_that_contradicts_itself(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+    watched: Watched, broker: FakeBroker, outbox: Path
 ) -> None:
-    with publishing(scraped, broker, "stray", outbox) as publisher:
-        until_scraped(server, "contradictions", "stray")
+    with watched.publishing(broker, "stray", outbox) as publisher:
+        watched.until_scraped("contradictions", "stray")
         broker.inject(faults.StrayAck(tag=1))
         publisher.publish(b"x", routing_key="q").result(60)
-        with fires_and_is_resolved(server, "BrokerContradictsItself", "stray"):
+        with watched.fires_and_is_resolved("BrokerContradictsItself", "stray"):
             pass  # it is an alert on the last hour
 
 
 def test_a_message_that_loses_each_connection(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+    watched: Watched, broker: FakeBroker, outbox: Path
 ) -> None:
-    with publishing(scraped, broker, "aside", outbox) as publisher:
+    with watched.publishing(broker, "aside", outbox) as publisher:
         broker.inject(faults.DropConnection(routing_key="poison", keep=True))
         broker.declare_queue("poison")
         publisher.publish(b"x", routing_key="poison", message_id="poison")
@@ -332,117 +330,104 @@ def test_a_message_that_loses_each_connection(
             CliRunner().invoke(main, command)
             return publisher.status.counters.parked == 1
 
-        with fires_and_is_resolved(server, "MessageIsSetAside", "aside"):
-            server.until(parked, "an operator has parked it")
+        with watched.fires_and_is_resolved("MessageIsSetAside", "aside"):
+            watched.server.until(parked, "an operator has parked it")
 
 
 def test_messages_that_are_parked_and_that_expire(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+    watched: Watched, broker: FakeBroker, outbox: Path
 ) -> None:
     retry = RetryPolicy(returned=ONCE)
-    with publishing(scraped, broker, "parked", outbox, retry=retry) as publisher:
+    with watched.publishing(broker, "parked", outbox, retry=retry) as publisher:
         publisher.publish(b"x", routing_key="nowhere")
-        with closing(Outbox(outbox)) as opened:  # its deadline has passed when the relay reads it
-            opened.enqueue(Message(b"x", routing_key="q", expires_in_s=1e-6))
+        # Its deadline has passed when the relay reads it.
+        fill(outbox, Message(b"x", routing_key="q", expires_in_s=1e-6))
         alerts_of_both = ("ReliablepubMessagesAreParked", "ReliablepubMessagesExpired")
         for name in alerts_of_both:
-            server.until_fires(name, "parked")
+            watched.server.until_fires(name, "parked")
         broker.declare_queue("nowhere")
-        with closing(Outbox(outbox)) as opened:
-            assert opened.retry() == 2
+        assert Outbox(outbox).retry() == 2
         for name in alerts_of_both:
-            server.until_resolved(name, "parked")
+            watched.server.until_resolved(name, "parked")
 
 
-def test_a_destination_that_is_paused(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
-    with publishing(scraped, broker, "paused", outbox, retry=QUICK_PAUSES) as publisher:
+def test_a_destination_that_is_paused(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
+    with watched.publishing(broker, "paused", outbox, retry=QUICK_PAUSES) as publisher:
         publisher.publish(b"x", routing_key="missing")
-        with fires_and_is_resolved(server, "DestinationIsPaused", "paused"):
+        with watched.fires_and_is_resolved("DestinationIsPaused", "paused"):
             broker.declare_queue("missing")
 
 
 def test_messages_that_are_given_up_soon(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+    watched: Watched, broker: FakeBroker, outbox: Path
 ) -> None:
     budget = Retries(stop_after_delay(599), wait_none())
     soon = replace(QUICK_PAUSES, returned=budget)
-    with publishing(scraped, broker, "soon", outbox, retry=soon) as publisher:
+    with watched.publishing(broker, "soon", outbox, retry=soon) as publisher:
         publisher.publish(b"x", routing_key="missing")
-        with fires_and_is_resolved(server, "MessagesAreAboutToBeGivenUp", "soon"):
+        with watched.fires_and_is_resolved("MessagesAreAboutToBeGivenUp", "soon"):
             broker.declare_queue("missing")
 
 
-def test_messages_that_are_not_accepted(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
+def test_messages_that_are_not_accepted(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
     limits = {"open_messages_max": 5, "full_timeout_s": 0.0}
-    with publishing(scraped, broker, "full", outbox, **limits) as publisher:
-        until_scraped(server, "rejected_messages", "full")
+    with watched.publishing(broker, "full", outbox, **limits) as publisher:
+        watched.until_scraped("rejected_messages", "full")
         broker.inject(faults.HoldConfirms())
         publisher.publish_many([Message(b"x", routing_key="q")] * 5)
         for _ in range(25):
             with pytest.raises(OutboxFull):
                 publisher.publish(b"x", routing_key="q")
-        server.until_fires("ReliablepubOutboxFillsUp", "full")
+        watched.server.until_fires("ReliablepubOutboxFillsUp", "full")
         broker.release_confirms()
-        server.until_resolved("ReliablepubOutboxFillsUp", "full")
-        server.until_resolved("ReliablepubRejectsMessages", "full")
+        watched.server.until_resolved("ReliablepubOutboxFillsUp", "full")
+        watched.server.until_resolved("ReliablepubRejectsMessages", "full")
 
 
-def test_refusals_fire_at_once(
-    server: Prometheus, scraped: CollectorRegistry, outbox: Path
-) -> None:
+def test_refusals_fire_at_once(watched: Watched, outbox: Path) -> None:
     """Of a process that only enqueues, which has counted none before."""
-    metrics = Metrics("refused", outbox=outbox, registry=scraped)
+    metrics = Metrics("refused", outbox=outbox, registry=watched.registry)
     with closing(Outbox(outbox, hooks=[metrics], open_messages_max=1)) as opened:
         opened.enqueue(Message(b"x", routing_key="q"))
-        until_scraped(server, "rejected_messages", "refused")
+        watched.until_scraped("rejected_messages", "refused")
         with pytest.raises(OutboxFull):
             opened.enqueue(Message(b"x", routing_key="q"))
-        with fires_and_is_resolved(server, "RejectsMessages", "refused"):
+        with watched.fires_and_is_resolved("RejectsMessages", "refused"):
             pass  # it is an alert on the last minutes
 
 
-def test_a_callback_that_fails(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
+def test_a_callback_that_fails(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
     class Bad:
         def on_stored(self, events: Any) -> None:
             if events[0].message_id == "bad":
                 raise ZeroDivisionError
 
-    with publishing(scraped, broker, "callback", outbox, hooks=[Bad()]) as publisher:
-        until_scraped(server, "callback_errors", "callback")
+    with watched.publishing(broker, "callback", outbox, hooks=[Bad()]) as publisher:
+        watched.until_scraped("callback_errors", "callback")
         publisher.publish(b"x", routing_key="q", message_id="bad").result(60)
-        with fires_and_is_resolved(server, "CallbackFails", "callback"):
+        with watched.fires_and_is_resolved("CallbackFails", "callback"):
             pass  # it is an alert on the last hour
 
 
 # ---------------------------------------------------------------------- the file and its disk
 
 
-def test_a_file_that_cannot_be_read(
-    server: Prometheus, scraped: CollectorRegistry, outbox: Path
-) -> None:
+def test_a_file_that_cannot_be_read(watched: Watched, outbox: Path) -> None:
     outbox.write_bytes(b"no database at all, but long enough to be taken for the header of one")
-    Metrics("unreadable", outbox=outbox, registry=scraped)
-    with fires_and_is_resolved(server, "OutboxIsUnreadable", "unreadable"):
+    Metrics("unreadable", outbox=outbox, registry=watched.registry)
+    with watched.fires_and_is_resolved("OutboxIsUnreadable", "unreadable"):
         outbox.unlink()
         Outbox(outbox).create()
 
 
-def test_a_log_that_is_long(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
-) -> None:
+def test_a_log_that_is_long(watched: Watched, broker: FakeBroker, outbox: Path) -> None:
     """The threshold is 300 kB here."""
-    Metrics("log", outbox=outbox, registry=scraped)
+    Metrics("log", outbox=outbox, registry=watched.registry)
     with ExitStack() as stack:
-        opened = stack.enter_context(closing(Outbox(outbox)))
+        opened = stack.enter_context(Outbox(outbox))
         for _ in range(50):
             opened.enqueue(Message(b"x" * 10_000, routing_key="q"))
-        with fires_and_is_resolved(server, "LogIsLong", "log"):
+        with watched.fires_and_is_resolved("LogIsLong", "log"):
             stack.close()  # the last connection empties the log
 
 
@@ -455,7 +440,7 @@ class Disk:
 
 
 def test_disks_that_fill_up(
-    server: Prometheus, scraped: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alert_of = {"large": "DiskIsNearlyFull", "small": "DiskIsNearlyFull", "filling": "DiskFillsUp"}
     disks = {"large": Disk(4e9, 100e9), "small": Disk(90e6, 1e9), "filling": Disk(14e9, 100e9)}
@@ -465,24 +450,22 @@ def test_disks_that_fill_up(
     for name in disks:
         (tmp_path / name).mkdir()
         Outbox(tmp_path / name / "o.db").create()
-        Metrics(name, outbox=tmp_path / name / "o.db", registry=scraped)
+        Metrics(name, outbox=tmp_path / name / "o.db", registry=watched.registry)
     for name, alert in alert_of.items():
-        server.until_fires(f"Reliablepub{alert}", name)
+        watched.server.until_fires(f"Reliablepub{alert}", name)
     for disk in disks.values():
         disk.free = 0.5 * disk.total
     for name, alert in alert_of.items():
-        server.until_resolved(f"Reliablepub{alert}", name)
+        watched.server.until_resolved(f"Reliablepub{alert}", name)
 
 
-def test_a_disk_that_is_full(
-    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, tmp_path: Path
-) -> None:
+def test_a_disk_that_is_full(watched: Watched, broker: FakeBroker, tmp_path: Path) -> None:
     with (
         small_disk(tmp_path, "tmpfs", 24) as disk,
-        publishing(scraped, broker, "disk", disk / "o.db"),
+        watched.publishing(broker, "disk", disk / "o.db"),
     ):
-        fill(disk)
-        with fires_and_is_resolved(server, "DiskIsFull", "disk"):
+        fill_disk(disk)
+        with watched.fires_and_is_resolved("DiskIsFull", "disk"):
             (disk / "filler").unlink()
 
 

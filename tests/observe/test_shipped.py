@@ -153,8 +153,7 @@ def test_the_unit_runs_a_command_that_there_is() -> None:
     assert (service["Type"], service["NotifyAccess"]) == ("notify", "main")
     assert int(service["WatchdogSec"]) > 0
     assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
-    variable = service["Environment"].partition("=")[0]
-    assert variable in {name for name in variables() if name}
+    assert service["Environment"].partition("=")[0] in {name for name in variables() if name}
 
 
 def variables() -> Iterator[str]:

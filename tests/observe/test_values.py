@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -203,10 +204,7 @@ def test_a_series_has_its_value(name: str, publishing: Publishing, scrape: Scrap
 
 @pytest.mark.parametrize("name", OFF)
 def test_a_state_that_has_ended_is_seen(
-    name: str,
-    publishing: Publishing,
-    of_outbox: Callable[[OutboxStatus], None],
-    scrape: Scrape,
+    name: str, publishing: Publishing, of_outbox: Callable[[OutboxStatus], None], scrape: Scrape
 ) -> None:
     publishing.status = Status(turns=1, link=Link.DISCONNECTED)
     of_outbox(replace(OUTBOX, oldest_open_at=None, relays=(1, None), is_disk_full=False))
@@ -217,11 +215,7 @@ def test_an_outbox_that_cannot_be_read_has_no_values(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch, scrape: Scrape
 ) -> None:
     del publishing
-
-    def fails(_: object) -> OutboxStatus:
-        raise OSError
-
-    monkeypatch.setattr("reliablepub.observe.metrics.read_status", fails)
+    monkeypatch.setattr("reliablepub.observe.metrics.read_status", Mock(side_effect=OSError))
     assert scrape("outbox_readable") == 0
     assert scrape("open_messages") is None
 

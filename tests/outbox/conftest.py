@@ -6,17 +6,25 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import connect, opened
+from tests.outbox.shim import Shim, shim
 from tests.stores import STORES, open_store, outbox_of
+
+if TYPE_CHECKING:  # other tests do without
+    import psycopg
+
+    from reliablepub.outbox.postgres.store import PostgresStore
 
 Make = Callable[..., Entry]
 """Makes an entry; its arguments are fields of the message."""
+DAY_S = 86_400.0
 TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
 
 
@@ -40,6 +48,27 @@ def store(path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(path)
     yield store
     store.close()
+
+
+@pytest.fixture
+def url(postgres_outbox: str) -> str:
+    """The outbox of a test that is about PostgreSQL."""
+    return postgres_outbox
+
+
+@pytest.fixture
+def own(url: str) -> Iterator["PostgresStore"]:
+    """The relay's store in that outbox."""
+    with opened(url) as store:
+        yield cast("PostgresStore", store)
+
+
+@pytest.fixture
+def admin(url: str) -> Iterator["psycopg.Connection"]:
+    """A connection of an operator's, each of whose statements is a transaction."""
+    with closing(connect(url)) as connection:
+        connection.autocommit = True
+        yield connection
 
 
 @pytest.fixture
@@ -76,6 +105,34 @@ def entry() -> Make:
     return make
 
 
+def deleting(monkeypatch: pytest.MonkeyPatch, *, for_s: float) -> None:
+    """Have a relay delete old rows for so long at each look, and ten at once."""
+    for module in ("sqlite.retention", "postgres.retention"):
+        monkeypatch.setattr(f"reliablepub.outbox.{module}.PRUNED_MIN", 10)
+    for module in ("sqlite.retention", "postgres.store"):
+        monkeypatch.setattr(f"reliablepub.outbox.{module}.DELETING_S", for_s)
+
+
+@pytest.fixture
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that looks for old rows at each turn."""
+    for module in ("sqlite.retention", "postgres.retention"):
+        monkeypatch.setattr(f"reliablepub.outbox.{module}.LOOK_S", 0.0)
+
+
+@pytest.fixture
+def busy(attentive: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that looks for old rows at each turn, two of them."""
+    monkeypatch.setattr("reliablepub.outbox.history.PASS_S", 0.0)
+    monkeypatch.setattr("reliablepub.outbox.history.PAGE", 2)
+
+
+@pytest.fixture
+def impatient(attentive: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that looks at each turn, and deletes ten old rows."""
+    deleting(monkeypatch, for_s=0.0)
+
+
 @pytest.fixture
 def rows() -> Callable[[Path], dict[str, list[tuple[Any, ...]]]]:
     """Read all tables but ``runs``, by plain SQLite."""
@@ -88,6 +145,13 @@ def rows() -> Callable[[Path], dict[str, list[tuple[Any, ...]]]]:
             }
 
     return read
+
+
+@pytest.fixture
+def files() -> Iterator[Shim]:
+    """What the files below a test do, which may fail."""
+    with shim() as control:
+        yield control
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -84,11 +85,7 @@ def end_connections(url: str) -> None:
 @contextmanager
 def server_down(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Refuse new connections, until a relay tries again after the block."""
-
-    def refuse(_: Server) -> Any:
-        raise OutboxUnreachable("the server is down")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Server, "connect", refuse)
+        patch.setattr(Server, "connect", Mock(side_effect=OutboxUnreachable("the server is down")))
         yield
     time.sleep(_RECONNECT_S)

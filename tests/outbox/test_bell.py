@@ -16,6 +16,8 @@ from reliablepub.outbox.sqlite import bell as bells
 from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.location import libc
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import fill
+from tests.between import after
 from tests.outbox.conftest import Make
 from tests.sqlite import sql
 
@@ -40,8 +42,7 @@ def is_readable(bell: Bell) -> bool:
 
 
 def enqueue(path: Path) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q"))
+    fill(path, Message(b"", routing_key="q"))
 
 
 def in_a_transaction(path: Path) -> None:
@@ -157,13 +158,7 @@ def test_a_store_that_cannot_be_opened_leaves_no_bell(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Bell] = []
-    real = Bell.__init__
-
-    def kept(self: Bell, outbox: Path) -> None:
-        real(self, outbox)
-        made.append(self)
-
-    monkeypatch.setattr(Bell, "__init__", kept)
+    after(monkeypatch, Bell, "__init__", lambda self, outbox: made.append(self))
     monkeypatch.setattr(SqliteStore, "_begin_run", lambda *_: (_ for _ in ()).throw(OSError("x")))
     with pytest.raises(OSError, match="x"):
         SqliteStore(path)

@@ -15,6 +15,7 @@ from reliablepub.outbox.sqlite.checkup import Checkup, check_up
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import status_file_path, write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import fill
 from tests.sqlite import sql
 
 
@@ -104,9 +105,7 @@ def test_what_a_dead_relay_has_left_is_listed_and_a_live_one_leaves_nothing(path
 
 def test_the_keys_that_messages_need_are_counted(path: Path) -> None:
     for keys in (None, OutboxKeys({"a": bytes(32)}), OutboxKeys({'"b': bytes(32)})):
-        with Outbox(path, keys=keys) as outbox:
-            outbox.enqueue(Message(b"x"))
-            outbox.enqueue(Message(b"x"))
+        fill(path, Message(b"x"), Message(b"x"), keys=keys)
     with closing(SqliteStore(path)) as store:
         kept = store.read_ready(1, 1, limit=1, bytes_max=999)[0]
         store.commit(Changes(confirmed=kept))
@@ -117,8 +116,7 @@ def test_the_keys_that_messages_need_are_counted(path: Path) -> None:
 
 
 def test_the_copy_of_an_outbox_that_was_moved_is_named(path: Path) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b""))
+    fill(path, Message(b""))
     copy = path.with_name(f"{path.name}.rescued-3")
     copy.touch()
     assert check_up(path).rescued == (copy,)

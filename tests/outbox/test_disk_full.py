@@ -35,6 +35,8 @@ from reliablepub.outbox.sqlite.space import (
 )
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import stored
+from tests.between import after
 from tests.disks import KINDS, fill, give_back, small_disk
 from tests.outbox.conftest import Make
 from tests.outcomes import REFUSED
@@ -91,8 +93,7 @@ def is_taken(store: SqliteStore, outbox: Outbox) -> bool:
 def keep_some(store: SqliteStore, entry: Make) -> None:
     """Six mebibytes of messages that are confirmed."""
     for _ in range(12):
-        new = [entry(body=KIB) for _ in range(500)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry(body=KIB) for _ in range(500)))
         store.commit(Changes(confirmed=new))
 
 
@@ -264,13 +265,7 @@ def test_what_a_person_frees_is_left_to_the_relay(disk: Path, entry: Make) -> No
 
 def beside_a_relay_that_looks(relay: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """While an operator's command pauses, the relay looks at the disk."""
-    sleep = time.sleep
-
-    def pause(seconds: float) -> None:
-        sleep(seconds)
-        relay.relieve()
-
-    monkeypatch.setattr(time, "sleep", pause)
+    after(monkeypatch, time, "sleep", lambda *_: relay.relieve())
 
 
 @pytest.mark.parametrize("is_relayed", [True, False])
@@ -281,8 +276,7 @@ def test_a_person_can_prune_on_a_full_disk(
     path = disk / "outbox.db"
     with closing(SqliteStore(path)) as store:
         for _ in range(40):
-            new = [entry(body=bytes(size)) for _ in range(100_000 // size)]
-            store.commit(Changes(new=new))
+            new = stored(store, *(entry(body=bytes(size)) for _ in range(100_000 // size)))
             store.commit(Changes(parked=[Attempt(one, "1-1", 1, REFUSED, 1.0) for one in new]))
     database = outbox_at(path)
     with ExitStack() as stack:
@@ -381,8 +375,7 @@ def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int
 
     def fill() -> None:
         store = SqliteStore(path)
-        kept = [entry()]
-        store.commit(Changes(new=kept))
+        stored(store, entry())
         size = path.with_name(path.name + "-wal").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, resource.RLIM_INFINITY))
         new = [entry(body=KIB) for _ in range(50)]
@@ -440,8 +433,7 @@ def test_what_is_kept_of_it_stays_when_the_rest_finds_no_room(
 
     monkeypatch.setattr(os, "posix_fallocate", reserve)
     assert not ballast.restore()
-    left = (tmp_path / "outbox.db.ballast").stat().st_size
-    assert left == BALLAST_BYTES - LENT_BYTES
+    assert (tmp_path / "outbox.db.ballast").stat().st_size == BALLAST_BYTES - LENT_BYTES
     assert ballast.is_whole
 
 

@@ -1,6 +1,5 @@
 """Who has only the file reads no body and no header; who lacks the key loses nothing."""
 
-import sqlite3
 import sys
 from contextlib import closing
 from itertools import pairwise
@@ -23,22 +22,23 @@ from reliablepub.message import Message
 from reliablepub.outbox.admin import rekeying
 from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.rekeying import missing_key
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MISTYPED, checksum_of, to_text
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
-from tests.outcomes import REFUSED
-from tests.sqlite import edit_lax, sql
-from tests.stores import DURABLE, outbox_of
+from tests.asking import connect, fill, opened, park, read, read_due, sql
+from tests.sqlite import edit_lax
+from tests.stores import DURABLE, Where, outbox_of
 from tests.waiting import until
 
 OLD = bytes(range(32))
 NEW = bytes(range(32, 64))
-MARKS = "SELECT properties FROM reliablepub_messages"
+MARKS = "SELECT properties FROM reliablepub.messages"
 SECRET: dict[str, Any] = {"body": b"card 4111", "headers": {"who": "Ms Secret"}, "app_id": "hush"}
 
 
@@ -51,41 +51,44 @@ def message(number: int = 1) -> Message:
     return Message(**SECRET, exchange="orders", routing_key="key", message_id=f"m-{number}")
 
 
-def read(store: SqliteStore) -> list[Message]:
-    return [e.message for e in store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]]
+def everything(where: Where) -> bytes:
+    """All bytes of a file and of those beside it; or all rows with messages, as text."""
+    if isinstance(where, Path):
+        return b"".join(file.read_bytes() for file in where.parent.iterdir() if file.is_file())
+    tables = ("messages", "parked", "confirmed")
+    return str([sql(where, f"SELECT * FROM reliablepub.{table}") for table in tables]).encode()
 
 
-def everything(path: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in path.parent.iterdir() if file.is_file())
-
-
-def test_neither_the_file_nor_its_log_shows_anything(path: Path, keys: OutboxKeys) -> None:
-    with closing(SqliteStore(path, keys=keys)) as store:
+def test_neither_a_file_nor_a_log_nor_a_table_shows_anything(
+    where: Where, keys: OutboxKeys
+) -> None:
+    with opened(where, keys=keys) as store:
         store.commit(Changes(new=[Entry(message(1), 1.0), Entry(message(2), 1.0)]))
         first = store.read_ready(1, 1, limit=1, bytes_max=999)[0][0]
-        attempt = Attempt(first, "1-1", 1, REFUSED, 2.0)
-        store.commit(Changes(parked=[attempt], attempts=[attempt]))
-    with Outbox(path, keys=keys) as outbox:
+        park(store, first)
+    with Outbox(where, keys=keys) as outbox:
         outbox.enqueue(message(3))
         outbox.enqueue(message(4), key="k")
-        log = everything(path)
-    for data in (log, everything(path)):
+        with closing(connect(where)) as app:
+            outbox.enqueue(message(5), connection=app)
+            app.commit()
+        log = everything(where)
+    for data in (log, everything(where)):
         for secret in (b"4111", b"Secret", b"hush"):
             assert secret not in data
         assert b"orders" in data, "people look for messages by their address"
-    with closing(SqliteStore(path, keys=keys)) as store:
-        assert read(store) == [message(2), message(3), message(4)]
-    assert Outbox(path).retry() == 1
-    with closing(SqliteStore(path, keys=keys)) as store:
-        due, _ = store.read_due(1e12, limit=9, bytes_max=999_999, loaded=())
-        assert [entry.message for entry in due] == [message(1)]
+    with opened(where, keys=keys) as store:
+        assert read(store) == [message(number) for number in range(2, 6)]
+    assert Outbox(where).retry() == 1
+    with opened(where, keys=keys) as store:
+        assert read_due(store) == [message(1)]
 
 
-def test_whatever_it_is_read_for_it_is_what_was_accepted(path: Path, keys: OutboxKeys) -> None:
+def test_whatever_it_is_read_for_it_is_what_was_accepted(where: Where, keys: OutboxKeys) -> None:
     keyed = Message(**SECRET, message_id="m-1", ordering_key="k")
     entry = Entry(keyed, 1.0, due_at=5.0, expires_at=9.0)
     limits: dict[str, Any] = {"limit": 9, "bytes_max": 9999, "loaded": ()}
-    with closing(SqliteStore(path, keys=keys)) as store:
+    with opened(where, keys=keys) as store:
         store.commit(Changes(new=[entry]))
         for found in (
             store.read_due(5.0, **limits)[0],
@@ -93,7 +96,7 @@ def test_whatever_it_is_read_for_it_is_what_was_accepted(path: Path, keys: Outbo
             store.read_first(["k"], 5.0, bytes_max=9999)[0],
         ):
             assert [e.message for e in found] == [keyed]
-        log = everything(path)
+        log = everything(where)
     for secret in (b"4111", b"Secret", b"hush"):
         assert secret not in log
 
@@ -101,11 +104,10 @@ def test_whatever_it_is_read_for_it_is_what_was_accepted(path: Path, keys: Outbo
 def test_keys_are_rotated(path: Path) -> None:
     both = {"new": NEW, "old": OLD}
     for number, keys in enumerate((OutboxKeys({"old": OLD}), OutboxKeys(both)), 1):
-        with Outbox(path, keys=keys) as outbox:
-            outbox.enqueue(message(number))
-    query = "SELECT properties FROM reliablepub_messages ORDER BY id"
+        fill(path, message(number), keys=keys)
+    query = "SELECT properties FROM reliablepub.messages ORDER BY id"
     assert sql(path, query) == [('{"$key":"old","v":2}',), ('{"$key":"new","v":2}',)]
-    with closing(SqliteStore(path, keys=OutboxKeys(both))) as store:
+    with opened(path, keys=OutboxKeys(both)) as store:
         assert read(store) == [message(1), message(2)]
 
 
@@ -121,25 +123,23 @@ def test_keys_are_rotated(path: Path) -> None:
     ],
 )
 def test_without_the_right_key_nothing_is_lost(
-    path: Path, keys: OutboxKeys | None, words: str
+    where: Where, keys: OutboxKeys | None, words: str
 ) -> None:
     right = OutboxKeys({"old": OLD})
-    with Outbox(path, keys=right) as outbox:
-        outbox.enqueue(message())
-    with closing(SqliteStore(path, keys=keys)) as store:
+    fill(where, message(), keys=right)
+    with opened(where, keys=keys) as store:
         with pytest.raises(OutboxSealed, match=words) as caught:
             read(store)
         assert str(caught.value).startswith("message m-1 (row 1) ")
         assert not caught.value.retryable
         counters = store.snapshot().counters
         assert (counters.open, counters.parked) == (1, 0)
-    with closing(SqliteStore(path, keys=right)) as store:
+    with opened(where, keys=right) as store:
         assert read(store) == [message()]
 
 
 def test_a_relay_without_the_key_says_so_and_stops(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
+    fill(path, message(), keys=keys)
     with FakeBroker() as broker:
         broker.declare_queue("all")
         with (
@@ -151,49 +151,44 @@ def test_a_relay_without_the_key_says_so_and_stops(path: Path, keys: OutboxKeys)
     assert Outbox(path).status().open == 1
 
 
-def test_a_relay_with_the_key_sends_what_was_accepted(path: Path, keys: OutboxKeys) -> None:
+def test_a_relay_with_the_key_sends_what_was_accepted(where: Where, keys: OutboxKeys) -> None:
     with FakeBroker() as broker:
         broker.declare_queue("all")
-        with Outbox(path, keys=keys) as outbox:
-            outbox.enqueue(Message(**SECRET, routing_key="all"))
-        with Publisher(broker.url, outbox=path, outbox_keys=keys) as publisher:
+        fill(where, Message(**SECRET, routing_key="all"), keys=keys)
+        with Publisher(broker.url, outbox=where, outbox_keys=keys) as publisher:
             publisher.publish(b"another", routing_key="all").result(60)
             publisher.flush(60)
         assert [bytes(m.body) for m in broker.messages("all")] == [b"card 4111", b"another"]
-    assert b"another" not in everything(path)
+    assert b"another" not in everything(where)
 
 
 def parked_for(path: Path, keys: OutboxKeys | None) -> dict[int, str]:
     """What a relay with these keys parks, and why; it publishes nothing."""
-    with closing(SqliteStore(path, keys=keys)) as store:
+    with opened(path, keys=keys) as store:
         assert read(store) == []
         return {row.id: row.reason for row in store.damaged()}
 
 
-def edit(path: Path, **columns: Any) -> None:
+def edit(where: Where, **columns: Any) -> None:
     """Change the one row as an intruder would: with a checksum that fits."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for name, value in columns.items():
-            connection.execute(f"UPDATE reliablepub_messages SET {name} = ?", (value,))
-        ((m, e, r, p, body, key),) = connection.execute(
-            "SELECT message_id, exchange, routing_key, properties, body, ordering_key "
-            "FROM reliablepub_messages"
-        )
-        texts = (m.encode(), e.encode(), r.encode(), p.encode(), key.encode() if key else None)
-        checksum = checksum_of(texts, body)
-        connection.execute("UPDATE reliablepub_messages SET checksum = ?", (checksum,))
-    assert Outbox(path).audit().is_right
+    for name, value in columns.items():
+        sql(where, f"UPDATE reliablepub.messages SET {name} = ?", value)
+    names = "message_id, exchange, routing_key, properties, ordering_key"
+    [(*texts, body)] = sql(where, f"SELECT {names}, body FROM reliablepub.messages")
+    as_bytes: Any = tuple(text if text is None else text.encode() for text in texts)
+    checksum = checksum_of(as_bytes, body)
+    sql(where, "UPDATE reliablepub.messages SET checksum = ?", checksum)
+    assert Outbox(where).audit().is_right
 
 
-def store_as_version_1(path: Path, *, name: str = "old", key: bytes = OLD) -> None:
+def store_as_version_1(where: Where, *, name: str = "old", key: bytes = OLD) -> None:
     """A message as it was encrypted before rows were bound to their addresses."""
-    with Outbox(path) as outbox:
-        outbox.enqueue(message())
+    fill(where, message())
     text = to_text(message()).encode()
     plain = len(text).to_bytes(4, "big") + text + message().body
     nonce = bytes(12)
     body = nonce + AESGCM(key).encrypt(nonce, plain, b"1\0m-1")
-    edit(path, properties=f'{{"$key":"{name}"}}', body=body)
+    edit(where, properties=f'{{"$key":"{name}"}}', body=body)
 
 
 CHANGED = (
@@ -222,16 +217,16 @@ PLAIN = (
     ids=str,
 )
 def test_an_address_that_was_edited_is_parked_and_the_others_go_out(
-    path: Path, keys: OutboxKeys, columns: dict[str, Any]
+    where: Where, keys: OutboxKeys, columns: dict[str, Any]
 ) -> None:
-    with Outbox(path, keys=keys) as outbox:
+    with Outbox(where, keys=keys) as outbox:
         outbox.enqueue(message())
         if "body" in columns:
-            ((body,),) = sql(path, "SELECT body FROM reliablepub_messages")
+            ((body,),) = sql(where, "SELECT body FROM reliablepub.messages")
             columns = {"body": body[:-1] + bytes([body[-1] ^ 1])}
-        edit(path, **columns)
+        edit(where, **columns)
         outbox.enqueue(message(3))
-    with closing(SqliteStore(path, keys=keys)) as store:
+    with opened(where, keys=keys) as store:
         assert read(store) == [message(3)]
         assert [row.reason for row in store.damaged()] == [CHANGED]
 
@@ -239,11 +234,10 @@ def test_an_address_that_was_edited_is_parked_and_the_others_go_out(
 def test_a_row_of_the_new_version_cannot_be_made_one_of_the_old(
     path: Path, keys: OutboxKeys
 ) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
+    fill(path, message(), keys=keys)
     edit(path, properties='{"$key":"old"}', routing_key="elsewhere")
     with (
-        closing(SqliteStore(path, keys=keys)) as store,
+        opened(path, keys=keys) as store,
         pytest.raises(OutboxSealed, match="is not the one it was encrypted with"),
     ):
         read(store)
@@ -261,87 +255,82 @@ def test_a_row_of_the_new_version_cannot_be_made_one_of_the_old(
 def test_a_name_of_a_key_that_is_none_is_damage(
     path: Path, keys: OutboxKeys, properties: str, *, has_keys: bool
 ) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
+    fill(path, message(), keys=keys)
     edit(path, properties=properties)
     assert list(parked_for(path, keys if has_keys else None)) == [1]
 
 
 def test_what_is_not_encrypted_is_parked_where_keys_are_given(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(message())
+    fill(path, message())
     assert parked_for(path, keys) == {1: PLAIN}
     assert Outbox(path).retry() == 1
     accepting = OutboxKeys({"old": OLD}, accept_plaintext=True)
-    with closing(SqliteStore(path, keys=accepting)) as store:
-        due, _ = store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())
-        assert [entry.message for entry in due] == [message()]
+    with opened(path, keys=accepting) as store:
+        assert read_due(store) == [message()]
 
 
 def test_what_was_encrypted_the_old_way_can_be_read(path: Path, keys: OutboxKeys) -> None:
     store_as_version_1(path)
-    with closing(SqliteStore(path, keys=keys)) as store:
+    with opened(path, keys=keys) as store:
         assert read(store) == [message()]
     with (
-        closing(SqliteStore(path, keys=OutboxKeys({"old": NEW}))) as store,
+        opened(path, keys=OutboxKeys({"old": NEW})) as store,
         pytest.raises(OutboxSealed, match="the row was moved"),
     ):
         read(store)
     elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
     assert intervene(outbox_at(path), [1], elsewhere, keys=keys).changed == 1
     edit(path, routing_key="key")  # it is bound to its address now
-    with closing(SqliteStore(path, keys=keys)) as store:
-        assert store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())[0] == []
+    with opened(path, keys=keys) as store:
+        assert read_due(store) == []
         assert [row.reason for row in store.damaged()] == [CHANGED]
 
 
 def test_what_was_edited_is_not_rerouted(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
+    fill(path, message(), keys=keys)
     edit(path, exchange="mine")
     back = Intervention(Action.REROUTE, exchange="other")
     assert intervene(outbox_at(path), [1], back, keys=keys).damaged == [1]
 
 
-def test_everything_is_encrypted_anew_beside_a_relay(path: Path) -> None:
-    store_as_version_1(path)
-    old = OutboxKeys({"old": OLD})
+def test_everything_is_encrypted_anew_beside_a_relay(where: Where) -> None:
+    store_as_version_1(where)
+    old, new = OutboxKeys({"old": OLD}), OutboxKeys({"new": NEW})
     both = OutboxKeys({"new": NEW, "old": OLD})
-    with Outbox(path, keys=old) as outbox:
-        for number in range(2, 5):
-            outbox.enqueue(message(number))
-    with Outbox(path) as outbox:
-        outbox.enqueue(message(5))  # not encrypted
-    with closing(SqliteStore(path, keys=both, keep_confirmed_s=9e9)) as store:
+    fill(where, *map(message, range(2, 5)), keys=old)
+    fill(where, message(5))  # not encrypted
+    with opened(where, keys=both, keep_confirmed_s=9e9) as store:
+        store.show({})
         first, second, third, fourth = store.read_ready(1, 4, limit=4, bytes_max=10**9)[0]
-        attempt = Attempt(second, "1-1", 1, REFUSED, 2.0)
-        store.commit(Changes(parked=[attempt], attempts=[attempt], confirmed=[third]))
-        with Outbox(path, keys=both) as outbox:
+        park(store, second)
+        store.commit(Changes(confirmed=[third]))
+        with Outbox(where, keys=both) as outbox:
             result = outbox.rekey()
             assert (result.changed, result.left) == (4, {5: PLAIN})
             assert outbox.rekey().changed == 0
             assert outbox.audit().is_right
+        assert [missing_key(outbox_at(where), both, keys) for keys in (old, new)] == ["new", None]
         store.commit(Changes(confirmed=[first]))  # what it holds in memory is the same message
-        assert [e.message for e in store.read_ready(4, 4, limit=4, bytes_max=10**9)[0]] == [
-            fourth.message
-        ]
-    new = OutboxKeys({"new": NEW})
-    assert Outbox(path).retry() == 1
-    with closing(SqliteStore(path, keys=new)) as store:
-        due, _ = store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())
-        assert [entry.message for entry in due] == [message(2)]
-        assert read(store) == [message(4)]
-    accepting = OutboxKeys({"new": NEW}, accept_plaintext=True)
-    assert Outbox(path, keys=accepting).rekey().changed == 1
-    marks = "SELECT properties FROM reliablepub_{0} "
+        assert read(store, 4, 4) == [fourth.message]
+    elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
+    assert intervene(outbox_at(where), [4], elsewhere, keys=both).changed == 1
+    assert Outbox(where).retry() == 1
+    with opened(where, keys=new) as store:
+        retried, rerouted = sorted(read_due(store), key=lambda one: str(one.message_id))
+        assert (retried, rerouted.body) == (message(2), message(4).body)
+        assert rerouted.routing_key == "elsewhere"
+        assert read(store) == []
+        assert {row.id: row.reason for row in store.damaged()} == {5: PLAIN}
+        store.commit(Changes())
+    Outbox(where).retry()
+    assert Outbox(where, keys=OutboxKeys({"new": NEW}, accept_plaintext=True)).rekey().changed == 1
     tables = ("messages", "parked", "confirmed")
-    query = " UNION ".join(marks.format(table) for table in tables)
-    assert sql(path, query) == [('{"$key":"new","v":2}',)]
+    query = " UNION ".join(f"SELECT properties FROM reliablepub.{table}" for table in tables)
+    assert sql(where, query) == [('{"$key":"new","v":2}',)]
 
 
 def test_to_encrypt_anew_takes_every_key(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
+    fill(path, message(), keys=keys)
     with pytest.raises(OutboxSealed, match="'old', and that key was not given"):
         Outbox(path, keys=OutboxKeys({"new": NEW})).rekey()
     with pytest.raises(ConfigurationError, match="rekey needs the keys"):
@@ -355,13 +344,12 @@ def test_keys_are_rotated_without_a_gap(path: Path) -> None:
     for before, after in pairwise(steps):
         for enqueuer, relay in ((before, after), (after, before), (after, after)):
             number += 1
-            with Outbox(path, keys=OutboxKeys(enqueuer)) as outbox:
-                outbox.enqueue(message(number))
-            with closing(SqliteStore(path, keys=OutboxKeys(relay))) as store:
+            fill(path, message(number), keys=OutboxKeys(enqueuer))
+            with opened(path, keys=OutboxKeys(relay)) as store:
                 assert message(number) in read(store)
     with Outbox(path, keys=OutboxKeys(steps[-1])) as outbox:
         outbox.rekey()
-    with closing(SqliteStore(path, keys=OutboxKeys({"new": NEW}))) as store:
+    with opened(path, keys=OutboxKeys({"new": NEW})) as store:
         assert len(read(store)) == number
 
 
@@ -407,25 +395,21 @@ def test_a_key_that_the_relay_lacks_holds_up_no_others(
 
 
 def test_a_row_that_was_moved_is_not_accepted(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
-    sql(path, "UPDATE reliablepub_messages SET id = 7")
+    fill(path, message(), keys=keys)
+    sql(path, "UPDATE reliablepub.messages SET id = 7")
     assert parked_for(path, keys) == {7: CHANGED}
 
 
 def test_a_flipped_bit_is_damage_and_not_a_wrong_key(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
-    sql(path, "UPDATE reliablepub_messages SET body = CAST(body || x'00' AS BLOB)")
-    with closing(SqliteStore(path, keys=keys)) as store:
+    fill(path, message(), keys=keys)
+    sql(path, "UPDATE reliablepub.messages SET body = CAST(body || x'00' AS BLOB)")
+    with opened(path, keys=keys) as store:
         assert read(store) == []
         assert store.snapshot().counters.parked == 1
 
 
 def test_rerouting_takes_the_key_and_audit_and_salvage_do_not(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message(1))
-        outbox.enqueue(message(2))
+    fill(path, message(1), message(2), keys=keys)
     elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
     for wrong in (None, OutboxKeys({"new": NEW})):
         with pytest.raises(OutboxSealed, match="that key was not given"):
@@ -435,32 +419,33 @@ def test_rerouting_takes_the_key_and_audit_and_salvage_do_not(path: Path, keys: 
     assert Outbox(path).audit().is_right
     new = path.with_name("new.db")
     assert Outbox(new).salvage(path).open == 2
-    with closing(SqliteStore(new, keys=keys)) as store:
+    with opened(new, keys=keys) as store:
         assert read(store)[0].body == b"card 4111"
-        due, _ = store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())
-        found = {m.message_id: m.routing_key for m in [*read(store), *(e.message for e in due)]}
+        found = {m.message_id: m.routing_key for m in [*read(store), *read_due(store)]}
         assert found == {"m-1": "elsewhere", "m-2": "key"}
 
 
-def test_without_a_key_it_is_shown_as_what_it_is_and_not_brought_elsewhere(
-    path: Path, keys: OutboxKeys
+def test_with_its_key_a_message_is_shown_and_without_it_as_what_it_is_and_not_brought_elsewhere(
+    where: Where, keys: OutboxKeys
 ) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
-    contents = read_contents(outbox_at(path), 1)
+    fill(where, message(), keys=keys)
+    contents = read_contents(outbox_at(where), 1)
     assert contents is not None
     assert contents.columns["message_id"] == "m-1"
     assert "encrypted with key 'old'" in str(contents.problem)
+    assert contents.is_sealed
+    contents = read_contents(outbox_at(where), 1, keys)
+    assert contents is not None
+    assert (contents.body, contents.headers) == (b"card 4111", {"who": "Ms Secret"})
     encrypted: list[int] = []
-    assert list(export_lines(outbox_at(path), [1, 2], encrypted)) == []
+    assert list(export_lines(outbox_at(where), [1, 2], encrypted)) == []
     assert encrypted == [1]
 
 
 def test_what_an_earlier_version_has_exported_encrypted_is_not_brought_in(
     path: Path, keys: OutboxKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        outbox.enqueue(message())
+    fill(path, message(), keys=keys)
     monkeypatch.setattr("reliablepub.outbox.admin.transfer.is_sealed", lambda _: False)
     lines = list(export_lines(outbox_at(path), [1]))
     with pytest.raises(BadLine) as caught:
@@ -547,10 +532,8 @@ def test_without_cryptography_it_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_each_message_has_a_nonce_of_its_own(path: Path, keys: OutboxKeys) -> None:
-    with Outbox(path, keys=keys) as outbox:
-        for _ in range(50):
-            outbox.enqueue(message())
-    query = "SELECT count(DISTINCT substr(body, 9, 12)) FROM reliablepub_messages"
+    fill(path, *(message() for _ in range(50)), keys=keys)
+    query = "SELECT count(DISTINCT substr(body, 9, 12)) FROM reliablepub.messages"
     assert sql(path, query) == [(50,)]
 
 
@@ -573,27 +556,24 @@ def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_nothing_is_encrypted_under_a_key_that_the_relay_lacks(
-    path: Path, theirs: OutboxKeys | None, words: str
+    where: Where, theirs: OutboxKeys | None, words: str
 ) -> None:
-    with Outbox(path, keys=OutboxKeys({"old": OLD})) as outbox:
-        outbox.enqueue(message())
+    fill(where, message(), keys=OutboxKeys({"old": OLD}))
     both = OutboxKeys({"new": NEW, "old": OLD})
-    with Outbox(path, keys=both) as outbox:
-        with closing(SqliteStore(path, keys=theirs)) as store:
+    with Outbox(where, keys=both) as outbox:
+        with opened(where, keys=theirs) as store:
             store.show({})
             with pytest.raises(OutboxError, match=f"{words}, and would end at the first message"):
                 outbox.rekey()
-            assert sql(path, MARKS) == [('{"$key":"old","v":2}',)]
-        with closing(SqliteStore(path, keys=both)) as store:
+            assert sql(where, MARKS) == [('{"$key":"old","v":2}',)]
+        with opened(where, keys=both) as store:
             store.show({})
             assert outbox.rekey().changed == 1
 
 
 def test_one_that_starts_meanwhile_ends_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = OutboxKeys({"old": OLD})
-    with Outbox(path, keys=old) as outbox:
-        for number in range(3):
-            outbox.enqueue(message(number))
+    fill(path, *map(message, range(3)), keys=old)
     monkeypatch.setattr(rekeying, "CHUNK", 1)
     stores: list[SqliteStore] = []
 
@@ -620,12 +600,12 @@ def test_large_messages_are_encrypted_anew_in_small_transactions(
             outbox.enqueue(Message(bytes(2 << 20), message_id=f"m-{number}"))
     both = OutboxKeys({"new": NEW, "old": OLD})
     with Outbox(path, keys=both) as outbox:
-        before = sql(path, "SELECT count(*) FROM reliablepub_messages")
+        before = sql(path, "SELECT count(*) FROM reliablepub.messages")
         pauses: list[float] = []
         monkeypatch.setattr("reliablepub.outbox.admin.interventions.time.sleep", pauses.append)
         assert outbox.rekey().changed == 5
         assert len(pauses) == 3, "two messages of 2 MiB in each transaction"
-        assert sql(path, "SELECT count(*) FROM reliablepub_messages") == before
+        assert sql(path, "SELECT count(*) FROM reliablepub.messages") == before
         assert outbox.audit().is_right
 
 
@@ -637,14 +617,11 @@ def test_a_row_that_cannot_be_changed_does_not_stop_the_others(
     path: Path, table: str, change: str
 ) -> None:
     old, both = OutboxKeys({"old": OLD}), OutboxKeys({"new": NEW, "old": OLD})
-    with Outbox(path, keys=old) as outbox:
-        for number in range(1, 4):
-            outbox.enqueue(message(number))
-    with closing(SqliteStore(path, keys=old)) as store:
+    fill(path, *map(message, range(1, 4)), keys=old)
+    with opened(path, keys=old) as store:
         if table == "parked":
             found = store.read_ready(1, 3, limit=3, bytes_max=10**9)[0]
-            attempts = [Attempt(one, "1-1", 1, REFUSED, 2.0) for one in found]
-            store.commit(Changes(parked=attempts, attempts=attempts))
+            park(store, *found)
     edit_lax(path, f"{change} WHERE id = 2", f"reliablepub_{table}")
     with Outbox(path, keys=both) as outbox:
         result = outbox.rekey()
@@ -654,8 +631,7 @@ def test_a_row_that_cannot_be_changed_does_not_stop_the_others(
 
 
 def test_a_full_disk_is_left_to_the_relay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Outbox(path, keys=OutboxKeys({"old": OLD})) as outbox:
-        outbox.enqueue(message())
+    fill(path, message(), keys=OutboxKeys({"old": OLD}))
     monkeypatch.setattr("reliablepub.outbox.sqlite.space.free_bytes", lambda _: 0.0)
     with (
         Outbox(path, keys=OutboxKeys({"new": NEW, "old": OLD})) as outbox,

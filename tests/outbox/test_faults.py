@@ -23,6 +23,7 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import connections, lock, space
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import stored
 from tests.disks import folder_in_memory
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Shim, shim
@@ -86,8 +87,7 @@ def filled(memory: Path) -> Path:
     folder.mkdir()
     store = SqliteStore(folder / "outbox.db")
     with closing(store):
-        entries = [new_entry(n, size=100 + 150 * n) for n in range(1, 21)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(new_entry(n, size=100 + 150 * n) for n in range(1, 21)))
         store.commit(Changes(sent=[Batch(1, 1, entries[:10])], confirmed=entries[16:]))
         crashed = folder.with_name("crashed")
         shutil.copytree(folder, crashed)  # with its log: a kill would leave it so

@@ -29,6 +29,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MISTYPED
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED
+from tests.asking import fill
 from tests.outbox.conftest import Make
 from tests.sqlite import edit_lax as edit
 from tests.sqlite import sql
@@ -382,9 +383,7 @@ def test_an_operator_can_change_the_others_and_discard_such_a_row(
 ) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     ids, where = [1, 2, 3], outbox_at(path)
-    with Outbox(path) as outbox:
-        for n in ids:
-            outbox.enqueue(Message(b"x", "e", "k", not_before=later, ordering_key=f"k{n}"))
+    fill(path, *(Message(b"x", "e", "k", not_before=later, ordering_key=f"k{n}") for n in ids))
     if table == "reliablepub_parked":
         assert intervene(where, ids, Intervention(Action.PARK)).changed == 3
     edit(path, f"{change} WHERE id = 2", table)
@@ -393,8 +392,7 @@ def test_an_operator_can_change_the_others_and_discard_such_a_row(
     for what in (Intervention(Action.RETRY), to):
         effect = intervene(where, ids, what)
         assert (effect.changed, effect.damaged) == (2, [2])
-    left = rekey(where, OutboxKeys({"one": bytes(32)}, accept_plaintext=True)).left
-    assert list(left) == [2]
+    assert list(rekey(where, OutboxKeys({"one": bytes(32)}, accept_plaintext=True)).left) == [2]
     assert intervene(where, [2], Intervention(Action.DISCARD)).changed == 1
     with closing(SqliteStore(path)) as store:
         counters = store.commit(Changes()).counters

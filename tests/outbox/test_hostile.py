@@ -16,15 +16,15 @@ from reliablepub.cli.output import age, ago
 from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
-from reliablepub.outbox.entry import Attempt, Changes
+from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import COUNT_MAX, ID_MAX, SIZE_MAX, TIME_MAX, checksum_of, misfits
 from reliablepub.outbox.sqlite.salvage import Pages, Value, _checksum
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
+from tests.asking import fill, park, stored
 from tests.outbox.conftest import Make
-from tests.outcomes import REFUSED
 from tests.sqlite import sql
 
 PAGE = 4_096
@@ -198,10 +198,8 @@ def cases(*tables: dict[str, list[object]]) -> list[tuple[str, object]]:
 @pytest.fixture
 def open_and_parked(path: Path, entry: Make) -> Path:
     with closing(SqliteStore(path)) as store:
-        entries = [entry(), entry(), entry()]
-        store.commit(Changes(new=entries))
-        attempt = Attempt(entries[2], "1-1", 1, REFUSED, 9.0)
-        store.commit(Changes(parked=[attempt], attempts=[attempt]))
+        entries = stored(store, entry(), entry(), entry())
+        park(store, entries[2], at=9.0)
     return path
 
 
@@ -417,8 +415,7 @@ def test_a_size_is_not_believed(open_and_parked: Path) -> None:
 
 def plant(path: Path, **columns: Any) -> None:
     """A row as an intruder writes it: the checksum fits."""
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"planted", routing_key="all", message_id="m"))
+    fill(path, Message(b"planted", routing_key="all", message_id="m"))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for name, value in columns.items():
             connection.execute(f"UPDATE reliablepub_messages SET {name} = ?", (value,))
@@ -467,8 +464,7 @@ def test_what_cannot_be_sent_is_parked_and_the_relay_goes_on(
     path: Path, columns: dict[str, object]
 ) -> None:
     plant(path, **columns)
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"fine", routing_key="all"))
+    fill(path, Message(b"fine", routing_key="all"))
     with FakeBroker() as broker:
         broker.declare_queue("all")
         for _ in range(2):

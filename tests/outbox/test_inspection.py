@@ -24,6 +24,7 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.asking import stored
 from tests.outbox.conftest import Make
 from tests.outcomes import RETURNED
 
@@ -75,8 +76,7 @@ def test_what_may_have_arrived_is_told_of_parked_messages_and_held_keys(
 
 
 def test_a_held_key_is_told_with_what_waits(store: SqliteStore, path: Path, entry: Make) -> None:
-    new = [entry(ordering_key=key) for key in ("b", "b", "b", "a")]
-    store.commit(Changes(new=new))
+    new = stored(store, *(entry(ordering_key=key) for key in ("b", "b", "b", "a")))
     park(store, new[0], new[3])
     a, b = read_held_keys(outbox_at(path), limit=5)
     assert b == HeldKey(

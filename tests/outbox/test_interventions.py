@@ -8,18 +8,14 @@ import pytest
 
 from reliablepub import Outbox, OutboxError
 from reliablepub.outbox.admin import interventions, pruning
-from reliablepub.outbox.admin.interventions import (
-    Action,
-    Effect,
-    Intervention,
-    foresee,
-    intervene,
-)
+from reliablepub.outbox.admin.interventions import Action, Effect, Intervention, foresee, intervene
 from reliablepub.outbox.admin.pruning import Times, prune
 from reliablepub.outbox.admin.selection import Selection, find_ids, those_that_match
 from reliablepub.outbox.entry import Attempt, Changes, Store
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outcome import NACKED
+from tests.asking import stored
+from tests.between import after
 from tests.outbox.conftest import Make
 from tests.outcomes import RETURNED
 from tests.stores import Where, open_store
@@ -37,8 +33,7 @@ def store(where: Where) -> Iterator[Store]:
 @pytest.fixture
 def parked(store: Store, where: Where, entry: Make) -> Where:
     """Messages 1 to 4; 2 and 3 are parked, and 3 was nacked before."""
-    new = [entry() for _ in range(4)]
-    store.commit(Changes(new=new))
+    new = stored(store, *(entry() for _ in range(4)))
     new[2].nacked = 1
     given_up = [Attempt(one, "1-1", one.id, RETURNED, 50.0) for one in new[1:3]]
     nacked = Attempt(new[2], "1-1", 9, NACKED, 40.0)
@@ -66,16 +61,11 @@ def test_what_no_longer_matches_is_left_alone(parked: Where) -> None:
 
 def test_nor_is_it_pruned(parked: Where, monkeypatch: pytest.MonkeyPatch) -> None:
     database = outbox_at(parked)
-
-    def found(*arguments: Any) -> list[int]:
-        ids = find_ids(*arguments)
-        intervene(database, [2], Intervention(Action.RETRY))
-        return ids
-
     times = Times(parked_before=60.0, history_before=45.0, now=120.0)
     foreseen = pruning.foresee(database, times)
     assert (foreseen.parked, foreseen.expired, foreseen.interventions) == (2, 0, 0)
-    monkeypatch.setattr("reliablepub.outbox.admin.pruning.find_ids", found)
+    retry = Intervention(Action.RETRY)
+    after(monkeypatch, pruning, "find_ids", lambda *_: intervene(database, [2], retry))
     assert prune(database, times).parked == 1
     assert states(parked) == {1: "ready", 2: "ready", 4: "ready"}
 
@@ -111,15 +101,10 @@ def test_what_was_put_back_before_an_error_stays(
 
 @pytest.mark.parametrize("read_bytes", [1, 500, 10**9])
 def test_messages_are_rerouted_so_many_at_a_time_as_memory_holds(
-    store: Store,
-    where: Where,
-    entry: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    read_bytes: int,
+    store: Store, where: Where, entry: Make, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
     monkeypatch.setattr(interventions, "_READ_BYTES", read_bytes)
-    new = [entry(body=bytes(10 * n), headers={"n": n}) for n in range(12)]
-    store.commit(Changes(new=new))
+    new = stored(store, *(entry(body=bytes(10 * n), headers={"n": n}) for n in range(12)))
     parked = [Attempt(one, "1-1", 1, RETURNED, 9.0) for one in new[6:]]
     store.commit(Changes(parked=parked, attempts=parked))
     store.close()

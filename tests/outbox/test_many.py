@@ -14,17 +14,11 @@ import pytest
 from psycopg import ClientCursor, RawCursor
 from psycopg.rows import dict_row
 
-from reliablepub import (
-    InvalidMessage,
-    Message,
-    Outbox,
-    OutboxFull,
-    OutboxKeys,
-    OutboxUnsure,
-)
+from reliablepub import InvalidMessage, Message, Outbox, OutboxFull, OutboxKeys, OutboxUnsure
 from reliablepub.hooks import MessagesRejected
 from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.outbox.outbox import _CHUNK_BYTES, _CHUNK_MESSAGES
+from tests.between import before
 from tests.outbox.cuts import Cut, end_connections
 
 MANY = 2 * _CHUNK_MESSAGES + 7
@@ -171,13 +165,7 @@ def test_a_message_that_cannot_be_made_keeps_the_chunks_before_it(
 
 def test_a_chunk_is_bounded_in_bytes(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks: list[int] = []
-    enqueue = outbox._enqueue
-
-    def counted(new: Any, **options: Any) -> None:
-        chunks.append(len(new))
-        enqueue(new, **options)
-
-    monkeypatch.setattr(outbox, "_enqueue", counted)
+    before(monkeypatch, outbox, "_enqueue", lambda new, **options: chunks.append(len(new)))
     third = Message(bytes(_CHUNK_BYTES // 3))
     outbox.enqueue_many([third, third, third, Message(bytes(_CHUNK_BYTES + 1)), Message(b"")])
     assert chunks == [2, 1, 1, 1]

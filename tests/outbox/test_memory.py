@@ -5,13 +5,13 @@ from dataclasses import replace
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.memory import _CROWDED_MIN, MemoryStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.asking import stored
 from tests.outbox.conftest import Make
 
 
 def test_times_that_are_no_longer_true_do_not_pile_up(entry: Make) -> None:
     store = MemoryStore()
-    new = [entry() for _ in range(_CROWDED_MIN + 200)]
-    store.commit(Changes(new=new))
+    new = stored(store, *(entry() for _ in range(_CROWDED_MIN + 200)))
     for round_ in range(10):
         for one in new:
             one.due_at = float(100 * round_ + one.id % 7)

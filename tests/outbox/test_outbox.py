@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import create_engine
@@ -42,6 +43,7 @@ from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.asking import fill, stored
 from tests.lazy import Lazy
 from tests.outbox.conftest import Make
 from tests.outcomes import RETURNED
@@ -316,8 +318,7 @@ def test_a_database_of_an_application_becomes_an_outbox(
     if use == "relay":
         SqliteStore(path).close()
     else:
-        with Outbox(path) as outbox:
-            outbox.enqueue(Message(b"x"))
+        fill(path, Message(b"x"))
     assert Outbox(path).status().open == (use == "enqueue")
     assert app.execute("SELECT id FROM orders").fetchall() == [(1,)]
 
@@ -508,8 +509,7 @@ def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
 
 def test_lists_have_a_hundred_rows_unless_more_are_asked_for(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        new = [entry(ordering_key=f"k{n}") for n in range(101)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry(ordering_key=f"k{n}") for n in range(101)))
         parked = [Attempt(one, "1-1", 1, RETURNED, 5.0) for one in new]
         store.commit(Changes(parked=parked, attempts=parked))
     outbox = Outbox(path)
@@ -519,8 +519,7 @@ def test_lists_have_a_hundred_rows_unless_more_are_asked_for(path: Path, entry: 
 
 def test_only_what_was_put_in_after_the_holder_is_behind_it(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        new = [entry(ordering_key="k") for _ in range(4)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry(ordering_key="k") for _ in range(4)))
         parked = [Attempt(new[1], "1-1", 1, RETURNED, 5.0)]
         store.commit(Changes(parked=parked, attempts=parked))
     [held] = Outbox(path).held_keys()
@@ -590,8 +589,7 @@ def test_an_empty_outbox_has_a_status_too(path: Path) -> None:
 
 def test_parking_can_be_undone(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        new = [entry() for _ in range(4)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry() for _ in range(4)))
         for one in new:
             one.returned, one.uncertain = 3, 2
         given_up = [Attempt(e, "1-1", e.id, RETURNED, 5.0) for e in new[1:]]
@@ -676,17 +674,13 @@ def test_the_position_in_a_strange_file_is_not_guessed(path: Path) -> None:
 def test_the_position_in_a_folder_of_others_is_not_guessed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forbidden(_: Path, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "stat", forbidden)
+    monkeypatch.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(OutboxError, match="cannot be used: Permission denied; this user needs"):
         Outbox(path).position("file")
 
 
 def test_a_transaction_that_has_only_begun_waits_for_another_writer(path: Path) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"1"))
+    fill(path, Message(b"1"))
     with (
         closing(sqlite3.connect(path, isolation_level=None)) as app,
         closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other,
@@ -774,22 +768,19 @@ def test_no_id_is_assigned_twice_although_an_application_numbers_its_rows_anew(
 ) -> None:
     change = "DELETE FROM sqlite_sequence"
     with closing(SqliteStore(path)) as store:
-        new = [entry() for _ in range(3)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry() for _ in range(3)))
         attempt = Attempt(new[2], "1-1", 1, RETURNED, 5.0)
         store.commit(Changes(confirmed=new[:2], parked=[attempt], attempts=[attempt]))
         sql(path, change)
         assert store.snapshot().last_id == 3
-        with Outbox(path) as outbox:
-            outbox.enqueue(b"by another process")
+        fill(path, Message(b"by another process"))
         assert store.snapshot().last_id == 4, "or the relay would not look for it"
         sql(path, change)
         last = entry()
         assert store.commit(Changes(new=[last])).last_id == last.id == 5
         sql(path, change)
     other = path.with_name("other.db")
-    with Outbox(other) as outbox:
-        outbox.enqueue(b"from elsewhere")
+    fill(other, Message(b"from elsewhere"))
     list(import_lines(outbox_at(path), export_lines(outbox_at(other), [1]), "other"))
     assert [row["id"] for row in Outbox(path).rows("open")] == [4, 5, 6]
 
@@ -935,8 +926,7 @@ def test_nor_in_an_outbox_that_was_salvaged(path: Path, entry: Make) -> None:
     """Its ids are higher than the number of messages that were stored."""
     new = path.with_name("new.db")
     with closing(SqliteStore(path)) as store:
-        entries = [entry() for _ in range(10)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(10)))
         attempt = Attempt(entries[9], "1-1", 1, RETURNED, 5.0)
         store.commit(Changes(confirmed=entries[:8], parked=[attempt], attempts=[attempt]))
     assert Outbox(new).salvage(path).open == 1

@@ -36,6 +36,8 @@ from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.asking import fill, ready_ids, stored
+from tests.between import after
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections, server_down
 from tests.postgres import PostgresServer, can_connect
@@ -47,15 +49,9 @@ ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
 
 @pytest.fixture
 def url(postgres_url: str) -> str:
-    """An outbox of this test's own."""
+    """An outbox in the database that a test may also reach by a PgBouncer."""
     Outbox(postgres_url).create()
     return postgres_url
-
-
-@pytest.fixture
-def own(url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(Server.of(url))) as opened:
-        yield opened
 
 
 def message_ids(entries: list[Entry]) -> list[str | None]:
@@ -89,8 +85,7 @@ def test_a_row_of_a_slow_transaction_is_told_when_it_commits(url: str, own: Post
     second = own.snapshot()
     assert (second.last_id, second.late) == (first.last_id, ((1, 1),))
     assert second.counters.open == 2
-    entries, _ = own.read_ready(1, 1, **ALL)
-    assert message_ids(entries) == ["slow"]
+    assert ready_ids(own, 1, 1) == ["slow"]
 
 
 def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told() -> None:
@@ -120,10 +115,9 @@ def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told() -> Non
             until(lambda: can_connect(url))
             Outbox(url).enqueue(Message(b"", message_id="after"))
             assert own.changed_elsewhere()
-            after = own.snapshot()
-            entries, _ = own.read_ready(before.last_id + 1, after.last_id, **ALL)
-            assert message_ids(entries) == ["after"]
-            assert after.counters.stored == 2
+            after_crash = own.snapshot()
+            assert ready_ids(own, before.last_id + 1, after_crash.last_id) == ["after"]
+            assert after_crash.counters.stored == 2
 
 
 def test_a_turn_may_take_longer_than_the_statements_of_its_user(url: str) -> None:
@@ -174,8 +168,7 @@ def test_a_message_that_is_imported_slowly_is_found(url: str, own: PostgresStore
     def work(session: Session) -> None:
         (row["id"],) = session.run("next_id").fetchone()
         session.run("import_open", row).fetchone()
-        with Outbox(url) as outbox:
-            outbox.enqueue(Message(b"", message_id="later"))
+        fill(url, Message(b"", message_id="later"))
         assert own.changed_elsewhere()
         assert own.snapshot().last_id > row["id"]
         session.run("change_ledger", NO_CHANGE | {"stored": 1, "shard": 0, "open_bytes": 10})
@@ -248,11 +241,9 @@ def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
         outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
         outbox.enqueue(Message(b"", message_id="fast"))
         last_id = own.snapshot().last_id
-    entries, _ = own.read_ready(1, last_id, **ALL)
-    assert message_ids(entries) == ["fast"], "or it would be read again when it is told"
+    assert ready_ids(own, 1, last_id) == ["fast"], "or it would be read again when it is told"
     assert own.snapshot().late == ((1, 1),)
-    entries, _ = own.read_ready(1, last_id, **ALL)
-    assert message_ids(entries) == ["slow", "fast"]
+    assert ready_ids(own, 1, last_id) == ["slow", "fast"]
 
 
 @pytest.mark.parametrize("kind", ["ordering key", "due", "expired"])
@@ -315,13 +306,12 @@ def test_what_is_stored_while_a_relay_starts_is_counted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = PostgresStore._take_turn
-
-    def enqueue_after(store: PostgresStore, *arguments: Any) -> Any:
-        result = take(store, *arguments)
-        Outbox(url).enqueue(Message(b"", message_id="new"))
-        return result
-
-    monkeypatch.setattr(PostgresStore, "_take_turn", enqueue_after)
+    after(
+        monkeypatch,
+        PostgresStore,
+        "_take_turn",
+        lambda *_: Outbox(url).enqueue(Message(b"", message_id="new")),
+    )
     with closing(PostgresStore(Server.of(url))) as own:
         monkeypatch.setattr(PostgresStore, "_take_turn", take)
         last_id = own.snapshot().last_id
@@ -395,8 +385,7 @@ def test_an_owner_that_lives_keeps_its_shard(url: str, own: PostgresStore) -> No
 def test_a_silent_owner_is_replaced_and_settles_nothing(
     url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = [entry(), entry()]
-    own.commit(Changes(new=new))
+    new = stored(own, entry(), entry())
     monkeypatch.setattr(ownership, "EXPIRY_S", 0.1)
     time.sleep(0.2)
     with closing(PostgresStore(Server.of(url))) as second:
@@ -804,8 +793,7 @@ def test_an_unsure_commit_is_told_and_its_messages_are_found(
     assert not begin_anew(own).has_lost
     snapshot = own.commit(Changes(new=[entry()]))
     assert snapshot.counters.stored == (3 if behind else 1)
-    found, _ = own.read_ready(1, snapshot.last_id - 1, **ALL)
-    assert message_ids(found) == (message_ids(new) if behind else [])
+    assert ready_ids(own, 1, snapshot.last_id - 1) == (message_ids(new) if behind else [])
     assert counted(url) == (0, 0, 0, 0)
 
 

@@ -14,11 +14,6 @@ from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
 
 
-@pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
 @pytest.fixture(params=[-3_600.0, 3_600.0])
 def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
     """The clock of this host is wrong by an hour."""

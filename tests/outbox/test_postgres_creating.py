@@ -14,6 +14,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.server import Link
 from reliablepub.outbox.postgres.sql import creation, roles
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
@@ -129,9 +130,7 @@ def encoded_url(postgres_server: PostgresServer) -> Iterator[Callable[[str], str
         postgres_server.drop_database(name)
 
 
-def test_a_database_that_cannot_hold_any_text_is_refused(
-    encoded_url: Callable[[str], str],
-) -> None:
+def test_a_database_that_cannot_hold_any_text_is_refused(encoded_url: Callable[[str], str]) -> None:
     url = encoded_url("LATIN1")
     with Outbox(url) as outbox:
         with pytest.raises(OutboxError, match="needs a database with encoding UTF8"):
@@ -179,8 +178,7 @@ def test_roles_suffice_where_nobody_may_call_functions_by_default(
         if not postgres_server.execute("SELECT 1 FROM pg_roles WHERE rolname = 'only_enqueues'"):
             administrator.execute("CREATE ROLE only_enqueues LOGIN")
         administrator.execute("GRANT hardened_enqueuer TO only_enqueues")
-    with Outbox(postgres_url.replace("postgres@", f"{user}@") + "?schema=hardened") as outbox:
-        outbox.enqueue(Message(b""))
+    fill(postgres_url.replace("postgres@", f"{user}@") + "?schema=hardened", Message(b""))
     with Outbox(postgres_url + "?schema=hardened") as outbox:
         assert outbox.status().open == 1
 

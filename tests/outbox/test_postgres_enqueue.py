@@ -19,6 +19,7 @@ from reliablepub import (
 )
 from reliablepub.outbox.postgres import enqueue
 from reliablepub.outbox.postgres.server import Link
+from tests.asking import message_ids
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
@@ -28,18 +29,9 @@ LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
 def app(url: str) -> Iterator[psycopg.Connection]:
     with closing(psycopg.connect(url)) as connection:
         yield connection
-
-
-def message_ids(url: str) -> list[object]:
-    return [row["message_id"] for row in Outbox(url).rows("open")]
 
 
 # ---------------------------------------------------------------------------- keys

@@ -34,6 +34,7 @@ from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
+from tests.asking import fill, message_ids, stored
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections
 from tests.postgres import PostgresServer
@@ -68,11 +69,6 @@ BREAK = """
 
 
 @pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
 def break_(url: str) -> Break:
     """Have so many inserts into a table fail, at once or when they are committed."""
 
@@ -86,16 +82,6 @@ def break_(url: str) -> Break:
             connection.execute(text.encode())
 
     return run
-
-
-@pytest.fixture
-def own(url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(Server.of(url))) as store:
-        yield store
-
-
-def message_ids(url: str) -> list[object]:
-    return [row["message_id"] for row in Outbox(url).rows("open")]
 
 
 def assert_counted(url: str) -> None:
@@ -200,8 +186,7 @@ def test_a_turn_is_tried_again(
 def test_a_turn_that_fails_for_longer_changes_nothing_and_is_told(
     url: str, own: PostgresStore, entry: Make, break_: Break, fault: str
 ) -> None:
-    old = [entry()]
-    own.commit(Changes(new=old))
+    old = stored(own, entry())
     break_(fault, "turns", times=100)
     is_cut = fault == "admin shutdown"
     with pytest.raises(OutboxUnsure if is_cut else OutboxLocked):
@@ -259,8 +244,7 @@ def test_a_disk_that_fails_is_told_and_tried_again(url: str, break_: Break) -> N
         with pytest.raises(OutboxDiskFailed, match="look at the logs of the server"):
             publisher.publish(b"", routing_key="orders")
         break_("I/O error", "turns", times=0)
-        with Outbox(url) as outbox:
-            outbox.enqueue(Message(b"", routing_key="orders"))
+        fill(url, Message(b"", routing_key="orders"))
         until(lambda: len(broker.messages("orders")) == 2)
     assert_counted(url)
 
@@ -450,15 +434,13 @@ def test_tags_of_a_commit_that_was_cut_off_do_not_stay_in_flight(
 ) -> None:
     """The first try was executed and its answer is lost; the second is refused."""
     world = World(own)
-    world.hand_over("a")
-    world.turn()
+    world.sends("a")
     memory = psycopg.errors.OutOfMemory("memory")
     Cut(monkeypatch, step="insert_in_flight", behind=True, then=memory)
     world.connect()
     world.turn()
     world.lose_connection()
-    for _ in range(3):
-        world.turn(after_s=1.0)
+    world.turns(3, after_s=1.0)
     assert world.sent == []
     effect = intervene(outbox_at(url), [1], Intervention(Action.PARK))
     assert (effect.changed, effect.in_flight) == (1, [])

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -33,6 +33,7 @@ from reliablepub.outbox.postgres.store import _TRIES, PostgresStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay import relay as relay_module
 from reliablepub.testing import FakeBroker
+from tests.asking import ready_ids, stored
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, lost, server_down
 from tests.postgres import PostgresServer, can_connect
@@ -42,23 +43,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.postgres
 
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
-
-
-@pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
-def own(url: str) -> Iterator[PostgresStore]:
-    with closing(PostgresStore(Server.of(url))) as store:
-        yield store
-
-
-@pytest.fixture
-def admin(url: str) -> Iterator[psycopg.Connection]:
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        yield connection
 
 
 def message_ids(entries: list[Entry]) -> list[str | None]:
@@ -167,8 +151,7 @@ def test_a_commit_that_was_cut_off_ends_the_run_and_is_awaited(
     assert own.run > run
     own.commit(Changes(new=[entry(message_id="next")]))
     snapshot = own.snapshot()
-    found, _ = own.read_ready(1, snapshot.last_id, **ALL)
-    assert message_ids(found) == ["unsure", "later", "next"]
+    assert ready_ids(own, 1, snapshot.last_id) == ["unsure", "later", "next"]
     assert snapshot.counters.stored == 3
     assert not Outbox(url).audit().differences
 
@@ -267,7 +250,7 @@ def test_a_server_that_was_started_again_ends_the_run(
     assert own.changed_elsewhere()
     restart()
     if is_committing:
-        with pytest.raises(OutboxUnreachable, match="started again"):
+        with pytest.raises(OutboxUnreachable, match="was restarted"):
             own.commit(Changes(new=[entry()], confirmed=[before]))
     assert not begin_anew(own).has_lost
     found, _ = own.read_ready(1, own.snapshot().last_id, **ALL)
@@ -282,8 +265,7 @@ def test_the_confirm_of_a_lost_message_takes_no_other_with_it(
     url: str, own: PostgresStore, admin: psycopg.Connection, entry: Make
 ) -> None:
     """A crash of one server process has lost it, which a relay behind a pooler does not notice."""
-    lost = [entry() for _ in range(3)]
-    own.commit(Changes(new=lost))
+    lost = stored(own, *(entry() for _ in range(3)))
     admin.execute("UPDATE reliablepub.messages SET stored_at = stored_at + 1, message_id = 'other'")
     outcome = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
     confirmed, parked, discarded = lost
@@ -553,8 +535,7 @@ def test_a_commit_is_done_though_the_messages_that_stay_held_cannot_be_counted(
     failure = OutboxUnreachable("the connection is lost")
     Cut(monkeypatch, "read", step="count_held", error=lambda: failure)
     release = Release("orders", "created", 1, is_counted=True)
-    snapshot = own.commit(Changes(new=[entry()], released=[release]))
-    assert snapshot.counters.stored == 6
+    assert own.commit(Changes(new=[entry()], released=[release])).counters.stored == 6
     assert release.count == 1
 
 

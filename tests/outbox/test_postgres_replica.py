@@ -18,6 +18,7 @@ from reliablepub import Message, Outbox, OutboxKeys, OutboxUnsure, ReliablePubEr
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
+from tests.asking import message_ids
 from tests.outbox.conftest import Make
 from tests.postgres import PostgresServer
 from tests.stores import begin_anew
@@ -86,11 +87,6 @@ class Replica:
 
 
 @pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
 def replica(url: str, postgres_server: PostgresServer) -> Iterator[Replica]:
     replica = Replica(postgres_server, url.rpartition("/")[2])
     yield replica
@@ -124,10 +120,6 @@ class Call:
         if isinstance(result, Exception):
             raise result
         return result
-
-
-def message_ids(url: str) -> list[object]:
-    return [row["message_id"] for row in Outbox(url).rows("open")]
 
 
 @pytest.fixture(params=["notice", "error"])

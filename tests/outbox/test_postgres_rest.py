@@ -47,12 +47,6 @@ def own(url: str) -> Iterator[PostgresStore]:
         yield store
 
 
-@pytest.fixture
-def admin(url: str) -> Iterator[psycopg.Connection]:
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        yield connection
-
-
 def rest(store: PostgresStore) -> bool:
     """Whether the relay rests, after nothing has come for a while."""
     bell = store.bell

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -50,17 +50,6 @@ FOR EACH ROW EXECUTE FUNCTION public.note();
 CREATE TRIGGER note BEFORE INSERT ON reliablepub.parked
 FOR EACH ROW EXECUTE FUNCTION public.note();
 """
-
-
-@pytest.fixture
-def url(postgres_outbox: str) -> str:
-    return postgres_outbox
-
-
-@pytest.fixture
-def admin(url: str) -> Iterator[psycopg.Connection]:
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        yield connection
 
 
 # ---------------------------------------------------------------------------- locks

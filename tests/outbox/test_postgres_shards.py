@@ -9,14 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from reliablepub import (
-    InvalidMessage,
-    Message,
-    Outbox,
-    OutboxInUse,
-    Publisher,
-    Unroutable,
-)
+from reliablepub import InvalidMessage, Message, Outbox, OutboxInUse, Publisher, Unroutable
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.opening import outbox_at

@@ -23,6 +23,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import checkpoints, connections, space
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.between import after
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
 from tests.outcomes import REFUSED
@@ -256,13 +257,12 @@ def test_what_was_promised_survives_a_loss_of_power(memory: Path) -> None:
 
 def test_without_its_syncs_it_would_not(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation can tell: with `synchronous = OFF` promises are broken."""
-    prepare = connections._prepare
-
-    def careless(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
-        prepare(connection, path, is_relay=is_relay)
-        connection.execute("PRAGMA synchronous = OFF")
-
-    monkeypatch.setattr(connections, "_prepare", careless)
+    after(
+        monkeypatch,
+        connections,
+        "_prepare",
+        lambda connection, path, *, is_relay: connection.execute("PRAGMA synchronous = OFF"),
+    )
     log = record(memory, seed=1, turns=10)
     with pytest.raises((AssertionError, sqlite3.DatabaseError)):
         check(log, memory, seed=1)

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -273,10 +274,7 @@ def test_nothing_is_sent_where_no_message_can_go(address: dict[str, Any]) -> Non
 
 
 def test_who_has_no_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> str:
-        raise KeyError
-
-    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setattr("getpass.getuser", Mock(side_effect=KeyError))
     assert Intervention(Action.PARK).person.split("@")[0] == str(os.geteuid())
 
 

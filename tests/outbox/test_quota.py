@@ -3,9 +3,9 @@
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,8 +16,9 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.failures import may_take
 from reliablepub.outbox.sqlite.space import DISK_FULL, Ballast
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import stored
 from tests.outbox.conftest import Make
-from tests.outbox.shim import IOERR_WRITE, Shim, shim
+from tests.outbox.shim import IOERR_WRITE, Shim
 
 
 class Quota:
@@ -52,20 +53,13 @@ class Quota:
 
 
 @pytest.fixture
-def files() -> Iterator[Shim]:
-    with shim() as control:
-        yield control
-
-
-@pytest.fixture
 def quota(monkeypatch: pytest.MonkeyPatch, files: Shim) -> Quota:
     return Quota(monkeypatch, files)
 
 
 def test_a_quota_that_is_used_up_is_a_full_disk(quota: Quota, path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        old = [entry() for _ in range(20)]
-        store.commit(Changes(new=old))
+        old = stored(store, *(entry() for _ in range(20)))
         quota.use_up()
         with pytest.raises(OutboxDiskFull, match="nothing was stored"):
             store.commit(Changes(new=[entry()]))
@@ -104,10 +98,7 @@ def test_what_cannot_be_tried_may_be_taken(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_that_may_hold_no_more_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", Mock(side_effect=OSError(errno.EDQUOT, "Disk quota exceeded")))
     assert not may_take(tmp_path, 4096)
 
 

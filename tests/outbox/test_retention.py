@@ -12,20 +12,22 @@ from typing import Any
 import pytest
 
 from reliablepub.message import Message
-from reliablepub.outbox import history
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.entry import Attempt, Changes
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import retention, space
 from reliablepub.outbox.sqlite import store as store_module
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.outbox.ageing import DAY_S, outlive_the_history
-from tests.outbox.conftest import Clock, Make
+from tests.asking import confirm, count, fill, opened, park, sql, stored
+from tests.outbox.conftest import DAY_S, Clock, Make, deleting
 from tests.outbox.shim import CANTOPEN, shim
 from tests.outcomes import REFUSED
-from tests.sqlite import count, edit_lax, sql, writer_of
+from tests.sqlite import edit_lax, writer_of
+from tests.stores import Where
 
-IDS_OF_ATTEMPTS = "SELECT DISTINCT id FROM reliablepub_attempts ORDER BY id"
+IDS_OF_ATTEMPTS = "SELECT DISTINCT id FROM reliablepub.attempts ORDER BY id"
 
 
 @pytest.fixture
@@ -94,8 +96,7 @@ def test_a_key_is_not_forgotten_before_its_message(
         if is_parked:
             with closing(SqliteStore(path)) as store:
                 (entry,) = store.read_ready(1, 1, limit=1, bytes_max=10**9)[0]
-                attempt = Attempt(entry, "1-1", 1, REFUSED, 2.0)
-                store.commit(Changes(parked=[attempt], attempts=[attempt]))
+                park(store, entry)
         for number in range(3):
             clock.now += 30 * DAY_S
             outbox.enqueue(Message(b""), key=f"another {number}")
@@ -134,8 +135,7 @@ def test_confirmed_messages_are_kept_for_a_while_if_asked(
     path: Path, clock: Clock, entry: Make, rows: Callable[[Path], dict[str, list[Any]]]
 ) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
-        entries = [entry() for _ in range(5)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(5)))
         store.commit(Changes(confirmed=[*entries[:2], entries[3]]))
         store.commit(Changes(confirmed=entries[:2]))
         assert store.snapshot().counters.confirmed == 3
@@ -159,8 +159,7 @@ def test_nothing_is_kept_unless_asked_however_short(
     path: Path, clock: Clock, entry: Make, asked: dict[str, float], kept: int
 ) -> None:
     with closing(SqliteStore(path, clock=clock, **asked)) as store:  # type: ignore[arg-type]
-        store.commit(Changes(new=[one := entry()]))
-        store.commit(Changes(confirmed=[one]))
+        confirm(store, entry())
         assert count(path, "confirmed") == kept
 
 
@@ -169,8 +168,7 @@ def test_they_are_pruned_in_small_steps_that_keep_up(
 ) -> None:
     monkeypatch.setattr(retention, "PRUNED_MIN", 10)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
-        entries = [entry() for _ in range(200)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(200)))
         store.commit(Changes(confirmed=entries[:100]))
         clock.now += 61
         left = [count(path, "confirmed")]
@@ -186,8 +184,7 @@ def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
     monkeypatch.setattr(retention, "PRUNED_MIN", 1)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
         entries = [entry() for _ in range(3)]
-        store.commit(Changes(new=entries))
-        store.commit(Changes(confirmed=entries))
+        confirm(store, *entries)
     clock.now -= 3_600  # by whatever clock
     left = []
     with closing(SqliteStore(path, clock=clock)) as store:
@@ -197,53 +194,65 @@ def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
     assert left == [2, 1, 0, 0]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_relay_at_rest_prunes_them_too(
-    path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
+    where: Where, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "LOOK_S", 0.0)
-    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
-    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
-        entries = [entry() for _ in range(35)]
-        store.commit(Changes(new=entries))
-        store.commit(Changes(confirmed=entries[:30]))
+    with opened(where, clock=clock, keep_confirmed_s=60) as store:
+        confirm(store, *(entry() for _ in range(60)))
         clock.now += 59
-        store.commit(Changes(confirmed=entries[30:]))
+        confirm(store, *(entry() for _ in range(5)))
         store.relieve()
-        assert count(path, "confirmed") == 35
+        assert count(where, "confirmed") == 65
         clock.now += 2
-        with monkeypatch.context() as patch:
-            patch.setattr(retention, "DELETING_S", 0.0)
-            store.relieve()
-        assert count(path, "confirmed") == 25, "a few at least"
+        left = []
+        for _ in range(3):
+            assert store.relieve() == ""
+            left.append(count(where, "confirmed"))
+        assert left == [55, 45, 35], "a few at least"
+        deleting(monkeypatch, for_s=30.0)
         store.relieve()
-        assert count(path, "confirmed") == 5
-    with closing(SqliteStore(path, clock=clock)) as store:  # not asked any more
+        assert count(where, "confirmed") == 5, "as many as it can in a moment"
+    with opened(where, clock=clock) as store:  # not asked any more
         store.relieve()
-    assert count(path, "confirmed") == 0
-    assert Outbox(path).audit().is_right
-
-
-@pytest.fixture
-def busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relay that looks for old rows at each turn, two of them."""
-    monkeypatch.setattr(retention, "LOOK_S", 0.0)
-    monkeypatch.setattr(history, "PASS_S", 0.0)
-    monkeypatch.setattr(history, "PAGE", 2)
+    assert count(where, "confirmed") == 0
+    assert Outbox(where).audit().is_right
 
 
 @pytest.mark.usefixtures("busy")
 def test_a_relay_that_runs_for_weeks_forgets_the_history_of_messages_that_are_gone(
-    path: Path, clock: Clock, entry: Make
+    where: Where, clock: Clock, entry: Make
 ) -> None:
-    with closing(SqliteStore(path, clock=clock)) as store:
-        outlive_the_history(
-            store,
-            clock,
-            entry,
-            where=path,
-            count=partial(count, path),
-            ids_of_attempts=partial(sql, path, IDS_OF_ATTEMPTS),
-        )
+    with opened(where, clock=clock) as store:
+        entries = stored(store, *(entry() for _ in range(10)))
+        for one in entries:
+            attempts = [Attempt(one, "1-1", number, REFUSED, clock.now) for number in (1, 2, 3)]
+            one.refused = 3
+            store.commit(Changes(rescheduled=[one], attempts=attempts))
+        intervene(outbox_at(where), [2, 3], Intervention(Action.PARK), clock=clock)
+        intervene(outbox_at(where), [3], Intervention(Action.DISCARD), clock=clock)
+        assert store.changed_elsewhere()
+        clock.now += 8 * DAY_S
+        store.relieve()
+        assert len(store.touched()) == 3, "however old, until the relay has read them"
+        clock.now -= 8 * DAY_S
+        store.commit(Changes(confirmed=[entries[0], *entries[4:]]))
+
+        def left() -> tuple[int, int]:
+            for _ in range(50):
+                assert store.relieve() == ""
+            return count(where, "attempts"), count(where, "interventions")
+
+        before = left()
+        assert before[0] >= 30
+        clock.now += 6 * DAY_S
+        assert left() == before
+        clock.now += 2 * DAY_S
+        store.commit(Changes(attempts=[Attempt(entries[9], "1-1", 4, REFUSED, clock.now)]))
+        assert left() != before
+        kept = sql(where, IDS_OF_ATTEMPTS)
+        assert kept == [(2,), (3,), (4,), (10,)], "open, parked, with interventions, or young"
+        assert count(where, "interventions") == 2, "of a parked message, and the newest"
 
 
 @pytest.mark.usefixtures("busy")
@@ -266,13 +275,12 @@ def test_old_rows_wait_for_whoever_writes(
 
 @pytest.mark.usefixtures("busy")
 def test_a_relay_goes_on_if_what_is_kept_is_damaged(
-    path: Path, clock: Clock, entry: Make, app: sqlite3.Connection
+    where: Where, clock: Clock, entry: Make
 ) -> None:
-    with closing(SqliteStore(path, clock=clock)) as store:
-        store.commit(Changes(new=[one := entry()]))
-        store.commit(Changes(confirmed=[one]))
-        app.execute("DROP TABLE reliablepub_confirmed")
-        app.commit()
+    cascade, kept_s = ("", 0.0) if isinstance(where, Path) else ("CASCADE", 60.0)
+    with opened(where, clock=clock, keep_confirmed_s=kept_s) as store:
+        confirm(store, entry())
+        sql(where, f"DROP TABLE reliablepub.confirmed {cascade}")
         assert store.relieve() == ""
         assert store.commit(Changes(new=[entry()])).counters.open == 1
 
@@ -283,8 +291,7 @@ def test_a_page_of_the_history_whose_times_are_no_numbers_is_passed(
     path: Path, clock: Clock, entry: Make, at: str
 ) -> None:
     with closing(SqliteStore(path, clock=clock)) as store:
-        new = [entry() for _ in range(4)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry() for _ in range(4)))
         attempts = [Attempt(one, "1-1", tag, REFUSED, clock.now) for tag, one in enumerate(new, 1)]
         store.commit(Changes(rescheduled=new, attempts=attempts))
         store.commit(Changes(confirmed=new))
@@ -298,8 +305,7 @@ def test_a_page_of_the_history_whose_times_are_no_numbers_is_passed(
 @pytest.mark.usefixtures("busy")
 def test_a_relay_that_was_taken_over_deletes_nothing(path: Path, clock: Clock, entry: Make) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
-        store.commit(Changes(new=[one := entry()]))
-        store.commit(Changes(confirmed=[one]))
+        confirm(store, entry())
         with store._writer as connection:
             store._begin_run(connection)
         clock.now += DAY_S
@@ -321,8 +327,7 @@ def test_what_is_kept_for_less_than_a_second_goes_too(
     path: Path, clock: Clock, entry: Make
 ) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=0.5, clock=clock)) as store:
-        store.commit(Changes(new=[one := entry()]))
-        store.commit(Changes(confirmed=[one]))
+        confirm(store, entry())
         clock.now += 1
         store.commit(Changes(new=[entry()]))
         assert count(path, "confirmed") == 0
@@ -330,8 +335,7 @@ def test_what_is_kept_for_less_than_a_second_goes_too(
 
 def test_a_kept_message_is_no_open_one_when_the_file_is_damaged(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60)) as store:
-        entries = [entry() for _ in range(5)]
-        store.commit(Changes(new=entries))
+        entries = stored(store, *(entry() for _ in range(5)))
         store.commit(Changes(confirmed=entries[:3]))
     found = Outbox(path.with_name("new.db")).salvage(path)
     assert (found.open, found.broken) == (2, ())
@@ -347,8 +351,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        left = [entry(body=b"x" * 10_000) for _ in range(200)]
-        store.commit(Changes(new=left))
+        left = stored(store, *(entry(body=b"x" * 10_000) for _ in range(200)))
         sizes = [space.pages(store._writer.opened())]
         while len(left) > 2:
             store.commit(Changes(confirmed=left[:10] if len(left) > 10 else left[:-2]))
@@ -390,8 +393,7 @@ def test_a_rewrite_needs_no_temporary_file(
 ) -> None:
     monkeypatch.setattr(space, "FREE_PAGES_MIN", 50)
     with shim() as files, closing(SqliteStore(path)) as store:
-        some = [entry(body=b"x" * 100_000) for _ in range(60)]
-        store.commit(Changes(new=some))
+        some = stored(store, *(entry(body=b"x" * 100_000) for _ in range(60)))
         files.fail("open", at=1, code=CANTOPEN, is_persistent=True)
         store.commit(Changes(confirmed=some[:20]))
         store.relieve()
@@ -445,8 +447,7 @@ def file_of_pages(path: Path, used: int, free: int) -> sqlite3.Connection:
 
 
 def test_the_file_of_an_application_is_left_as_it_is(path: Path, app: sqlite3.Connection) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b""))
+    fill(path, Message(b""))
     assert app.execute("PRAGMA auto_vacuum").fetchone() == (0,)
     with Outbox(path.with_name("own.db")) as outbox:
         outbox.enqueue(Message(b""))

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from zlib import crc32
 
 import pytest
@@ -32,6 +33,7 @@ from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.between import before
 from tests.outbox.conftest import Make
 from tests.outcomes import REFUSED
 from tests.sqlite import sql
@@ -386,11 +388,11 @@ def test_what_the_system_refuses_is_told_in_its_words(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SqliteStore(path).close()
-
-    def refused(_: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(salvage_module, "Pages", refused)
+    monkeypatch.setattr(
+        salvage_module,
+        "Pages",
+        Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")),
+    )
     with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: Permission denied;"):
         Outbox(path.with_name("new.db")).salvage(path)
     SqliteStore(path).close()  # the relay lock was released
@@ -440,13 +442,11 @@ def test_an_audit_reads_each_row_once_and_a_piece_at_a_time(
     fill(path, 20)
     whole = Outbox(path).audit()
     asked: list[int] = []
-    run = SqliteSession.run
 
-    def counted(session: SqliteSession, name: str, values: Any = NO_VALUES) -> Any:
+    def note(_: SqliteSession, __: str, values: Any = NO_VALUES) -> None:
         asked.append(values.get("limit", 0))
-        return run(session, name, values)
 
-    monkeypatch.setattr(SqliteSession, "run", counted)
+    before(monkeypatch, SqliteSession, "run", note)
     monkeypatch.setattr(integrity, "PIECE_ROWS", rows)
     assert Outbox(path).audit() == whole
     assert whole.rows

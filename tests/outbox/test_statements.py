@@ -86,8 +86,7 @@ def postgres_columns(postgres_outbox: str) -> dict[str, Columns]:
             values = values_of(statement)
             text = VALUE.sub(lambda value: f"${values.index(value[1]) + 1}", statement)  # noqa: B023
             types = [TYPES.get(value, 0) for value in values]
-            prepared = server.prepare(b"one", text.encode(), types)
-            assert prepared.error_message == b"", name
+            assert server.prepare(b"one", text.encode(), types).error_message == b"", name
             told = server.describe_prepared(b"one")
             columns = [(told.fname(n) or b"").decode() for n in range(told.nfields)]
             found[name] = columns or None

@@ -38,6 +38,5 @@ def test_each_pause_is_a_part_of_the_step_before_it_up_to_a_limit(
 
     with closing(outbox_at(path)) as database:
         lengths = (0.125, 0.0, 60.0, 0.0625)
-        taken = step_by_step(database, [partial(step, takes_s=s) for s in lengths])
-        assert tuple(taken) == lengths
+        assert tuple(step_by_step(database, [partial(step, takes_s=s) for s in lengths])) == lengths
     assert time.slept == [0.0, 0.125 * PAUSE, 0.0, PAUSE_S_MAX]

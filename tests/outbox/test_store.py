@@ -24,6 +24,7 @@ from reliablepub.outbox.sqlite.lock import lock_path
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
+from tests.asking import fill, stored
 from tests.outbox.conftest import Make
 from tests.outbox.shim import shim
 from tests.outcomes import RETURNED
@@ -95,8 +96,7 @@ def test_reading_stops_at_each_limit(any_store: Store, entry: Make) -> None:
 
 
 def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> None:
-    new = [entry() for _ in range(4)]
-    any_store.commit(Changes(new=new))
+    new = stored(any_store, *(entry() for _ in range(4)))
     for one, due_at in zip(new, (50.0, None, 30.0, 40.0), strict=True):
         one.due_at = due_at
         one.nacked = 2
@@ -129,8 +129,7 @@ def test_reading_what_is_due_stops_at_a_limit_in_bytes(any_store: Store, entry: 
 
 
 def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> None:
-    new = [entry() for _ in range(4)]
-    any_store.commit(Changes(new=new))
+    new = stored(any_store, *(entry() for _ in range(4)))
     parked = [Attempt(new[1], "1-1", 2, RETURNED, 5.0), Attempt(new[2], "1-1", 3, EXPIRED, 5.0)]
     snapshot = any_store.commit(Changes(confirmed=[new[0]], parked=parked, attempts=parked))
     assert snapshot.counters == Counters(
@@ -142,8 +141,7 @@ def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> 
 
 
 def test_what_is_discarded_is_gone_and_counted(any_store: Store, entry: Make) -> None:
-    new = [entry(body=b"x" * n) for n in range(4)]
-    any_store.commit(Changes(new=new))
+    new = stored(any_store, *(entry(body=b"x" * n) for n in range(4)))
     for gone in (new[:1], new[1:3]):
         discarded = [Attempt(one, "1-1", one.id, RETURNED, 5.0) for one in gone]
         snapshot = any_store.commit(Changes(discarded=discarded, attempts=discarded))
@@ -153,8 +151,7 @@ def test_what_is_discarded_is_gone_and_counted(any_store: Store, entry: Make) ->
 
 
 def test_a_verdict_that_comes_twice_counts_once(any_store: Store, entry: Make) -> None:
-    new = [entry() for _ in range(3)]
-    any_store.commit(Changes(new=new))
+    new = stored(any_store, *(entry() for _ in range(3)))
     any_store.commit(Changes(confirmed=[new[0], new[0]]))
     again = [Attempt(new[0], "1-1", 1, RETURNED, 5.0), Attempt(new[1], "1-1", 2, RETURNED, 5.0)]
     snapshot = any_store.commit(Changes(confirmed=[new[0]], parked=[*again, again[1]]))
@@ -210,8 +207,7 @@ def test_a_refused_message_that_is_not_next_of_its_key_begins_its_time_anew(
 
 def test_entries_survive_and_ids_are_never_given_twice(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        new = [entry(), entry()]
-        store.commit(Changes(new=new))
+        new = stored(store, entry(), entry())
         new[1].due_at, new[1].uncertain = 77.0, 3
         store.commit(Changes(rescheduled=[new[1]], confirmed=[new[0]]))
     with closing(SqliteStore(path)) as store:
@@ -247,8 +243,7 @@ def test_a_failed_commit_changes_nothing(store: SqliteStore, path: Path, entry: 
 
 
 def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, entry: Make) -> None:
-    new = [entry() for _ in range(6)]
-    store.commit(Changes(new=new))
+    new = stored(store, *(entry() for _ in range(6)))
     order = [new[2], new[3], new[0], new[5]]
     store.commit(Changes(sent=[Batch(1, 10, order), Batch(2, 1, [new[4]])]))
     nack = Attempt(new[3], "1-1", 11, NACKED, 5.0)
@@ -318,8 +313,7 @@ def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make)
     first.commit(Changes(confirmed=[new[0]], attempts=[nack], rescheduled=[new[1]]))
     first.close()
     with closing(SqliteStore(path)) as second:
-        found = second.read_ready(1, 9, **ALL)[0]
-        assert [(e.id, e.uncertain) for e in found] == [(2, 0), (3, 1)]
+        assert [(e.id, e.uncertain) for e in second.read_ready(1, 9, **ALL)[0]] == [(2, 0), (3, 1)]
     with closing(SqliteStore(path)) as third:  # and says it once
         assert [e.uncertain for e in third.read_ready(1, 9, **ALL)[0]] == [0, 1]
     with closing(sqlite3.connect(path)) as connection:
@@ -644,8 +638,7 @@ def test_rows_go_where_others_were_and_each_page_is_written_once(path: Path, ent
 def test_a_backup_that_is_restored_into_the_open_file_stops_the_relay(
     path: Path, tmp_path: Path, entry: Make, made: str
 ) -> None:
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b""))
+    fill(path, Message(b""))
 
     def copy(source: Path, target: Path) -> None:
         with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
@@ -679,11 +672,9 @@ def test_a_relay_ends_when_a_backup_is_restored_into_its_file(
     with closing(SqliteStore(path)) as store:
         store.commit(Changes(new=[entry()]))
         copy_by_sqlite(path, backup)
-        new = [entry() for _ in range(3)]
-        store.commit(Changes(new=new))
+        new = stored(store, *(entry() for _ in range(3)))
         copy_by_sqlite(backup, path)
-        with Outbox(path) as outbox:
-            outbox.enqueue(b"with an id that was assigned before")
+        fill(path, Message(b"with an id that was assigned before"))
         call: Callable[[], object] = {
             "looking": store.snapshot,
             "storing": lambda: store.commit(Changes(new=[entry() for _ in range(9)])),

@@ -19,6 +19,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MessageRow, entry_of
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.asking import fill
 
 REFUSALS = st.sampled_from([OutcomeKind.RETURNED, OutcomeKind.REFUSED, OutcomeKind.EXPIRED])
 HEADERS = st.sampled_from([None, {"n": 1}, {"raw": b"\xff"}])
@@ -231,8 +232,7 @@ class FileMachine(StoreMachine):
     def enqueue_elsewhere(self, body: bytes) -> None:
         message = Message(body, message_id=f"o-{self.last_id + 1}")
         self.store.changed_elsewhere()
-        with Outbox(self.where) as outbox:
-            outbox.enqueue(message)
+        fill(self.where, message)
         assert self.store.changed_elsewhere()
         self.last_id += 1
         self.counts["stored"] += 1

@@ -13,6 +13,7 @@ from reliablepub.outbox.admin.story import Next, Story, resolve, tell
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Store
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+from tests.asking import stored
 from tests.outbox.conftest import Make
 from tests.outcomes import RETURNED
 from tests.stores import Where, open_store
@@ -30,9 +31,7 @@ def store(where: Where) -> Iterator[Store]:
 @pytest.fixture
 def new(store: Store, entry: Make) -> list[Entry]:
     """Five messages, of ids 1 to 5."""
-    entries = [entry() for _ in range(5)]
-    store.commit(Changes(new=entries))
-    return entries
+    return stored(store, *(entry() for _ in range(5)))
 
 
 def following(where: Where, id_: int) -> tuple[Next, float | None]:

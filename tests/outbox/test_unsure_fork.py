@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -14,13 +14,7 @@ from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Make
-from tests.outbox.shim import IOERR_FSYNC, Shim, shim
-
-
-@pytest.fixture
-def files() -> Iterator[Shim]:
-    with shim() as control:
-        yield control
+from tests.outbox.shim import IOERR_FSYNC, Shim
 
 
 def ids_at(path: Path) -> set[str]:

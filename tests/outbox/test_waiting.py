@@ -8,21 +8,12 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
-from reliablepub.outbox.entry import (
-    HELD,
-    Attempt,
-    Changes,
-    Entry,
-    HeldExchange,
-    Intervened,
-    Release,
-    Store,
-)
+from reliablepub.outbox.entry import HELD, Changes, Entry, HeldExchange, Intervened, Release, Store
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import park
 from tests.outbox.conftest import Make
-from tests.outcomes import REFUSED
 from tests.sqlite import sql
 
 ALL = {"limit": 1000, "bytes_max": 10**9}
@@ -70,8 +61,7 @@ def test_the_first_of_a_key_is_not_found_before_it_is_due(any_store: Store, entr
 
 def test_a_parked_one_holds_its_key(store: SqliteStore, entry: Make) -> None:
     new = store_keyed(store, entry, "a", "a", "b")
-    parked = Attempt(new[0], "1-1", 1, REFUSED, 2.0)
-    store.commit(Changes(parked=[parked], attempts=[parked]))
+    park(store, new[0])
     found, looked_at = store.read_first(["a", "b"], 0.0, bytes_max=10**9)
     assert (ids(found), looked_at) == ([3], 2)
 

@@ -54,8 +54,7 @@ def test_the_wheel_has_the_packages_the_data_sources_and_nothing_else(built: Bui
 def test_the_source_distribution_has_all_that_make_test_needs(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         shipped = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = FILES.union(*(files_of(folder) for folder in FOLDERS))
-    assert shipped - {".gitignore"} == wanted
+    assert shipped - {".gitignore"} == FILES.union(*(files_of(folder) for folder in FOLDERS))
 
 
 def test_the_source_distribution_builds_both_again(built: Built, tmp_path: Path) -> None:
@@ -72,8 +71,7 @@ def test_the_source_distribution_builds_both_again(built: Built, tmp_path: Path)
 def test_the_version_stands_in_one_place(built: Built) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert built.metadata["Version"] == project["version"] == version("reliablepub")
-    shown = CliRunner().invoke(main, ["--version"]).output
-    assert shown == f"reliablepub {project['version']}\n"
+    assert CliRunner().invoke(main, ["--version"]).output == f"reliablepub {project['version']}\n"
     repeated = [
         module
         for package in PACKAGES

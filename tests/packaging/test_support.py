@@ -33,8 +33,7 @@ def test_each_upper_bound_has_a_reason() -> None:
             if bound.operator in {"<", "<="}:
                 bounds[canonicalize_name(one.name)] = bound.version
     table = TEXT.partition("## Why each upper bound")[2]
-    told = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+)[ ,|]", table, re.MULTILINE))
-    assert told == bounds
+    assert dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+)[ ,|]", table, re.MULTILINE)) == bounds
 
 
 def test_each_python_that_is_named_was_tested() -> None:

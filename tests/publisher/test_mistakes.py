@@ -39,17 +39,14 @@ from reliablepub import (
     provision,
 )
 from reliablepub.outbox.postgres.enqueue import execute
-from reliablepub.relay.handover import Chunk, Inbox
+from reliablepub.relay.handover import Inbox
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
+from tests.between import before
 from tests.lazy import Lazy
 from tests.waiting import until
 
 AWAY = "amqp://guest:guest@127.0.0.1:1/"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
 
 
 @pytest.mark.parametrize(
@@ -107,10 +104,7 @@ def test_a_connection_is_for_the_other_publisher() -> None:
         ({"a": 1}, r"is dict, not bytes; Message.json\(value"),
         ("text", r"is str, not bytes; encode it"),
         (None, r"is None, not bytes; an empty body is b''"),
-        (
-            email.message.Message(),
-            r"is email.message.Message, not bytes or a reliablepub.Message$",
-        ),
+        (email.message.Message(), r"is email.message.Message, not bytes or a reliablepub.Message$"),
         (aio_pika.Message(b"x"), r"is aio_pika.message.Message, not bytes or a reliablepub"),
     ],
 )
@@ -299,15 +293,12 @@ def test_connections_of_sqlalchemy_and_django_have_an_integration(tmp_path: Path
             Outbox(tmp_path / "o.db").enqueue(b"x", routing_key="q", connection=_of(library))
 
 
-def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
-    async def main() -> None:
-        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            with pytest.warns(RuntimeWarning, match="use AsyncPublisher") as warned:
-                publisher.publish(b"x", routing_key="q")
-            assert warned[0].filename == __file__
+async def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with pytest.warns(RuntimeWarning, match="use AsyncPublisher") as warned:
             publisher.publish(b"x", routing_key="q")
-
-    asyncio.run(main())
+        assert warned[0].filename == __file__
+        publisher.publish(b"x", routing_key="q")
 
 
 @pytest.mark.parametrize(
@@ -317,36 +308,23 @@ def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
         lambda publisher, message: publisher.publish_many([message]),
     ],
 )
-def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
+async def test_a_warning_that_is_made_an_error_comes_before_anything_is_handed_over(
     publish: Callable[[Publisher, Message], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was handed over may be stored and sent, although its caller got an exception."""
     handed_over: list[object] = []
-    put = Inbox.put
-
-    def noted(inbox: Inbox, chunk: Chunk[Any]) -> None:
-        handed_over.append(chunk)
-        put(inbox, chunk)
-
-    monkeypatch.setattr(Inbox, "put", noted)
-
-    async def main() -> None:
-        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            with warnings.catch_warnings(action="error"), pytest.raises(RuntimeWarning):
-                publish(publisher, Message(b"x", routing_key="q"))
-            assert not handed_over
-            publisher.publish(b"x", routing_key="q", message_id="second")
-            assert publisher.close(0).counters.stored == 1
-
-    asyncio.run(main())
+    before(monkeypatch, Inbox, "put", lambda inbox, chunk: handed_over.append(chunk))
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with warnings.catch_warnings(action="error"), pytest.raises(RuntimeWarning):
+            publish(publisher, Message(b"x", routing_key="q"))
+        assert not handed_over
+        publisher.publish(b"x", routing_key="q", message_id="second")
+        assert publisher.close(0).counters.stored == 1
 
 
-def test_in_a_thread_beside_an_event_loop_it_does_not_warn() -> None:
-    async def main() -> None:
-        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            await asyncio.to_thread(publisher.publish, b"x", routing_key="q")
-
-    asyncio.run(main())
+async def test_in_a_thread_beside_an_event_loop_it_does_not_warn() -> None:
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        await asyncio.to_thread(publisher.publish, b"x", routing_key="q")
 
 
 def wrong(value: object) -> Any:
@@ -360,10 +338,7 @@ ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (
-            lambda: Retries(ONCE, SOON, then=wrong("park")),
-            "then is 'park'; it takes GiveUp.P",
-        ),
+        (lambda: Retries(ONCE, SOON, then=wrong("park")), "then is 'park'; it takes GiveUp.P"),
         (
             lambda: Retries(ONCE, SOON, then=GiveUp.ARRIVED),
             "it takes GiveUp.PARK or GiveUp.DISCARD",
@@ -375,10 +350,7 @@ ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
         (lambda: OutboxKeys(wrong("x")), "takes a mapping of names to keys, not str"),
         (lambda: OutboxKeys({"a": wrong("x" * 32)}), "names as str, and keys as bytes"),
         (lambda: Queue("q", durable=wrong("yes")), "queue: durable is 'yes', not a bool"),
-        (
-            lambda: Queue("q", arguments=wrong([1])),
-            r"queue: arguments is \[1\], not a mapping",
-        ),
+        (lambda: Queue("q", arguments=wrong([1])), r"queue: arguments is \[1\], not a mapping"),
         (lambda: Outbox("o.db", keys=wrong("k")), "keys is of type str, not OutboxKeys"),
         (lambda: Outbox("o.db", hooks=wrong(print)), "it takes a list of hooks"),
         (lambda: Outbox("o.db", open_bytes_max=wrong("5")), "must be whole numbers, at least 1"),
@@ -519,5 +491,4 @@ def test_eventlet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
     with pytest.raises(ConfigurationError, match="eventlet has replaced those of this process"):
         Publisher("amqp://localhost/", outbox=tmp_path / "o.db")
-    with Outbox(tmp_path / "o.db") as outbox:
-        outbox.enqueue(b"x", routing_key="q")
+    fill(tmp_path / "o.db", Message(b"x", routing_key="q"))

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -514,8 +515,7 @@ def test_a_full_outbox_blocks_until_there_is_room(broker: FakeBroker, path: Path
 
 def test_chunks_are_cut_to_the_limits(broker: FakeBroker, path: Path) -> None:
     publisher = Publisher(broker.url, outbox=path, open_messages_max=7, open_bytes_max=1_000)
-    receipt = publisher.publish_many(messages(30)).wait(60)
-    assert receipt.confirmed == 30
+    assert publisher.publish_many(messages(30)).wait(60).confirmed == 30
     publisher.close(1)
 
 
@@ -682,11 +682,7 @@ def test_two_callers_of_a_failed_turn_do_not_share_their_error(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = OutboxDiskFull("the disk is full")
-
-    def full(_store: SqliteStore, _turn: Changes) -> Any:
-        raise error
-
-    monkeypatch.setattr(SqliteStore, "commit", full)
+    monkeypatch.setattr(SqliteStore, "commit", Mock(side_effect=error))
     raised = []
     for _ in range(2):
         with pytest.raises(OutboxDiskFull) as caught:
@@ -704,11 +700,7 @@ def test_a_waiting_caller_learns_the_cause_when_the_relay_dies(
 ) -> None:
     broker.inject(faults.HoldConfirms())
     receipt = publisher.publish(b"x", routing_key="q")
-
-    def die(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(Relay, "turn", die)
+    monkeypatch.setattr(Relay, "turn", Mock(side_effect=ZeroDivisionError("a bug")))
     with pytest.raises(PublisherClosed, match="a bug"):
         # The first one may be taken by the last good turn.
         list(map(publisher.publish_many, [[Message(b"x")]] * 2))

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from reliablepub import ConfigurationError, Message, Outbox, Publisher
+from reliablepub import ConfigurationError, Message, Publisher
 from reliablepub.testing import FakeBroker
+from tests.asking import fill
 
 
 def backlog(folder: Path, count: int) -> Path:
     """An outbox with so many messages."""
-    with Outbox(folder / "o.db") as outbox:
-        for _ in range(count):
-            outbox.enqueue(Message(b"", routing_key="q"))
+    fill(folder / "o.db", *(Message(b"", routing_key="q") for _ in range(count)))
     return folder / "o.db"
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,25 +109,21 @@ def test_a_hook_may_look_and_may_enqueue(broker: FakeBroker, outbox: Path) -> No
         assert hook.raised == []
 
 
-def test_a_hook_cannot_use_an_asyncio_publisher_in_a_loop_of_its_own(
+async def test_a_hook_cannot_use_an_asyncio_publisher_in_a_loop_of_its_own(
     broker: FakeBroker, outbox: Path
 ) -> None:
     hook = Hook()
-
-    async def main() -> None:
-        async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
-            for verb in (
-                lambda: asyncio.run(publisher.publish(b"y", routing_key="q")),
-                lambda: asyncio.run(publisher.flush()),
-                lambda: asyncio.run(publisher.aclose()),
-            ):
-                hook.call = verb
-                await (await publisher.publish(b"x", routing_key="q"))
-                assert isinstance(hook.raised.pop(), WrongEventLoop)
-            hook.call = lambda: None
+    async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+        for verb in (
+            lambda: asyncio.run(publisher.publish(b"y", routing_key="q")),
+            lambda: asyncio.run(publisher.flush()),
+            lambda: asyncio.run(publisher.aclose()),
+        ):
+            hook.call = verb
             await (await publisher.publish(b"x", routing_key="q"))
-
-    asyncio.run(main())
+            assert isinstance(hook.raised.pop(), WrongEventLoop)
+        hook.call = lambda: None
+        await (await publisher.publish(b"x", routing_key="q"))
 
 
 @pytest.fixture
@@ -136,29 +133,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_hook_that_waits_for_the_loop_which_waits_for_the_relay_is_not_for_ever(
+async def test_a_hook_that_waits_for_the_loop_which_waits_for_the_relay_is_not_for_ever(
     broker: FakeBroker, outbox: Path
 ) -> None:
     hook = Hook()
+    loop = asyncio.get_running_loop()
+    async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+        def wait_for_the_loop() -> None:
+            hook.call = lambda: None
+            verb = publisher.publish(b"y", routing_key="q")
+            asyncio.run_coroutine_threadsafe(verb, loop).result()
 
-            def wait_for_the_loop() -> None:
-                hook.call = lambda: None
-                verb = publisher.publish(b"y", routing_key="q")
-                asyncio.run_coroutine_threadsafe(verb, loop).result()
-
-            hook.call = wait_for_the_loop
-            await publisher.publish(b"x", routing_key="q")
-            await until_async(lambda: hook.raised)
-            assert isinstance(hook.raised.pop(), RelayHeldUp)
-            await (await publisher.publish(b"z", routing_key="q"))
-            status = await publisher.flush(30)
-            assert (status.counters.stored, status.counters.confirmed) == (2, 2)
-
-    asyncio.run(main())
+        hook.call = wait_for_the_loop
+        await publisher.publish(b"x", routing_key="q")
+        await until_async(lambda: hook.raised)
+        assert isinstance(hook.raised.pop(), RelayHeldUp)
+        await (await publisher.publish(b"z", routing_key="q"))
+        status = await publisher.flush(30)
+        assert (status.counters.stored, status.counters.confirmed) == (2, 2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -246,27 +239,23 @@ def test_the_error_of_a_block_is_not_hidden_by_a_callback_that_hangs(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stream_that_breaks_while_a_callback_hangs_keeps_its_own_error(
+async def test_a_stream_that_breaks_while_a_callback_hangs_keeps_its_own_error(
     broker: FakeBroker, outbox: Path
 ) -> None:
     release = threading.Event()
     hook = Hook(lambda: release.wait(30))
+    async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+        await publisher.publish(b"x", routing_key="q")
 
-    async def main() -> None:
-        async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
-            await publisher.publish(b"x", routing_key="q")
+        async def stream() -> AsyncIterator[Message]:
+            for _ in range(600):  # a chunk and a part of another
+                yield Message(b"y", routing_key="q")
+            raise KeyError("the application's")
 
-            async def stream() -> AsyncIterator[Message]:
-                for _ in range(600):  # a chunk and a part of another
-                    yield Message(b"y", routing_key="q")
-                raise KeyError("the application's")
-
-            with pytest.raises(KeyError, match="the application's") as caught:
-                await publisher.publish_many(stream())
-            assert caught.value.__notes__ == ["0 messages before it are stored"]
-            release.set()
-
-    asyncio.run(main())
+        with pytest.raises(KeyError, match="the application's") as caught:
+            await publisher.publish_many(stream())
+        assert caught.value.__notes__ == ["0 messages before it are stored"]
+        release.set()
 
 
 # -------------------------------------------------------------------- callbacks that fork
@@ -364,12 +353,9 @@ def test_what_the_rooms_below_log_on_the_relays_thread_waits_for_no_handler_eith
 def test_the_error_of_a_block_is_not_hidden_by_that_of_its_end(
     outbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug")
-
     def fail() -> None:
         with Publisher(AWAY, outbox=outbox) as publisher:
-            monkeypatch.setattr(Relay, "turn", die)
+            monkeypatch.setattr(Relay, "turn", Mock(side_effect=ZeroDivisionError("a bug")))
             until(lambda: publisher.status.link is Link.FAILED)
             raise KeyError("the application's")
 
@@ -382,31 +368,27 @@ def test_the_error_of_a_block_is_not_hidden_by_that_of_its_end(
 # -------------------------------------------------------------------- signals and asyncio
 
 
-def test_a_signal_handler_that_begins_to_close_while_closing(outbox: Path) -> None:
+async def test_a_signal_handler_that_begins_to_close_while_closing(outbox: Path) -> None:
     """`signal.signal`, not the loop's own way: it interrupts the loop wherever it is."""
     ended: list[int] = []
+    publisher = await AsyncPublisher(AWAY, outbox=outbox, close_timeout_s=30).open()
+    await publisher.publish(b"x")
+    tasks: list[asyncio.Task[object]] = []
 
-    async def main() -> None:
-        publisher = await AsyncPublisher(AWAY, outbox=outbox, close_timeout_s=30).open()
-        await publisher.publish(b"x")
-        tasks: list[asyncio.Task[object]] = []
+    def handler(*_: object) -> None:
+        tasks.append(asyncio.get_running_loop().create_task(publisher.aclose(0.1)))
 
-        def handler(*_: object) -> None:
-            tasks.append(asyncio.get_running_loop().create_task(publisher.aclose(0.1)))
-
-        before = signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
-        try:
-            closing = asyncio.create_task(publisher.aclose())
-            while not tasks:  # noqa: ASYNC110 - the loop is to be busy
-                await asyncio.sleep(0)
-            ended.append((await closing).open)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        await asyncio.gather(*tasks)
-
-    asyncio.run(main())
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        closing = asyncio.create_task(publisher.aclose())
+        while not tasks:  # noqa: ASYNC110 - the loop is to be busy
+            await asyncio.sleep(0)
+        ended.append((await closing).open)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    await asyncio.gather(*tasks)
     assert ended == [1]
 
 

@@ -1,6 +1,5 @@
 """Options and fields have one home; both publishers take all of them, and nothing else."""
 
-import asyncio
 import inspect
 from typing import Any, get_type_hints
 
@@ -50,8 +49,7 @@ def test_the_fields_are_those_of_a_message() -> None:
 )
 def test_the_documented_defaults_are_the_defaults(name: str, text: str) -> None:
     source = inspect.getsource(PublisherOptions)
-    after = source.split(f"    {name}: ")[1].split('"""')[1]
-    assert text in " ".join(after.split())
+    assert text in " ".join(source.split(f"    {name}: ")[1].split('"""')[1].split())
     default = inspect.signature(new_client).parameters[name].default
     shown = f"{default >> 20} MiB" if name == "window_bytes_max" else f"{default:g}"
     assert text.startswith(shown)
@@ -69,19 +67,15 @@ def test_a_connection_is_no_option_of_publisher() -> None:
         Publisher(AWAY, outbox=None, connection=object())  # type: ignore[call-arg]
 
 
-def test_an_unknown_field_is_named_and_nothing_is_stored() -> None:
+async def test_an_unknown_field_is_named_and_nothing_is_stored() -> None:
     with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
         with pytest.raises(TypeError, match="unexpected keyword argument 'exchnge'"):
             publisher.publish(b"x", exchnge="e")  # type: ignore[call-arg]
         assert publisher.status.open == 0
-
-    async def main() -> None:
-        async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
-            with pytest.raises(TypeError, match="unexpected keyword argument 'exchnge'"):
-                await publisher.publish(b"x", exchnge="e")  # type: ignore[call-arg]
-            assert publisher.status.open == 0
-
-    asyncio.run(main())
+    async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'exchnge'"):
+            await publisher.publish(b"x", exchnge="e")  # type: ignore[call-arg]
+        assert publisher.status.open == 0
 
 
 def test_an_id_of_none_is_generated() -> None:

@@ -21,6 +21,7 @@ from reliablepub import (
     CertificateFiles,
     ConfigurationError,
     Credentials,
+    Message,
     Outbox,
     Publisher,
     Queue,
@@ -33,6 +34,7 @@ from reliablepub.cli.app import main
 from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.transport.pika_hooks import hooks
 from tests.amqp_probe import AmqpProbe
+from tests.asking import fill
 from tests.certificates import broker_with, signed
 from tests.chaos.proxy import Proxy
 from tests.conformance.test_slow_links import assert_sent_once
@@ -226,8 +228,7 @@ def test_the_certificate_logs_in(certificate: Path, tmp_path: Path) -> None:
         assert client.user == "leaf"
     tls = ["--tls-ca", str(certificate.with_name("ca.crt")), "--tls-certificate", str(certificate)]
     path = str(tmp_path / "o.db")
-    with Outbox(path) as outbox:
-        outbox.enqueue(b"x", routing_key="q")
+    fill(path, Message(b"x", routing_key="q"))
     for command in (["relay", "--drain"], ["doctor"]):
         result = CliRunner().invoke(main, [*command, "--outbox", path, "--url", url, *tls])
         assert result.exit_code == 0, result.output

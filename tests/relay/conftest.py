@@ -1,14 +1,14 @@
 """A relay on each kind of store."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.relay.scripted import World
+from tests.relay.scripted import World, connected
 from tests.stores import STORES, open_store, outbox_of
 
 Build = Callable[..., World]
@@ -51,10 +51,4 @@ def sqlite(path: Path) -> Iterator[SqliteStore]:
 @pytest.fixture
 def world(store: Store) -> Build:
     """Build a relay on the store, connected and with an open channel."""
-
-    def build(**options: Any) -> World:
-        world = World(store, **options)
-        world.connect()
-        return world
-
-    return build
+    return partial(connected, store)

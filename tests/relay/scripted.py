@@ -5,7 +5,7 @@ No threads, sockets or sleeps: the test says what the broker answers, and what t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from tenacity import stop_after_attempt
 
@@ -242,6 +242,23 @@ class World:
         self.time.now += after_s
         return self.relay.turn(is_flushing=is_flushing)
 
+    def turned(self, *, after_s: float = 0.0, is_flushing: bool = False) -> Self:
+        """The same, for a look at what has come of it."""
+        self.turn(after_s=after_s, is_flushing=is_flushing)
+        return self
+
+    def turns(self, count: int, *, after_s: float = 0.0, is_flushing: bool = False) -> Self:
+        """As many turns, each after this time."""
+        for _ in range(count):
+            self.turn(after_s=after_s, is_flushing=is_flushing)
+        return self
+
+    def sends(self, *ids: str, **fields: Any) -> Told:
+        """Hand over a chunk, and let the relay take a turn."""
+        told = self.hand_over(*ids, **fields)
+        self.turn()
+        return told
+
     # ------------------------------------------------------------------ the broker's side
 
     def connect(self) -> None:
@@ -277,6 +294,24 @@ class World:
     def lose_connection(self, reason: str = "gone") -> None:
         self.relay.handle([ConnectionLost(reason)])
 
+    def hears_ack(self, tag: int, *, multiple: bool = False, is_flushing: bool = False) -> Self:
+        """An ack, and a turn of the relay."""
+        self.ack(tag, multiple=multiple)
+        self.turn(is_flushing=is_flushing)
+        return self
+
+    def hears_nack(self, tag: int, *, multiple: bool = False, is_flushing: bool = False) -> Self:
+        """A nack, and a turn of the relay."""
+        self.nack(tag, multiple=multiple)
+        self.turn(is_flushing=is_flushing)
+        return self
+
+    def hears_loss(self, reason: str = "gone") -> Self:
+        """The loss of the connection, and a turn of the relay."""
+        self.lose_connection(reason)
+        self.turn()
+        return self
+
     def reconnect(self) -> None:
         """Wait until it tries again, and let it succeed."""
         attempts = self.log.count("connect")
@@ -296,6 +331,21 @@ class World:
     @property
     def sent(self) -> list[str]:
         return self.transport.sent
+
+
+def connected(store: Store, *ids: str, **options: Any) -> World:
+    """A relay on this store with an open channel.
+
+    Args:
+        store: of the relay.
+        ids: of messages that are handed over, and a turn is taken.
+        options: those of `World`.
+    """
+    world = World(store, **options)
+    world.connect()
+    if ids:
+        world.sends(*ids)
+    return world
 
 
 def disk_full(_turn: Changes) -> ReliablePubError:

@@ -24,7 +24,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Breaker, Retries, RetryPolicy
-from tests.relay.scripted import Time, Told, World, patient
+from tests.relay.scripted import Time, Told, World, connected, patient
 from tests.sqlite import sql
 
 HOUR = 3_600.0
@@ -48,9 +48,7 @@ def build(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[RetryPoli
         path = tmp_path / "o.db"
         is_disk = request.param == "disk"
         store = SqliteStore(path, clock=lambda: time.wall) if is_disk else MemoryStore()
-        world = World(store, time=time, policy=policy)
-        world.connect()
-        return world
+        return connected(store, time=time, policy=policy)
 
     return world
 
@@ -74,8 +72,7 @@ def test_a_retry_waits_as_long_as_its_policy_says(
     world: World, key: str | None, before: float, after: float
 ) -> None:
     set_clock(world, before)
-    world.hand_over("a", "b", ordering_key=key)
-    world.turn()
+    world.sends("a", "b", ordering_key=key)
     world.turn()
     tag_of_a = 1
     world.nack(tag_of_a)
@@ -87,9 +84,7 @@ def test_a_retry_waits_as_long_as_its_policy_says(
     world.turn(after_s=4.0)
     world.turn()
     assert len(world.sent) == sent
-    for _ in range(3):
-        world.turn(after_s=0.6)
-    assert world.sent[sent:] == ["a"]
+    assert world.turns(3, after_s=0.6).sent[sent:] == ["a"]
     world.ack_all()
     for _ in range(4):
         world.turn(after_s=0.1, is_flushing=True)
@@ -99,37 +94,23 @@ def test_a_retry_waits_as_long_as_its_policy_says(
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
 def test_a_refusal_that_is_not_stored_yet_waits_no_longer(world: World, ahead: float) -> None:
-    world.hand_over("a")
-    world.turn()
-    world.nack(1)
-    world.turn()
-    world.turn(after_s=6.0)
-    assert world.sent == ["a", "a"]
+    world.sends("a")
+    assert world.hears_nack(1).turned(after_s=6.0).sent == ["a", "a"]
     world.store.fails = lambda _: OutboxLocked("another process has the lock")
-    world.nack(2)
-    world.turn()
-    assert world.log[-1] == "failed"
+    assert world.hears_nack(2).log[-1] == "failed"
     set_clock(world, ahead)
     world.store.fails = lambda _: None
-    for _ in range(4):
-        world.turn(after_s=1.0)
-    assert world.sent == ["a", "a"]
-    for _ in range(3):
-        world.turn(after_s=0.6)
-    assert world.sent == ["a", "a", "a"]
+    assert world.turns(4, after_s=1.0).sent == ["a", "a"]
+    assert world.turns(3, after_s=0.6).sent == ["a", "a", "a"]
 
 
 def test_a_delay_by_the_sender_is_by_the_wall_clock(world: World) -> None:
     at = datetime.fromtimestamp(world.time.wall + 100, UTC)
-    world.hand_over("later", not_before=at)
-    world.turn()
+    world.sends("later", not_before=at)
     set_clock(world, -HOUR)
-    world.turn(after_s=200.0)
-    assert world.sent == []
+    assert world.turned(after_s=200.0).sent == []
     set_clock(world, 0.0)
-    world.turn(after_s=1.0)
-    world.turn()
-    assert world.sent == ["later"]
+    assert world.turned(after_s=1.0).turned().sent == ["later"]
 
 
 @pytest.mark.parametrize("ahead", [HOUR, 1.0, 0.0])
@@ -155,12 +136,8 @@ def test_a_retry_of_an_earlier_run_waits_no_longer(tmp_path: Path, ahead: float)
 def parked_head(world: World) -> int:
     """Park the first of two messages of one key, so that the second waits; return its number."""
     world.connect()
-    world.hand_over("first", "second", ordering_key="k")
-    world.turn()
-    world.turn()
-    world.nack(1)
-    world.turn()
-    assert world.sent == ["first"]
+    world.sends("first", "second", ordering_key="k")
+    assert world.turned().hears_nack(1).sent == ["first"]
     return 1
 
 
@@ -193,8 +170,7 @@ def test_an_operator_who_frees_a_key_is_not_made_to_wait_for_a_clock_that_was_se
         world.store.close()
         time.ahead = 0.0
         store = SqliteStore(path, clock=lambda: time.wall)
-        world = World(store, time=time, policy=patient(1, 0.0))
-        world.connect()
+        world = connected(store, time=time, policy=patient(1, 0.0))
     sent = len(world.sent)
     for _ in range(6):
         world.turn(after_s=0.1)
@@ -224,11 +200,9 @@ def told_of(world: World, *, where: str) -> Told:
     """A message that expires in 60 s, and where it waits meanwhile."""
     if where == "behind the window":
         world.hand_over(*(f"f{n}" for n in range(100)))
-    told = world.hand_over("a", expires_in_s=60.0)
-    world.turn()
+    told = world.sends("a", expires_in_s=60.0)
     if where == "for a retry":
-        world.nack(1)
-        world.turn()
+        world.hears_nack(1)
     elif where == "on the wire":
         world.turn(after_s=1.0)
     return told
@@ -238,14 +212,12 @@ def told_of(world: World, *, where: str) -> Told:
 def test_a_deadline_is_by_the_wall_clock(world: World, where: str) -> None:
     told = told_of(world, where=where)
     set_clock(world, -HOUR)
-    for _ in range(14):
-        world.turn(after_s=5.0)
+    world.turns(14, after_s=5.0)
     assert told.outcomes == {}
     set_clock(world, 0.0)
     if where != "behind the window":
         world.lose_connection()
-    for _ in range(2):
-        world.turn(after_s=0.1)
+    world.turns(2, after_s=0.1)
     assert told.kinds == {"a": OutcomeKind.EXPIRED}
 
 
@@ -253,17 +225,14 @@ def test_a_deadline_on_disk_is_by_the_wall_clock(tmp_path: Path) -> None:
     time = SetTime()
     with closing(SqliteStore(tmp_path / "o.db", clock=lambda: time.wall)) as store:
         world = World(store, time=time, loaded_max=2)
-        told = world.hand_over(*(f"m{n}" for n in range(20)), expires_in_s=60.0)
-        world.turn()
+        told = world.sends(*(f"m{n}" for n in range(20)), expires_in_s=60.0)
         set_clock(world, HOUR)
-        for _ in range(4):
-            world.turn(after_s=0.1)
+        world.turns(4, after_s=0.1)
         assert list(told.kinds.values()) == [OutcomeKind.EXPIRED] * 20
 
 
 def test_a_host_that_slept_has_not_set_its_clock(world: World) -> None:
-    told = world.hand_over("a", "b", expires_in_s=60.0)
-    world.turn()
+    told = world.sends("a", "b", expires_in_s=60.0)
     world.lose_connection()
     world.time.asleep = 61.0
     world.turn()
@@ -276,29 +245,22 @@ def test_a_budget_in_time_is_not_spent_by_a_clock(
     build: Callable[[RetryPolicy], World], where: str, ahead: float
 ) -> None:
     world = build(RetryPolicy(A_DAY, A_DAY, A_DAY, breaker=None))
-    told = world.hand_over("a")
-    world.turn()
+    told = world.sends("a")
     world.nack(1)
     if where == "between":
         set_clock(world, ahead)
     world.turn()
     if where == "for a retry":
         set_clock(world, ahead)
-    world.turn(after_s=6.0)
-    world.turn()
-    assert world.sent == ["a", "a"]
+    assert world.turned(after_s=6.0).turned().sent == ["a", "a"]
     if where == "in memory":
         set_clock(world, ahead)
         world.turn()
-    world.nack(2)
-    world.turn()
+    world.hears_nack(2)
     assert told.outcomes == {}
     world.time.now += 24 * HOUR
-    world.turn()
-    world.turn()
-    assert world.sent == ["a", "a", "a"]
-    world.nack(3)
-    world.turn()
+    assert world.turns(2).sent == ["a", "a", "a"]
+    world.hears_nack(3)
     assert told.kinds == {"a": OutcomeKind.NACKED}
 
 
@@ -310,16 +272,10 @@ def test_a_budget_in_time_ends_although_an_earlier_run_had_a_clock_far_ahead(
     policy = RetryPolicy(brief, brief, brief, breaker=breaker)
     time = Time(now=300 * HOUR)
     with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
-        world = World(store, policy=policy, time=time)
-        world.connect()
-        world.hand_over("a")
-        world.turn()
-        world.nack(1)
-        world.turn()
+        world = connected(store, "a", policy=policy, time=time).hears_nack(1)
     time = Time()
     with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
-        world = World(store, policy=policy, time=time)
-        world.connect()
+        world = connected(store, policy=policy, time=time)
         for _ in range(60):
             world.turn(after_s=1.0)
             world.relay.handle([ChannelOpened(world.asked_epochs[-1])])  # perhaps that of a probe
@@ -339,8 +295,7 @@ def test_what_waits_for_a_destination_waits_no_longer_and_is_given_up_no_earlier
     for tag in range(1, 6):
         world.nack(tag)  # the fifth in a row pauses it
     world.turn()
-    late = world.hand_over("late")
-    world.turn()
+    late = world.sends("late")
     assert "late" not in world.sent
     set_clock(world, ahead)
     is_refused = False

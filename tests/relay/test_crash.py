@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox.sqlite.store import SqliteStore
-from tests.relay.scripted import World, patient
+from tests.relay.scripted import World, connected, patient
 
 
 class Crashing:
@@ -33,13 +33,8 @@ def crashing(path: Path) -> Iterator[Crashing]:
 def test_everything_accepted_and_not_confirmed_is_sent_again_under_its_id(
     crashing: Crashing,
 ) -> None:
-    w = World(crashing.store, window_max=3)
-    w.connect()
-    w.hand_over("a", "b", "c", "d", "e")
-    w.turn()
-    w.ack(2)
-    w.turn(is_flushing=True)
-    assert w.sent == ["a", "b", "c", "d"]
+    w = connected(crashing.store, "a", "b", "c", "d", "e", window_max=3)
+    assert w.hears_ack(2, is_flushing=True).sent == ["a", "b", "c", "d"]
     after = World(crashing.restart())
     after.connect()
     after.turn()
@@ -47,12 +42,7 @@ def test_everything_accepted_and_not_confirmed_is_sent_again_under_its_id(
 
 
 def test_a_confirm_that_was_not_committed_costs_a_duplicate_and_no_more(crashing: Crashing) -> None:
-    w = World(crashing.store)
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.ack(1)
-    w.turn()
+    connected(crashing.store, "a").hears_ack(1)
     after = World(crashing.restart())
     after.connect()
     after.turn()
@@ -63,12 +53,7 @@ def test_a_confirm_that_was_not_committed_costs_a_duplicate_and_no_more(crashing
 
 
 def test_the_budget_goes_on_where_it_was(crashing: Crashing) -> None:
-    w = World(crashing.store, policy=patient(2, 0.0))
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
+    w = connected(crashing.store, "a", policy=patient(2, 0.0)).hears_nack(1)
     after = World(crashing.restart(), time=w.time, policy=patient(2, 0.0))
     after.connect()
     after.turn()
@@ -80,10 +65,7 @@ def test_the_budget_goes_on_where_it_was(crashing: Crashing) -> None:
 def test_attempts_of_two_runs_have_different_names(crashing: Crashing) -> None:
     names = set[tuple[str]]()
     for _ in range(2):
-        w = World(crashing.store)
-        w.connect()
-        w.hand_over(f"m{crashing.store.run}")
-        w.turn()
+        connected(crashing.store, f"m{crashing.store.run}")
         in_flight = "SELECT epoch FROM reliablepub_in_flight"
         names |= {*crashing.store._writer.opened().execute(in_flight)}
         crashing.restart()
@@ -91,12 +73,7 @@ def test_attempts_of_two_runs_have_different_names(crashing: Crashing) -> None:
 
 
 def test_a_new_relay_gives_no_id_a_second_time(crashing: Crashing) -> None:
-    w = World(crashing.store)
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.ack(1)
-    w.turn(is_flushing=True)
+    w = connected(crashing.store, "a").hears_ack(1, is_flushing=True)
     first = w.relay.look() or 0
     after = World(crashing.restart())
     after.hand_over("b")

@@ -78,10 +78,8 @@ def test_only_the_messages_of_a_commit_that_was_cut_off_may_be_stored(
         return error
 
     w.store.fails = cut_off
-    told = w.hand_over("a")
-    w.turn()
-    later = w.hand_over("b")
-    w.turn()
+    told = w.sends("a")
+    later = w.sends("b")
     assert (type(told.error), type(later.error)) == (OutboxUnsure, kind)
     assert isinstance(later.error, ReliablePubError)
     assert later.error.retryable
@@ -91,12 +89,9 @@ def test_only_the_messages_of_a_commit_that_was_cut_off_may_be_stored(
 def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
     world: Build, fails: Callable[[Changes], ReliablePubError]
 ) -> None:
-    w = world()
-    w.hand_over("a")
-    w.turn()
+    w = world("a")
     w.store.fails = fails
-    w.hand_over("b", "c")
-    w.turn()
+    w.sends("b", "c")
     w.store.fails = nothing_fails
     w.hand_over("d")
     w.turn(after_s=RETRY_S)
@@ -106,8 +101,7 @@ def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
 
 def test_verdicts_of_a_failed_turn_are_committed_by_a_later_one(world: Build) -> None:
     w = world()
-    told = w.hand_over("a", "b", "c")
-    w.turn()
+    told = w.sends("a", "b", "c")
     w.ack(1)
     w.nack(2)
     w.store.fails = disk_full
@@ -124,51 +118,38 @@ def test_verdicts_of_a_failed_turn_are_committed_by_a_later_one(world: Build) ->
 
 
 def test_nothing_is_sent_while_the_disk_is_full(world: Build) -> None:
-    w = world(window_max=1)
-    w.hand_over("a", "b")
-    w.turn()
+    w = world("a", "b", window_max=1)
     w.store.fails = disk_full
     w.ack(1)
-    for _ in range(10):
-        w.turn(after_s=RETRY_S)
-    assert w.sent == ["a"]
+    assert w.turns(10, after_s=RETRY_S).sent == ["a"]
     w.store.fails = nothing_fails
-    w.turn(after_s=RETRY_S)
-    assert w.sent == ["a", "b"]
+    assert w.turned(after_s=RETRY_S).sent == ["a", "b"]
     assert w.transport.sendings[-1].first_tag == 2
 
 
 def test_a_full_disk_is_not_tried_again_before_a_moment_has_passed(world: Build) -> None:
-    w = world()
-    w.hand_over("a")
-    w.turn()
+    w = world("a")
     w.ack(1)
     w.store.fails = disk_full
     wait_s = w.turn(is_flushing=True)
     assert wait_s is not None
     assert 0 < wait_s <= RETRY_S
     attempts = w.log.count("failed")
-    for _ in range(5):
-        w.turn(after_s=0.01, is_flushing=True)
-    assert w.log.count("failed") == attempts
-    w.turn(after_s=RETRY_S, is_flushing=True)
-    assert w.log.count("failed") > attempts
+    assert w.turns(5, after_s=0.01, is_flushing=True).log.count("failed") == attempts
+    assert w.turned(after_s=RETRY_S, is_flushing=True).log.count("failed") > attempts
 
 
 def test_a_caller_gets_an_answer_at_once_while_the_disk_is_full(world: Build) -> None:
     w = world()
     w.store.fails = disk_full
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     told = w.hand_over("b")
     w.turn(after_s=0.001)
     assert told.error is not None
 
 
 def test_a_full_disk_drains_although_callers_keep_coming(world: Build) -> None:
-    w = world()
-    w.hand_over("a", "b")
-    w.turn()
+    w = world("a", "b")
     w.store.fails = only_settling_works
     w.ack(2, multiple=True)
     told = w.hand_over("c")
@@ -184,12 +165,10 @@ def test_a_full_disk_drains_although_callers_keep_coming(world: Build) -> None:
 def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build) -> None:
     w = world()
     w.store.fails = disk_full
-    w.hand_over("a", source="file")
-    w.turn()
+    w.sends("a", source="file")
     w.store.fails = nothing_fails
     w.hand_over("b", source="file")
-    w.turn(after_s=RETRY_S)
-    assert w.store.position("file") == 1
+    assert w.turned(after_s=RETRY_S).store.position("file") == 1
 
 
 @pytest.mark.parametrize(
@@ -199,9 +178,7 @@ def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build
 def test_the_status_says_what_keeps_the_relay_from_recording(
     world: Build, fails: Callable[[Changes], ReliablePubError], words: str
 ) -> None:
-    w = world()
-    w.hand_over("a")
-    w.turn()
+    w = world("a")
     assert w.relay.status.reason == ""
     w.ack(1)
     w.store.fails = fails
@@ -212,8 +189,7 @@ def test_the_status_says_what_keeps_the_relay_from_recording(
     assert words in w.relay.status.trouble
     assert words not in w.relay.status.reason, "which says why there is no connection"
     w.store.fails = nothing_fails
-    w.turn(after_s=RETRY_S, is_flushing=True)
-    assert w.relay.status.trouble == ""
+    assert w.turned(after_s=RETRY_S, is_flushing=True).relay.status.trouble == ""
 
 
 def test_the_status_says_why_nothing_new_is_stored(world: Build) -> None:
@@ -223,29 +199,25 @@ def test_the_status_says_why_nothing_new_is_stored(world: Build) -> None:
         def on_connected(self, events: Sequence[LinkChanged]) -> None:
             told.extend("connected" for _ in events)
 
-    w = world(hooks=[Hook()])
-    w.turn()
+    w = world(hooks=[Hook()]).turned()
     said = "disk full: no new message is stored until space is freed"
     w.store.relieve = lambda: said
     w.turn(after_s=POLL_S)
     assert (w.relay.status.reason, w.relay.status.trouble) == (said, said)
     assert told == ["connected"], "the connection is as it was"
     w.store.relieve = str
-    w.turn(after_s=POLL_S)
-    assert w.relay.status.reason == ""
+    assert w.turned(after_s=POLL_S).relay.status.reason == ""
 
 
 def test_a_relay_that_cannot_look_at_the_disk_goes_on(world: Build) -> None:
-    w = world()
-    w.turn()
+    w = world().turned()
 
     def relieve() -> str:
         raise OutboxLocked("locked")
 
     w.store.relieve = relieve
     w.hand_over("a")
-    w.turn(after_s=POLL_S)
-    assert w.sent == ["a"]
+    assert w.turned(after_s=POLL_S).sent == ["a"]
 
 
 def test_a_relay_with_nothing_left_to_commit_does_not_spin(store: Store) -> None:
@@ -253,12 +225,9 @@ def test_a_relay_with_nothing_left_to_commit_does_not_spin(store: Store) -> None
     w.hand_over("a")
     w.connect()
     w.store.fails = disk_full
-    w.turn()
-    assert w.log[-1] == "failed"
+    assert w.turned().log[-1] == "failed"
     w.lose_connection()
-    w.turn(after_s=RETRY_S)
-    w.turn(after_s=20.0)
-    assert w.log[-1] == "connect"
+    assert w.turned(after_s=RETRY_S).turned(after_s=20.0).log[-1] == "connect"
     wait_s = w.turn(after_s=0.001)
     assert wait_s is not None
     assert wait_s > 0

@@ -11,7 +11,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.elsewhere import POLL_S, QUICK_S, REST_S, SOON_S, Elsewhere
 from reliablepub.relay.relay import LOOK_S
-from tests.relay.scripted import World
+from tests.relay.scripted import World, connected
 
 
 class ScriptedBell:
@@ -81,8 +81,7 @@ def test_what_a_bell_tells_that_does_not_ring_early_is_looked_at_once(bell: Scri
 
 
 def test_with_a_bell_it_looks_less_and_less_often(bell: ScriptedBell) -> None:
-    elsewhere = Elsewhere(bell, 0.0)
-    assert looks(elsewhere, 0.0, 2.0) == pytest.approx([0, 0.1, 0.3, 0.7, 1.2, 1.7])
+    assert looks(Elsewhere(bell, 0.0), 0.0, 2.0) == pytest.approx([0, 0.1, 0.3, 0.7, 1.2, 1.7])
     assert bell.armings == 1
 
 
@@ -126,16 +125,13 @@ def test_a_commit_of_its_own_may_have_hidden_a_ring(bell: ScriptedBell) -> None:
 
 def test_a_bell_that_cannot_be_armed_is_none(bell: ScriptedBell) -> None:
     bell.is_broken = True
-    found = looks(Elsewhere(bell, 5.0), 5.0, 6.0)
-    assert found == pytest.approx([n / 20 for n in range(21)])
+    assert looks(Elsewhere(bell, 5.0), 5.0, 6.0) == pytest.approx([n / 20 for n in range(21)])
 
 
 @pytest.fixture
 def rung(sqlite: SqliteStore, bell: ScriptedBell) -> World:
     """A relay at rest, that listens for a bell."""
-    w = World(sqlite, bell=bell)
-    w.connect()
-    w.turn()
+    w = connected(sqlite, bell=bell).turned()
     rest(w)
     return w
 

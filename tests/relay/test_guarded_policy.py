@@ -20,10 +20,8 @@ PATIENT = RetryPolicy(FIVE, FIVE, FIVE)
 def refused_once(w: World) -> Told:
     """A message that is sent and nacked."""
     w.connect()
-    told = w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
+    told = w.sends("a")
+    w.hears_nack(1)
     return told
 
 
@@ -33,8 +31,7 @@ def refuse_again(w: World, tag: int, *, after_s: float) -> None:
     w.turn(after_s=after_s)
     w.turn()
     assert len(w.sent) == sent + 1
-    w.nack(tag)
-    w.turn()
+    w.hears_nack(tag)
 
 
 def test_a_budget_may_be_time_since_the_first_refusal(store: Store) -> None:
@@ -94,10 +91,8 @@ def test_what_the_callback_says_is_done(
     refusal = Refusal("a", "", "q", nack, 1, 0.0, RetryIn(10), may_have_arrived=True)
     assert heard == [refusal], "no earlier copy is known, of which it could be a duplicate"
     if is_open:
-        w.turn(after_s=9)
-        assert w.sent == ["a"]
-        w.turn(after_s=2)
-        assert w.sent == ["a"] * (2 if said is None else 1)
+        assert w.turned(after_s=9).sent == ["a"]
+        assert w.turned(after_s=2).sent == ["a"] * (2 if said is None else 1)
         w.turn(after_s=500)
         assert len(w.sent) >= 2
 

@@ -198,8 +198,7 @@ def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
         for names, logger, level, fields in rows
         for name in re.findall(r"`(\w+)`", names)
     }
-    of_sums = shown.pop("repeated")
-    assert of_sums[2] == SUM_FIELDS
+    assert shown.pop("repeated")[2] == SUM_FIELDS
     assert shown.pop("failed") == (thread.LOGGER.name, "CRITICAL", ())
     assert shown.pop("replaced") == (thread.LOGGER.name, "WARNING", ())
     assert shown == {

@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,9 @@ from reliablepub.relay.loaded import Backlog
 from reliablepub.relay.relay import STRANDED_S
 from reliablepub.relay.setback import RETRY_S
 from reliablepub.relay.thread import Flush
+from tests.asking import fill
 from tests.relay.conftest import Build
-from tests.relay.scripted import PARK_AT_ONCE, World, patient
+from tests.relay.scripted import PARK_AT_ONCE, World, connected, patient
 from tests.sqlite import sql
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -95,16 +97,14 @@ def test_memory_holds_no_more_bytes_than_it_may(world: Build) -> None:
     for id_ in MANY:
         w.hand_over(id_, body=bytes(1_000))
     for _ in range(200):
-        w.turn(is_flushing=True)
-        assert w.in_memory[1] <= 10_000
+        assert w.turned(is_flushing=True).in_memory[1] <= 10_000
         w.ack_all()
     assert w.sent == MANY
 
 
 def test_a_message_larger_than_memory_is_sent_all_the_same(world: Build) -> None:
     w = world(loaded_bytes_max=1_000)
-    told = w.hand_over("large", body=bytes(5_000))
-    w.turn()
+    told = w.sends("large", body=bytes(5_000))
     drain(w)
     assert told.kinds == {"large": OutcomeKind.CONFIRMED}
     assert w.in_memory == (0, 0)
@@ -134,11 +134,8 @@ def test_a_message_larger_than_memory_does_not_wait_for_confirms_to_cease(world:
 
 
 def test_new_messages_wait_behind_the_backlog(world: Build) -> None:
-    w = world(window_max=1, loaded_max=2)
-    w.hand_over("a", "b", "c")
-    w.turn()
-    w.hand_over("d")
-    w.turn()
+    w = world("a", "b", "c", window_max=1, loaded_max=2)
+    w.sends("d")
     drain(w)
     assert w.sent == ["a", "b", "c", "d"]
 
@@ -167,9 +164,7 @@ def test_a_handshake_does_not_wait_while_what_is_sent_later_is_passed(
     assert wait_s
     w.relay.handle([Connected()])
     w.open_channel()
-    for _ in range(5):
-        w.turn()
-    assert w.sent == ["now"]
+    assert w.turns(5).sent == ["now"]
 
 
 # -------------------------------------------------------------------- other processes
@@ -178,13 +173,11 @@ def test_a_handshake_does_not_wait_while_what_is_sent_later_is_passed(
 def test_what_another_process_enqueues_is_sent_within_a_poll_and_once(
     sqlite: SqliteStore, path: Path
 ) -> None:
-    w = World(sqlite)
-    w.connect()
+    w = connected(sqlite)
     with Outbox(path) as outbox:
         for n in range(3):
             outbox.enqueue(Message(b"", message_id=f"other{n}"))
-        w.turn(after_s=POLL_S)
-        assert w.sent == ["other0", "other1", "other2"]
+        assert w.turned(after_s=POLL_S).sent == ["other0", "other1", "other2"]
         w.hand_over("own")
         outbox.enqueue(Message(b"", message_id="last"))
         w.turn()
@@ -210,14 +203,10 @@ def fails_once(w: World, name: str, kind: type[OutboxError] = OutboxLocked) -> l
 def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fails(
     sqlite: SqliteStore, path: Path
 ) -> None:
-    w = World(sqlite)
-    w.connect()
-    w.turn()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    w = connected(sqlite).turned()
+    fill(path, Message(b"", routing_key="q", message_id="a"))
     errors = fails_once(w, "snapshot")
-    for _ in range(5):
-        w.turn(after_s=1.0)
+    w.turns(5, after_s=1.0)
     assert not errors
     assert w.sent == ["a"]
 
@@ -227,19 +216,13 @@ def test_what_another_process_enqueues_is_found_although_the_first_look_at_it_fa
 def test_a_read_that_fails_is_told_to_callers_and_repeated(
     sqlite: SqliteStore, path: Path, read: str, kind: type[OutboxError]
 ) -> None:
-    w = World(sqlite)
-    w.connect()
-    w.turn()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    w = connected(sqlite).turned()
+    fill(path, Message(b"", routing_key="q", message_id="a"))
     fails_once(w, read, kind)
     turned_away = w.hand_over("b")
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble
+    assert w.turned(after_s=1.0).relay.status.trouble
     assert isinstance(turned_away.error, kind)
-    for _ in range(3):
-        w.turn(after_s=1.0)
-    assert w.sent == ["a"]
+    assert w.turns(3, after_s=1.0).sent == ["a"]
     assert w.relay.status.trouble == ""
 
 
@@ -248,56 +231,43 @@ def test_a_read_that_fails_is_told_to_callers_and_repeated(
 def test_trouble_ends_when_new_messages_are_accepted_again(
     sqlite: SqliteStore, call: str, kind: type[OutboxError]
 ) -> None:
-    w = World(sqlite)
-    w.turn()
+    w = World(sqlite).turned()
     fails_once(w, call, kind)
     w.hand_over("a")
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble
-    w.turn(after_s=RETRY_S)
-    assert w.relay.status.trouble == "", "with nothing to commit"
+    assert w.turned(after_s=1.0).relay.status.trouble
+    assert w.turned(after_s=RETRY_S).relay.status.trouble == "", "with nothing to commit"
 
 
 def test_trouble_stays_the_same_while_the_store_cannot_be_read(
     sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w = World(sqlite, bell=sqlite.bell)
-    w.turn()
-
-    def fails() -> bool:
-        raise OutboxLocked("locked by another process")
-
+    w = World(sqlite, bell=sqlite.bell).turned()
     with monkeypatch.context() as patch:
-        patch.setattr(w.store, "changed_elsewhere", fails, raising=False)
+        patch.setattr(
+            w.store,
+            "changed_elsewhere",
+            Mock(side_effect=OutboxLocked("locked by another process")),
+            raising=False,
+        )
         w.turn(after_s=1.0)
         for _ in range(10):
-            w.turn(after_s=0.1)
-            assert w.relay.status.trouble
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble == ""
+            assert w.turned(after_s=0.1).relay.status.trouble
+    assert w.turned(after_s=1.0).relay.status.trouble == ""
 
 
 @pytest.mark.parametrize("kind", TRANSIENT)
 def test_trouble_of_an_idle_relay_ends_with_the_first_read_that_succeeds(
     sqlite: SqliteStore, kind: type[OutboxError]
 ) -> None:
-    w = World(sqlite, bell=sqlite.bell)
-    for _ in range(30):
-        w.turn(after_s=0.1)
+    w = World(sqlite, bell=sqlite.bell).turns(30, after_s=0.1)
     fails_once(w, "changed_elsewhere", kind)
-    w.turn(after_s=1.0)
-    assert w.relay.status.trouble
-    for _ in range(20):
-        w.turn(after_s=RETRY_S / 2)
-    assert w.relay.status.trouble == "", "with nothing to commit"
+    assert w.turned(after_s=1.0).relay.status.trouble
+    assert w.turns(20, after_s=RETRY_S / 2).relay.status.trouble == "", "with nothing to commit"
 
 
 def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, path: Path) -> None:
-    w = World(sqlite)
-    w.connect()
-    w.turn()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", routing_key="q", message_id="a"))
+    w = connected(sqlite).turned()
+    fill(path, Message(b"", routing_key="q", message_id="a"))
     w.time.now += 1e9  # so that the message is due by the virtual clock
     errors = fails_once(w, "changed_elsewhere")
     flush = Flush(Latch())
@@ -305,8 +275,7 @@ def test_a_flush_does_not_end_because_its_first_look_fails(sqlite: SqliteStore, 
         assert not flush.look(w.relay)
         w.turn(after_s=1.0)
     assert not errors
-    w.ack(1)
-    w.turn(is_flushing=True)
+    w.hears_ack(1, is_flushing=True)
     assert flush.look(w.relay)
 
 
@@ -314,38 +283,29 @@ def test_expired_messages_do_not_fill_the_memory_while_no_commit_succeeds(
     sqlite: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reliablepub.relay.loaded.PAGE", 2)
-    with Outbox(path) as outbox:
-        for n in range(40):
-            outbox.enqueue(Message(b"", message_id=str(n), expires_in_s=1.0))
+    fill(path, *(Message(b"", message_id=str(n), expires_in_s=1.0) for n in range(40)))
     w = World(sqlite, loaded_max=4)
     w.time.now += 1e10
     w.store.fails = lambda _turn: OutboxLocked("locked by another process")
     for _ in range(20):
-        w.turn(after_s=1.0)
-        assert w.in_memory[0] <= 4 + 2, "what memory has room for, and a page"
+        assert w.turned(after_s=1.0).in_memory[0] <= 4 + 2, "what memory has room for, and a page"
     w.store.fails = lambda _turn: None
-    for _ in range(40):
-        w.turn(after_s=1.0)
-    assert w.relay.status.counters.expired == 40
+    assert w.turns(40, after_s=1.0).relay.status.counters.expired == 40
 
 
 def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(
     sqlite: SqliteStore, path: Path
 ) -> None:
-    w = World(sqlite)
-    w.connect()
-    w.turn()
+    w = connected(sqlite).turned()
     w.time.now += POLL_S
     w.turn()
     w.time.now += POLL_S
     assert w.relay.idle_s() is not None
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", message_id="other"))
+    fill(path, Message(b"", message_id="other"))
     assert w.relay.idle_s() is not None, "it has just looked"
     w.time.now += POLL_S
     assert w.relay.idle_s() is None
-    w.turn()
-    assert w.sent == ["other"]
+    assert w.turned().sent == ["other"]
 
 
 def test_the_relay_listens_no_longer_than_a_poll(world: Build) -> None:
@@ -358,10 +318,8 @@ def test_memory_full_and_something_to_read_is_no_reason_to_spin(
     sqlite: SqliteStore, path: Path
 ) -> None:
     w = World(sqlite, loaded_max=2)
-    w.hand_over("a", "b")
-    w.turn()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", message_id="other"))
+    w.sends("a", "b")
+    fill(path, Message(b"", message_id="other"))
     w.turn(after_s=POLL_S)
     wait_s = w.turn(after_s=POLL_S / 5)
     assert wait_s is not None
@@ -371,19 +329,13 @@ def test_memory_full_and_something_to_read_is_no_reason_to_spin(
 def test_what_a_person_retries_is_sent_again_and_counted_once(
     sqlite: SqliteStore, path: Path
 ) -> None:
-    w = World(sqlite)
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
-    assert w.relay.status.counters.parked == 1
+    w = connected(sqlite, "a")
+    assert w.hears_nack(1).relay.status.counters.parked == 1
     with Outbox(path) as outbox:
         assert outbox.retry() == 1
     w.turn(after_s=10_000_000_000.0)  # past the real time, at which it is due
     assert w.sent == ["a", "a"]
-    w.ack(2)
-    w.turn(is_flushing=True)
+    w.hears_ack(2, is_flushing=True)
     counters = w.relay.status.counters
     assert (counters.stored, counters.confirmed, counters.parked) == (1, 1, 0)
 
@@ -393,30 +345,20 @@ def test_what_a_person_retries_is_sent_again_and_counted_once(
 
 def test_a_nacked_message_goes_again_when_it_is_due_and_not_before(world: Build) -> None:
     w = world(policy=patient(3, 5.0))
-    told = w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
-    assert w.in_memory == (0, 0)
-    w.turn(after_s=4.99)
-    assert w.sent == ["a"]
-    w.turn(after_s=0.02)
-    assert w.sent == ["a", "a"]
-    w.turn(after_s=10.0)
-    assert w.sent == ["a", "a"]
-    w.ack(2)
-    w.turn(is_flushing=True)
+    told = w.sends("a")
+    assert w.hears_nack(1).in_memory == (0, 0)
+    assert w.turned(after_s=4.99).sent == ["a"]
+    assert w.turned(after_s=0.02).sent == ["a", "a"]
+    assert w.turned(after_s=10.0).sent == ["a", "a"]
+    w.hears_ack(2, is_flushing=True)
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
     assert w.in_memory == (0, 0)
 
 
 def test_the_relay_wakes_up_when_a_retry_falls_due(world: Build) -> None:
-    w = world(policy=patient(3, 0.03))
-    w.hand_over("a")
-    w.turn()
+    w = world("a", policy=patient(3, 0.03))
     w.nack(1)
-    wait_s = w.turn()
-    assert wait_s == pytest.approx(0.03)
+    assert w.turn() == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("kind", ["nacked", "returned", "refused"])
@@ -443,66 +385,40 @@ def test_a_message_is_parked_when_its_budget_is_spent(world: Build, kind: str) -
 
 
 def test_a_retry_that_became_uncertain_is_not_read_a_second_time(world: Build) -> None:
-    w = world(policy=patient(9, 1.0))
-    w.hand_over("a", "b")
-    w.turn()
-    w.nack(2, multiple=True)
-    w.turn()
-    w.turn(after_s=2.0)
-    assert w.sent == ["a", "b"] * 2
-    w.lose_connection()
-    w.turn()
+    w = world("a", "b", policy=patient(9, 1.0))
+    assert w.hears_nack(2, multiple=True).turned(after_s=2.0).sent == ["a", "b"] * 2
+    w.hears_loss()
     w.reconnect()
-    w.turn()
-    w.turn(after_s=5.0)
-    assert w.sent == ["a", "b"] * 3
-    w.ack(2, multiple=True)
-    w.turn(is_flushing=True)
-    assert w.relay.status.open == 0
+    assert w.turned().turned(after_s=5.0).sent == ["a", "b"] * 3
+    assert w.hears_ack(2, multiple=True, is_flushing=True).relay.status.open == 0
     assert w.in_memory == (0, 0)
 
 
 def test_a_retry_waits_for_room_in_memory_without_spinning(world: Build) -> None:
-    w = world(policy=patient(9, 1.0), window_max=2, loaded_max=2)
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
+    w = world("a", policy=patient(9, 1.0), window_max=2, loaded_max=2).hears_nack(1)
     w.hand_over("b", "c")
     w.turn(after_s=0.5)
     wait_s = w.turn(after_s=0.51)
     assert wait_s is not None
     assert wait_s > 0
-    w.ack(2)
-    w.turn(is_flushing=True)
-    w.turn()
-    assert w.sent == ["a", "b", "c", "a"]
+    assert w.hears_ack(2, is_flushing=True).turned().sent == ["a", "b", "c", "a"]
 
 
 def test_retries_of_an_earlier_run_are_found_again(path: Path) -> None:
     store = SqliteStore(path)
-    w = World(store, policy=patient(9, 1.0))
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
+    w = connected(store, "a", policy=patient(9, 1.0)).hears_nack(1)
     time = w.time
     store.close()
     store = SqliteStore(path)
-    w = World(store, time=time)
-    w.connect()
-    w.turn()
-    assert w.sent == []
-    w.turn(after_s=1.1)
-    assert w.sent == ["a"]
+    w = connected(store, time=time)
+    assert w.turned().sent == []
+    assert w.turned(after_s=1.1).sent == ["a"]
     store.close()
 
 
 def test_a_backlog_of_an_earlier_run_is_sent_before_what_is_new(store: Store) -> None:
     w = World(store)
-    w.hand_over(*MANY)
-    w.turn()
+    w.sends(*MANY)
     again = World(store)
     again.connect()
     again.hand_over("new")
@@ -531,15 +447,11 @@ def hide(path: Path, id_: int) -> None:
 
 
 def test_a_message_that_a_damaged_index_hides_is_named(path: Path) -> None:
-    with Outbox(path) as outbox:
-        for name in "abc":
-            outbox.enqueue(Message(b"", routing_key="q", message_id=name))
+    fill(path, *(Message(b"", routing_key="q", message_id=name) for name in "abc"))
     hide(path, 2)
     with closing(SqliteStore(path)) as store:
-        w = World(store)
-        w.connect()
-        w.turn()
-        assert w.sent == ["a", "c"]
+        w = connected(store)
+        assert w.turned().sent == ["a", "c"]
         w.ack_all()
         w.turn(is_flushing=True)
         w.turn(after_s=STRANDED_S)
@@ -548,22 +460,18 @@ def test_a_message_that_a_damaged_index_hides_is_named(path: Path) -> None:
         assert w.relay.status.reason.startswith("message 2 is open and due, and no read finds it")
         assert w.relay.status.trouble == "", "others are accepted and published"
         sql(path, "REINDEX reliablepub_messages_waiting")
-        w.turn(after_s=STRANDED_S)
-        assert w.relay.status.reason == ""
+        assert w.turned(after_s=STRANDED_S).relay.status.reason == ""
         assert w.sent == ["a", "c", "b"]
 
 
 def test_messages_that_wait_for_something_are_not_called_hidden(store: Store) -> None:
-    w = World(store, policy=PARK_AT_ONCE)
-    w.connect()
+    w = connected(store, policy=PARK_AT_ONCE)
     w.hand_over("a", "b", ordering_key="k")
     later = datetime.fromtimestamp(w.time.wall + 500.0, tz=UTC)
     w.hand_over("later", not_before=later)
     w.hand_over("first", not_before=later, ordering_key="l")
-    w.hand_over("behind", ordering_key="l")
-    w.turn()
+    w.sends("behind", ordering_key="l")
     w.nack(1)
     assert w.relay.lowest_awaited(3, w.time.wall) is None, "a flush waits for none of them"
     for _ in range(4):
-        w.turn(after_s=STRANDED_S)
-        assert w.relay.status.reason == ""
+        assert w.turned(after_s=STRANDED_S).relay.status.reason == ""

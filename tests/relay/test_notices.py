@@ -17,7 +17,7 @@ from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
 from reliablepub.printable import named
 from reliablepub.relay.callbacks import LOGGER, Guard, calls_of
-from tests.relay.scripted import PARK_AT_ONCE, World
+from tests.relay.scripted import PARK_AT_ONCE, connected
 
 ONCE = Retries(stop_after_attempt(1), wait_fixed(1))
 
@@ -46,15 +46,11 @@ class Listener:
 
 def test_a_message_that_goes_well_is_stored_sent_and_confirmed(store: Store) -> None:
     listener = Listener()
-    w = World(store, hooks=[listener])
-    w.connect()
-    w.turn()
+    w = connected(store, hooks=[listener]).turned()
     assert listener.calls == [("connected", [hooks.LinkChanged("", 1, 0)])]
-    w.hand_over("a", "b")
-    w.turn()
+    w.sends("a", "b")
     w.time.now += 0.25
-    w.ack(2, multiple=True)
-    w.turn()
+    w.hears_ack(2, multiple=True)
     assert listener.names == ["connected", "stored", "sent", "confirmed"]
 
     first, second = listener.told("confirmed")
@@ -71,12 +67,7 @@ def test_a_message_that_goes_well_is_stored_sent_and_confirmed(store: Store) -> 
 
 def test_each_refusal_and_what_is_given_up_is_told_with_the_reason(store: Store) -> None:
     listener = Listener()
-    w = World(store, policy=PARK_AT_ONCE, hooks=[listener])
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
+    connected(store, "a", policy=PARK_AT_ONCE, hooks=[listener]).hears_nack(1)
     nack = Outcome(OutcomeKind.NACKED, 0, "basic.nack")
     [ended] = listener.told("nacked")
     assert (ended.outcome, ended.attempts, ended.may_have_arrived) == (nack, 1, True)
@@ -88,23 +79,16 @@ def test_each_refusal_and_what_is_given_up_is_told_with_the_reason(store: Store)
 def test_what_the_policy_discards_is_told(store: Store) -> None:
     listener = Listener()
     policy = RetryPolicy(nacked=Retries(stop_after_attempt(1), wait_fixed(1), GiveUp.DISCARD))
-    w = World(store, policy=policy, hooks=[listener])
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
+    connected(store, "a", policy=policy, hooks=[listener]).hears_nack(1)
     assert [event.message_id for event in listener.told("discarded")] == ["a"]
     assert listener.told("parked") == []
 
 
 def test_a_message_that_cannot_be_written_is_refused_without_a_tag(store: Store) -> None:
     listener = Listener()
-    w = World(store, hooks=[listener])
-    w.connect()
+    w = connected(store, hooks=[listener])
     w.transport.unencodable.add("a")
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     w.turn()
     [ended] = listener.told("refused")
     assert (ended.tag, ended.latency_s, ended.outcome.reply_text) == (0, 0.0, "a does not fit")
@@ -113,16 +97,10 @@ def test_a_message_that_cannot_be_written_is_refused_without_a_tag(store: Store)
 
 def test_a_lost_connection_is_told_once_for_each_reason(store: Store) -> None:
     listener = Listener()
-    w = World(store, hooks=[listener])
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.lose_connection("reset")
-    w.turn()
+    w = connected(store, "a", hooks=[listener]).hears_loss("reset")
     for _ in range(3):
         w.turn(after_s=100)
-        w.lose_connection("refused")
-        w.turn()
+        w.hears_loss("refused")
     w.reconnect()
     w.turn()
     told = [(name, events[0].reason) for name, events in listener.calls if "connected" in name]
@@ -140,13 +118,10 @@ def test_a_lost_connection_is_told_once_for_each_reason(store: Store) -> None:
 
 def test_the_reasons_of_several_hosts_are_told_once_in_an_outage(store: Store) -> None:
     listener = Listener()
-    w = World(store, hooks=[listener])
-    w.connect()
-    w.turn()
+    w = connected(store, hooks=[listener]).turned()
     for _ in range(2):
         for n in range(6):
-            w.lose_connection(f"host {n % 2}: refused")
-            w.turn()
+            w.hears_loss(f"host {n % 2}: refused")
             w.turn(after_s=100)
         w.connect()
         w.turn()
@@ -158,9 +133,7 @@ def test_a_lost_connection_is_told_when_the_next_attempt_begins_in_the_same_turn
     store: Store,
 ) -> None:
     listener = Listener()
-    w = World(store, hooks=[listener])
-    w.connect()
-    w.turn()
+    w = connected(store, hooks=[listener]).turned()
     w.lose_connection("reset")
     w.turn(after_s=100)
     w.connect()
@@ -174,17 +147,9 @@ def test_pauses_are_told(store: Store) -> None:
     breaker = Breaker(refusals_max=1, pause=wait_fixed(10))
     patient = Retries(stop_after_attempt(9), wait_fixed(0))
     policy = RetryPolicy(patient, patient, patient, breaker=breaker)
-    w = World(store, policy=policy, hooks=[listener])
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
-    w.turn(after_s=10)
-    for _ in range(3):
-        w.turn()
-    w.ack(2)
-    w.turn()
+    w = connected(store, "a", policy=policy, hooks=[listener]).hears_nack(1).turned(after_s=10)
+    w.turns(3)
+    w.hears_ack(2)
     w.turn()
     changed = hooks.DestinationChanged("", "q", 1, NACKED)
     assert listener.told("paused") == [changed]
@@ -203,16 +168,11 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
             raise LookupError
 
     listener = Listener()
-    w = World(store, hooks=[Broken(), listener])
-    w.connect()
+    w = connected(store, hooks=[Broken(), listener])
     with caplog.at_level(logging.ERROR, "reliablepub"):
         for id_ in ("a", "b", "c"):
-            told = w.hand_over(id_)
-            w.turn()
-            assert told.is_stored
-    w.ack(3, multiple=True)
-    w.turn(is_flushing=True)
-    assert w.relay.status.counters.confirmed == 3
+            assert w.sends(id_).is_stored
+    assert w.hears_ack(3, multiple=True, is_flushing=True).relay.status.counters.confirmed == 3
     assert w.relay.status.callback_errors == 6
     assert [event.message_id for event in listener.told("sent")] == ["a", "b", "c"]
     assert [record.getMessage() for record in caplog.records] == [
@@ -272,13 +232,8 @@ def test_events_without_listeners_are_not_collected(store: Store) -> None:
         def on_parked(self, events: Sequence[hooks.MessageGivenUp]) -> None:
             raise AssertionError
 
-    w = World(store, hooks=[Quiet()])
-    w.connect()
-    w.hand_over("a")
-    w.turn()
-    w.ack(1)
-    w.turn()
-    assert w.relay._notices._events == {"parked": []}
+    w = connected(store, "a", hooks=[Quiet()])
+    assert w.hears_ack(1).relay._notices._events == {"parked": []}
 
 
 @pytest.mark.parametrize(

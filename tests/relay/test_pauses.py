@@ -22,7 +22,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
 from reliablepub.relay.status import Paused
-from tests.relay.scripted import ONCE, Told, World
+from tests.relay.scripted import ONCE, Told, World, connected
 from tests.sqlite import sql
 
 FEW = Retries(stop_after_attempt(3), wait_fixed(1))
@@ -41,29 +41,23 @@ def hand_over(w: World, *ids: str, is_keyed: bool = False) -> Told:
 
 
 def world(store: Store) -> World:
-    w = World(store, policy=POLICY, window_max=4)
-    w.connect()
-    return w
+    return connected(store, policy=POLICY, window_max=4)
 
 
 def paused(store: Store) -> tuple[World, Told]:
     """Queue "a" has refused two of four, the others wait, and one for "b" has gone through."""
     w = world(store)
     told = hand_over(w, "a1", "a2", "b1", "a3", "a4")
-    w.turn()
-    assert w.sent == ["a1", "a2", "b1", "a3"]
+    assert w.turned().sent == ["a1", "a2", "b1", "a3"]
     w.nack(1)
-    w.nack(2)
-    w.turn()
-    w.ack(3)
-    w.turn(is_flushing=True)
+    w.hears_nack(2)
+    w.hears_ack(3, is_flushing=True)
     return w, told
 
 
 def open_quarantine(w: World) -> int:
     """The channel on which a probe of an exchange goes; its epoch."""
-    for _ in range(3):
-        w.turn()
+    w.turns(3)
     epoch = w.asked_epochs[-1]
     assert epoch != w.epoch
     w.relay.handle([ChannelOpened(epoch)])
@@ -73,8 +67,7 @@ def open_quarantine(w: World) -> int:
 
 def settle_held(w: World) -> None:
     """What was in flight when the pause began is refused too."""
-    w.nack(4)
-    w.turn()
+    w.hears_nack(4)
 
 
 def test_what_waits_to_be_sent_there_is_taken_out_of_memory(store: Store) -> None:
@@ -95,15 +88,12 @@ def test_what_waits_to_be_sent_there_is_taken_out_of_memory(store: Store) -> Non
 def test_it_is_told_when_the_first_messages_are_given_up(store: Store) -> None:
     """By the first refusal of the message that has paused it, and the budget of its kind."""
     policy = replace(POLICY, nacked=replace(FEW, stop=stop_after_delay(60)))
-    w = World(store, policy=policy)
-    w.connect()
-    w.turn()
+    w = connected(store, policy=policy).turned()
     hand_over(w, "a1", "a2", "a3")
     w.turn()
     begun = w.time.wall
     w.nack(1)
-    w.nack(2)
-    w.turn()
+    w.hears_nack(2)
     [found] = w.relay.status.paused
     assert found.gives_up_at == begun + 60
 
@@ -123,22 +113,13 @@ def test_after_the_pause_one_goes_and_the_others_when_it_is_confirmed(store: Sto
     settle_held(w)
     more = hand_over(w, "a5")
     w.turn(after_s=10)
-    w.turn()
-    assert w.sent[4:] == ["a4"], "the first one that was never sent is the probe"
-    w.turn(after_s=1)
-    assert w.sent[4:] == ["a4"]
-    w.ack(5)
-    w.turn(is_flushing=True)
-    w.turn()
-    w.turn()
-    assert w.sent[4:] == ["a4", "a1", "a2"], "two for each confirm"
-    w.ack(7, multiple=True)
-    w.turn(is_flushing=True)
-    w.turn()
-    w.turn()
-    assert w.sent[4:] == ["a4", "a1", "a2", "a3", "a5"]
-    w.ack(9, multiple=True)
-    w.turn(is_flushing=True)
+    assert w.turned().sent[4:] == ["a4"], "the first one that was never sent is the probe"
+    assert w.turned(after_s=1).sent[4:] == ["a4"]
+    w.hears_ack(5, is_flushing=True)
+    assert w.turns(2).sent[4:] == ["a4", "a1", "a2"], "two for each confirm"
+    w.hears_ack(7, multiple=True, is_flushing=True)
+    assert w.turns(2).sent[4:] == ["a4", "a1", "a2", "a3", "a5"]
+    w.hears_ack(9, multiple=True, is_flushing=True)
     w.turn(is_flushing=True)
     assert set(told.kinds) == {"a1", "a2", "a3", "a4", "b1"}
     assert set(more.kinds) == {"a5"}
@@ -150,11 +131,9 @@ def test_after_the_pause_one_goes_and_the_others_when_it_is_confirmed(store: Sto
 def next_probe(w: World) -> str:
     """What is sent after the pause; its queue is still full."""
     w.turn(after_s=10)
-    for _ in range(3):
-        w.turn()
+    w.turns(3)
     sent = w.sent[-1]
-    w.nack(len(w.sent))
-    w.turn()
+    w.hears_nack(len(w.sent))
     return sent
 
 
@@ -178,8 +157,7 @@ def test_a_fresh_message_goes_before_those_that_were_sent(store: Store) -> None:
 
 def test_many_fresh_messages_go_soon_and_those_that_were_sent_ever_more_slowly() -> None:
     """A fan-out with one full queue: the other has every message in minutes, and few copies."""
-    w = World(MemoryStore(), policy=RetryPolicy(), window_max=10)
-    w.connect()
+    w = connected(MemoryStore(), policy=RetryPolicy(), window_max=10)
     names = [f"m{n}" for n in range(100)]
     told = to_exchange(w, *names, exchange="fan")
     begun, all_sent_at = w.time.now, 0.0
@@ -187,14 +165,12 @@ def test_many_fresh_messages_go_soon_and_those_that_were_sent_ever_more_slowly()
         wait_s = w.turn() or 0.0
         while w.session.in_flight:
             last = w.transport.sendings[-1]
-            w.nack(last.first_tag + len(last.ids) - 1, multiple=True)
-            w.turn()
+            w.hears_nack(last.first_tag + len(last.ids) - 1, multiple=True)
         if not all_sent_at and set(w.sent) == set(names):
             all_sent_at = w.time.now - begun
         w.time.now += max(wait_s, 0.05)
     assert 0 < all_sent_at < 180
-    copies = Counter(w.sent)
-    assert max(copies.values()) <= 5
+    assert max(Counter(w.sent).values()) <= 5
     [found] = w.relay.status.paused
     assert (found.exchange, found.routing_key, told.outcomes) == ("fan", None, {})
 
@@ -202,14 +178,10 @@ def test_many_fresh_messages_go_soon_and_those_that_were_sent_ever_more_slowly()
 def test_a_probe_lost_with_its_connection_is_sent_again(store: Store) -> None:
     w, _ = paused(store)
     settle_held(w)
-    w.turn(after_s=10)
-    w.turn()
-    assert w.sent[-1] == "a4"
-    w.lose_connection()
-    w.turn()
+    assert w.turned(after_s=10).turned().sent[-1] == "a4"
+    w.hears_loss()
     w.reconnect()
-    w.turn()
-    assert w.sent[-1] == "a4"
+    assert w.turned().sent[-1] == "a4"
     assert w.relay.status.buffered == 0
 
 
@@ -224,35 +196,24 @@ def test_without_a_connection_nothing_is_probed(store: Store) -> None:
 
 
 def test_without_waiting_messages_the_pause_is_forgotten(store: Store) -> None:
-    w = World(store, policy=RetryPolicy(nacked=FEW, breaker=Breaker(1, wait_fixed(10))))
-    w.connect()
+    w = connected(store, policy=RetryPolicy(nacked=FEW, breaker=Breaker(1, wait_fixed(10))))
     told = hand_over(w, "a1")
     for tag in (1, 2, 3):
-        w.turn(after_s=10)
-        for _ in range(3):
-            w.turn()
-        assert w.relay.status.paused == () or tag > 1
-        w.nack(tag)
-        w.turn()
+        assert w.turned(after_s=10).turns(3).relay.status.paused == () or tag > 1
+        w.hears_nack(tag)
     assert told.kinds == {"a1": OutcomeKind.NACKED}
     assert w.relay.status.paused
-    w.turn(after_s=10)
-    for _ in range(4):
-        w.turn()
-    assert w.relay.status.paused == ()
+    assert w.turned(after_s=10).turns(4).relay.status.paused == ()
     hand_over(w, "a3")
-    w.turn()
-    assert w.sent[-1] == "a3"
+    assert w.turned().sent[-1] == "a3"
 
 
 def test_where_the_policy_gives_up_at_once_nothing_is_paused(store: Store) -> None:
     once = Retries(stop_after_attempt(1), wait_fixed(1))
-    w = World(store, policy=RetryPolicy(nacked=once, unavailable=once, breaker=Breaker(1)))
-    w.connect()
+    w = connected(store, policy=RetryPolicy(nacked=once, unavailable=once, breaker=Breaker(1)))
     told = hand_over(w, "a1", "a2", "a3")
     w.turn()
-    w.nack(3, multiple=True)
-    w.turn()
+    w.hears_nack(3, multiple=True)
     assert set(told.kinds) == {"a1", "a2", "a3"}
     assert w.relay.status.paused == ()
 
@@ -296,8 +257,7 @@ def test_a_next_run_probes_before_all_go(path: Path) -> None:
         epoch = open_quarantine(w)
         assert w.sent == ["a1"], "alone: it may cost the channel"
         w.relay.handle([Acked(epoch, 1, multiple=False)])
-        for _ in range(4):
-            w.turn(is_flushing=True)
+        w.turns(4, is_flushing=True)
         assert sorted(w.sent) == ["a1", "a2", "a3", "a4", "b7"]
         assert w.relay.status.paused == ()
 
@@ -305,10 +265,7 @@ def test_a_next_run_probes_before_all_go(path: Path) -> None:
 def test_a_next_run_without_a_breaker_lets_go_of_all_that_waits(path: Path) -> None:
     left_by_an_earlier_run(path)
     with closing(SqliteStore(path)) as store:
-        w = World(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=None))
-        w.connect()
-        for _ in range(3):
-            w.turn(after_s=2)
+        w = connected(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=None)).turns(3, after_s=2)
         assert sorted(w.sent) == ["a1", "a2", "a3", "a4"]
 
 
@@ -324,13 +281,9 @@ def test_a_strategy_that_fails_is_replaced_by_the_default(store: Store) -> None:
     def broken(_state: object) -> float:
         raise ZeroDivisionError
 
-    w = World(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=Breaker(2, broken)))
-    w.connect()
+    w = connected(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=Breaker(2, broken)))
     hand_over(w, "a1", "a2")
-    w.turn()
-    w.nack(2, multiple=True)
-    w.turn()
-    assert w.relay.status.callback_errors == 1
+    assert w.turned().hears_nack(2, multiple=True).relay.status.callback_errors == 1
     [found] = w.relay.status.paused
     assert found.probe_in_s == pytest.approx(1.0)
 
@@ -340,8 +293,7 @@ def test_a_strategy_that_fails_is_replaced_by_the_default(store: Store) -> None:
 
 def turns(w: World) -> None:
     """As many turns as it takes to read the next message of the key, and send it."""
-    for _ in range(4):
-        w.turn(is_flushing=True)
+    w.turns(4, is_flushing=True)
 
 
 def confirm_all(w: World) -> None:
@@ -455,16 +407,14 @@ def to_exchange(w: World, *ids: str, exchange: str = "x") -> Told:
 
 def missing(store: Store, policy: RetryPolicy = PATIENT) -> tuple[World, Told]:
     """Exchange "x" does not exist: "a" has cost the channel, "b" and "c" wait."""
-    w = World(store, policy=policy)
-    w.connect()
+    w = connected(store, policy=policy)
     told = to_exchange(w, "a")
     w.turn()
     w.relay.handle([ChannelClosed(w.epoch, 404, NOT_FOUND, by_publish=True)])
     w.open_channel()
     w.turn()
     more = to_exchange(w, "b", "c")
-    w.turn()
-    assert w.sent == ["a"]
+    assert w.turned().sent == ["a"]
     assert told.outcomes == more.outcomes == {}
     return w, more
 
@@ -474,8 +424,7 @@ def refuse_probe(w: World) -> None:
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     w.relay.handle([ChannelClosed(epoch, 404, NOT_FOUND, by_publish=True)])
-    for _ in range(4):
-        w.turn()
+    w.turns(4)
 
 
 def test_a_probe_that_cannot_be_written_ends_no_pause(store: Store) -> None:
@@ -483,18 +432,14 @@ def test_a_probe_that_cannot_be_written_ends_no_pause(store: Store) -> None:
     w.transport.unencodable = {"b"}
     w.turn(after_s=10)
     open_quarantine(w)
-    for _ in range(4):
-        w.turn()
-    assert w.relay.status.counters.parked == 1
+    assert w.turns(4).relay.status.counters.parked == 1
     assert w.relay.status.paused[0].exchange == "x"
     assert w.sent == ["a"]
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     assert w.sent == ["a", "c"], "the next probe"
     w.relay.handle([Acked(epoch, 1, multiple=False)])
-    for _ in range(4):
-        w.turn()
-    assert w.relay.status.paused == ()
+    assert w.turns(4).relay.status.paused == ()
     assert w.sent == ["a", "c", "a"]
 
 
@@ -504,8 +449,7 @@ def test_one_refusal_of_an_exchange_pauses_it_for_every_routing_key(store: Store
     assert (found.exchange, found.routing_key, found.waiting) == ("x", None, 3)
     assert found.reason == f"refused: 404 {NOT_FOUND}"
     to_exchange(w, "y1", exchange="y")
-    w.turn()
-    assert w.sent == ["a", "y1"], "others flow"
+    assert w.turned().sent == ["a", "y1"], "others flow"
     assert w.in_memory[0] == 1
 
 
@@ -526,9 +470,7 @@ def test_when_the_exchange_is_there_again_all_go(store: Store) -> None:
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     w.relay.handle([Acked(epoch, 1, multiple=False)])
-    for _ in range(4):
-        w.turn(is_flushing=True)
-    assert w.sent[1:] == ["b", "a", "c"]
+    assert w.turns(4, is_flushing=True).sent[1:] == ["b", "a", "c"]
     assert w.relay.status.paused == ()
     w.ack_all()
     w.turn(is_flushing=True)
@@ -541,9 +483,7 @@ def test_an_exchange_that_refuses_a_message_for_another_reason_is_there(store: S
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     w.relay.handle([Nacked(epoch, 1, multiple=False)])
-    for _ in range(4):
-        w.turn(is_flushing=True)
-    assert w.sent[1:] == ["b", "a", "c"]
+    assert w.turns(4, is_flushing=True).sent[1:] == ["b", "a", "c"]
     assert w.relay.status.counters.parked == 0
 
 
@@ -557,8 +497,7 @@ def test_probes_of_an_exchange_without_an_answer_let_the_others_go(store: Store)
         w.turn(after_s=1)
     assert w.relay.status.paused == ()
     w.relay.handle([ChannelOpened(w.asked_epochs[-1])])
-    for _ in range(3):
-        w.turn()
+    w.turns(3)
     assert "b" in w.sent, "and c, as soon as b is answered"
 
 
@@ -568,12 +507,8 @@ def test_pauses_that_are_shorter_than_the_way_to_the_broker_go_on(store: Store) 
     to_exchange(w, *(f"d{n}" for n in range(100)))
     w.turn(after_s=0.2)
     open_quarantine(w)
-    for _ in range(20):
-        w.turn(after_s=0.2)
-    assert w.relay.status.paused, "the answer may be under way"
-    for _ in range(20):
-        w.turn(after_s=0.2)
-    assert w.relay.status.paused == ()
+    assert w.turns(20, after_s=0.2).relay.status.paused, "the answer may be under way"
+    assert w.turns(20, after_s=0.2).relay.status.paused == ()
 
 
 def test_after_its_time_a_refused_message_takes_the_others_along_although_there_is_no_pause(
@@ -585,8 +520,7 @@ def test_after_its_time_a_refused_message_takes_the_others_along_although_there_
     open_quarantine(w)
     for _ in range(4):
         w.turn(after_s=10)
-        for _ in range(3):
-            w.turn()
+        w.turns(3)
     assert w.relay.status.paused == ()
     w.time.now += 3_600
     w.relay.handle([ChannelOpened(w.asked_epochs[-1])])
@@ -594,8 +528,7 @@ def test_after_its_time_a_refused_message_takes_the_others_along_although_there_
     alone = w.transport.sendings[-1].epoch
     w.relay.handle([ChannelClosed(alone, 404, NOT_FOUND, by_publish=True)])
     sent = len(w.sent)
-    for _ in range(6):
-        w.turn()
+    w.turns(6)
     assert set(more.kinds) == {"b", "c"}
     assert w.sent[sent:] == []
 
@@ -612,21 +545,15 @@ def test_what_is_given_up_at_once_pauses_no_exchange_although_it_was_nacked_befo
     given_up_at_once = (
         replace(PATIENT, unavailable=ONCE) if by == "budget" else replace(PATIENT, decide=decide)
     )
-    w = World(store, policy=given_up_at_once)
-    w.connect()
+    w = connected(store, policy=given_up_at_once)
     told = to_exchange(w, "a")
-    w.turn()
-    w.nack(1)
-    w.turn()
-    w.turn(after_s=10)
-    assert w.sent == ["a", "a"]
+    assert w.turned().hears_nack(1).turned(after_s=10).sent == ["a", "a"]
     w.relay.handle([ChannelClosed(w.epoch, 404, NOT_FOUND, by_publish=True)])
     w.open_channel()
     assert told.kinds == {"a": OutcomeKind.REFUSED}
     assert w.relay.status.paused == ()
     to_exchange(w, "b")
-    w.turn()
-    assert w.sent == ["a", "a", "b"]
+    assert w.turned().sent == ["a", "a", "b"]
 
 
 @pytest.mark.parametrize("then", [GiveUp.PARK, GiveUp.DISCARD])
@@ -638,8 +565,7 @@ def test_after_its_time_everything_that_waits_is_given_up_with_the_brokers_words
     w.time.now += 3_600
     late = to_exchange(w, "d")
     refuse_probe(w)
-    for _ in range(3):
-        w.turn()
+    w.turns(3)
     assert set(more.kinds) == {"b", "c"}
     assert w.sent == ["a", "b"], "the others were not sent for it"
     assert NOT_FOUND in more.outcomes["c"].reply_text
@@ -661,8 +587,7 @@ def test_who_waits_may_be_kept_by_the_callback(store: Store) -> None:
     w, more = missing(store, replace(PATIENT, decide=decide))
     w.time.now += 3_600
     refuse_probe(w)
-    for _ in range(3):
-        w.turn()
+    w.turns(3)
     assert set(more.kinds) == {"c"}
     assert asked[:2] == ["a", "b"]
     assert set(asked[2:]) == {"a", "b", "c"}, "and only when their time is over"
@@ -711,8 +636,7 @@ def test_a_page_after_the_other_goes_and_what_is_paused_again_waits(
     w.turn(after_s=10)
     epoch = open_quarantine(w)
     w.relay.handle([Acked(epoch, 1, multiple=False)])
-    for _ in range(12):
-        w.turn(is_flushing=True)
+    w.turns(12, is_flushing=True)
     assert len(set(w.sent)) == 10
     assert w.relay.status.paused == ()
 
@@ -723,15 +647,12 @@ def test_what_waits_again_while_a_page_awaits_its_commit_goes_too(
     monkeypatch.setattr("reliablepub.relay.pauses.PAGE", 1)
     often = Retries(stop_after_attempt(9), wait_fixed(1))
     policy = RetryPolicy(often, often, often, breaker=Breaker(pause=wait_fixed(10)))
-    w = World(sqlite, policy=policy, window_max=2, confirm_timeout_s=1_000.0)
-    w.connect()
+    w = connected(sqlite, policy=policy, window_max=2, confirm_timeout_s=1_000.0)
     gone = ChannelClosed(w.epoch, 404, "NOT_FOUND - no exchange 'ex' in vhost '/'", by_publish=True)
-    w.hand_over("a", exchange="ex")
-    w.turn()
+    w.sends("a", exchange="ex")
     w.relay.handle([gone])
     w.open_channel()
-    w.hand_over(*"bcdef", exchange="ex")
-    w.turn()
+    w.sends(*"bcdef", exchange="ex")
     w.turn(after_s=11.0)
     probing = open_quarantine(w)
     assert w.sent == ["a", "b"]
@@ -771,8 +692,7 @@ def of_user(w: World, *ids: str, user_id: str | None = "u1") -> Told:
 
 def foreign(store: Store) -> tuple[World, Told]:
     """The broker has refused the ``user_id`` of "a"; "b" and "c" have it too."""
-    w = World(store, policy=PATIENT)
-    w.connect()
+    w = connected(store, policy=PATIENT)
     told = of_user(w, "a")
     w.turn()
     w.relay.handle([ChannelClosed(w.epoch, 406, FOREIGN, by_publish=True)])
@@ -787,8 +707,7 @@ def test_a_foreign_user_id_is_paused_and_all_others_flow(store: Store) -> None:
     w, told = foreign(store)
     of_user(w, "d", user_id=None)
     of_user(w, "e", user_id="guest")
-    w.turn()
-    assert w.sent == ["a", "d", "e"]
+    assert w.turned().sent == ["a", "d", "e"]
     [found] = w.relay.status.paused
     assert (found.user_id, found.exchange, found.routing_key, found.waiting) == ("u1", "", None, 3)
     assert found.reason.startswith(f"refused: 406 {FOREIGN}; log in as this user, or give")
@@ -802,9 +721,7 @@ def test_when_the_user_id_is_accepted_all_with_it_go(store: Store) -> None:
     epoch = open_quarantine(w)
     assert w.sent == ["a", "a"], "the probe goes alone"
     w.relay.handle([Acked(epoch, 1, multiple=False)])
-    for _ in range(4):
-        w.turn(is_flushing=True)
-    assert w.sent == ["a", "a", "b", "c"]
+    assert w.turns(4, is_flushing=True).sent == ["a", "a", "b", "c"]
     assert w.relay.status.paused == ()
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
 

@@ -7,7 +7,7 @@ from reliablepub.outbox.entry import Store
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.status import Link, waits_for
 from reliablepub.relay.wire import Reconnect
-from tests.relay.scripted import World, patient
+from tests.relay.scripted import World, connected, patient
 
 
 @pytest.fixture
@@ -67,40 +67,30 @@ def test_a_connection_that_confirmed_something_starts_the_waits_afresh() -> None
 def test_a_broker_that_closes_every_channel_is_asked_less_and_less_until_it_confirms(
     store: Store, acked: list[int], connects: int
 ) -> None:
-    w = World(store)
-    w.connect()
+    w = connected(store)
     for _ in range(8):
         w.relay.handle([ChannelClosed(w.epoch, 541, "INTERNAL_ERROR", by_publish=False)])
-        w.turn()
-        assert w.log[-1] == "disconnect"
+        assert w.turned().log[-1] == "disconnect"
         w.lose_connection("channel closed")
         w.reconnect()
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     for tag in acked:
         w.ack(tag)
     w.turn()
     w.lose_connection()
     before = w.log.count("connect")
-    w.turn(after_s=0.5)
-    assert w.log.count("connect") - before == connects
+    assert w.turned(after_s=0.5).log.count("connect") - before == connects
 
 
 def test_one_attempt_to_connect_is_under_way_at_a_time(store: Store) -> None:
     w = World(store)
-    for _ in range(5):
-        w.turn(after_s=10.0)
-    assert w.log.count("connect") == 1
+    assert w.turns(5, after_s=10.0).log.count("connect") == 1
     w.lose_connection("refused")
-    w.turn(after_s=20.0)
-    assert w.log.count("connect") == 2
+    assert w.turned(after_s=20.0).log.count("connect") == 2
 
 
 def test_the_status_says_why_there_is_no_connection(store: Store) -> None:
-    w = World(store)
-    w.turn()
-    w.lose_connection("connection refused")
-    w.turn()
+    w = World(store).turned().hears_loss("connection refused")
     assert (w.relay.status.link, w.relay.status.reason) == (Link.DISCONNECTED, "connection refused")
     w.turn(after_s=20.0)
     assert (w.relay.status.link, w.relay.status.reason) == (Link.CONNECTING, "connection refused")
@@ -127,44 +117,32 @@ def test_the_status_counts_refusals_in_a_row(store: Store) -> None:
 
 
 def test_what_was_in_flight_is_sent_again_first_and_under_the_same_id(store: Store) -> None:
-    w = World(store, window_max=2)
-    w.connect()
-    told = w.hand_over("a", "b", "c")
-    w.turn()
-    w.lose_connection()
-    w.turn()
+    w = connected(store, window_max=2)
+    told = w.sends("a", "b", "c")
+    w.hears_loss()
     w.reconnect()
-    w.turn()
-    assert w.sent == ["a", "b", "a", "b"]
+    assert w.turned().sent == ["a", "b", "a", "b"]
     assert w.transport.sendings[-1].first_tag == 1
-    w.ack(2, multiple=True)
-    w.turn()
-    w.ack(3)
-    w.turn(is_flushing=True)
+    w.hears_ack(2, multiple=True)
+    w.hears_ack(3, is_flushing=True)
     assert set(told.kinds.values()) == {OutcomeKind.CONFIRMED}
     assert w.relay.status.counters.confirmed == 3
     assert w.in_memory == (0, 0)
 
 
 def test_uncertain_attempts_never_spend_the_budget(store: Store) -> None:
-    w = World(store, policy=patient(2, 0.0))
-    w.connect()
+    w = connected(store, policy=patient(2, 0.0))
     told = w.hand_over("a")
     for _ in range(10):
         w.turn()
-        w.lose_connection()
-        w.turn()
+        w.hears_loss()
         w.reconnect()
-    w.turn()
-    w.ack(1)
-    w.turn(is_flushing=True)
-    assert w.sent == ["a"] * 11
+    assert w.turned().hears_ack(1, is_flushing=True).sent == ["a"] * 11
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
 
 
 def test_the_relay_wakes_up_to_connect_again(store: Store) -> None:
-    w = World(store)
-    w.turn()
+    w = World(store).turned()
     w.relay.handle([ConnectionLost("x")])
     for _ in range(10_000):
         wait_s = w.turn()
@@ -181,8 +159,7 @@ def test_a_connection_closed_for_its_frames_while_nothing_is_in_flight_is_asked_
     store: Store,
 ) -> None:
     """No message is the cause: a proxy, or another broker, does not take what the client says."""
-    w = World(store)
-    w.connect()
+    w = connected(store)
     close, begun = ConnectionClose(501, "FRAME_ERROR"), w.time.now
     for _ in range(12):
         w.relay.handle([ConnectionLost("501", close)])
@@ -195,8 +172,7 @@ def test_a_connection_closed_for_its_frames_while_nothing_is_in_flight_is_asked_
 
 
 def test_a_connection_closed_at_each_publish_is_an_outage(store: Store) -> None:
-    w = World(store)
-    w.connect()
+    w = connected(store)
     told, begun = w.hand_over("a", "b"), w.time.now
     close = ConnectionClose(530, "NOT_ALLOWED")
     for _ in range(12):
@@ -212,25 +188,20 @@ def test_a_connection_closed_at_each_publish_is_an_outage(store: Store) -> None:
 
 
 def test_a_message_set_aside_is_seen_in_the_status(store: Store) -> None:
-    w = World(store)
-    w.connect()
+    w = connected(store)
     w.hand_over("a")
     for _ in range(2):
         w.turn()
         w.lose_connection()
         w.reconnect()
-    w.turn()
-    w.lose_connection()
-    w.turn()
-    assert w.sent == ["a"] * 3
+    assert w.turned().hears_loss().sent == ["a"] * 3
     assert (w.relay.status.aside, w.relay.status.open) == (1, 1)
     assert w.relay.status.aside_reason == "connection lost: gone"
     [_, told] = waits_for(w.relay.status)
     assert told == "1 message is set aside, to be tried alone: connection lost: gone"
     w.reconnect()
     w.open_channel()
-    w.turn()
-    assert w.sent == ["a"] * 4, "it was due, and went alone"
+    assert w.turned().sent == ["a"] * 4, "it was due, and went alone"
     w.ack_all()
     w.turn(is_flushing=True)
     assert (w.relay.status.aside, w.relay.status.open) == (0, 0)

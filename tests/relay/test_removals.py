@@ -15,9 +15,7 @@ IDS = [f"{n}" for n in range(10)]
 
 def confirmed(world: Build) -> World:
     """Ten messages of one batch, confirmed since the last turn, and still in the store."""
-    w = world()
-    w.hand_over(*IDS)
-    w.turn()
+    w = world(*IDS)
     w.ack(10, multiple=True)
     return w
 
@@ -28,15 +26,12 @@ def left(w: World) -> list[str]:
 
 
 def test_messages_leave_together_with_the_others_of_their_batch(world: Build) -> None:
-    w = world()
-    w.hand_over(*IDS)
-    w.turn()
+    w = world(*IDS)
     for tag in (3, 9, 1, 2, 10, 5, 4, 8, 7):
         w.ack(tag)
         w.turn(after_s=0.01)
     assert len(w.store.turns) == 1
-    w.ack(6)
-    w.turn()
+    w.hears_ack(6)
     w.turn(after_s=LAZY_COMMIT_S)
     assert left(w) == IDS, "in the order of the file"
     assert w.in_memory == (0, 0)
@@ -44,20 +39,13 @@ def test_messages_leave_together_with_the_others_of_their_batch(world: Build) ->
 
 def test_callers_do_not_wait_for_that(world: Build) -> None:
     w = world()
-    told = w.hand_over(*IDS)
-    w.turn()
-    w.ack(3)
-    w.turn()
+    told = w.sends(*IDS)
+    w.hears_ack(3)
     assert told.kinds == {"2": OutcomeKind.CONFIRMED}
 
 
 def test_those_of_an_unfinished_batch_wait_for_a_while(world: Build) -> None:
-    w = world()
-    w.hand_over(*IDS)
-    w.turn()
-    w.ack(3)
-    w.turn()
-    w.turn(after_s=WAIT_S / 2)
+    w = world(*IDS).hears_ack(3).turned(after_s=WAIT_S / 2)
     w.ack(7)
     w.turn(after_s=WAIT_S / 2 - LAZY_COMMIT_S / 2)
     assert len(w.store.turns) == 1
@@ -65,8 +53,7 @@ def test_those_of_an_unfinished_batch_wait_for_a_while(world: Build) -> None:
     assert w.turn(after_s=LAZY_COMMIT_S / 2) == pytest.approx(LAZY_COMMIT_S)
     w.turn(after_s=LAZY_COMMIT_S)
     assert left(w) == ["2", "6"]
-    w.ack(10, multiple=True)
-    w.turn()
+    w.hears_ack(10, multiple=True)
     w.turn(after_s=LAZY_COMMIT_S)
     assert left(w) == ["0", "1", "3", "4", "5", "7", "8", "9"]
     assert w.relay.status.counters.open == 0
@@ -74,11 +61,9 @@ def test_those_of_an_unfinished_batch_wait_for_a_while(world: Build) -> None:
 
 def test_as_many_leave_as_enter(world: Build) -> None:
     w = confirmed(world)
-    w.hand_over("a", "b", "c")
-    w.turn()
+    w.sends("a", "b", "c")
     assert left(w) == ["0", "1", "2"]
-    w.hand_over("d")
-    w.turn()
+    w.sends("d")
     assert left(w) == ["3"]
     w.turn()
     w.turn(after_s=LAZY_COMMIT_S)
@@ -88,8 +73,7 @@ def test_as_many_leave_as_enter(world: Build) -> None:
 def test_what_another_commit_has_left_is_not_forgotten(world: Build) -> None:
     w = confirmed(world)
     w.hand_over("a", "b", "c")
-    wait_s = w.turn()
-    assert wait_s == pytest.approx(LAZY_COMMIT_S)
+    assert w.turn() == pytest.approx(LAZY_COMMIT_S)
     w.time.now += LAZY_COMMIT_S
     assert w.relay.idle_s() is None, "a turn is due"
     assert w.turn() == pytest.approx(LAZY_COMMIT_S)
@@ -98,23 +82,17 @@ def test_what_another_commit_has_left_is_not_forgotten(world: Build) -> None:
 
 
 def test_the_longest_wait_counts_not_which_batch_has_ended_first(world: Build) -> None:
-    w = world()
-    w.hand_over("a", "b")
-    w.turn()
-    w.hand_over("c", "d", "e")
-    w.turn()
-    w.ack(1)
-    w.turn()
+    w = world("a", "b")
+    w.sends("c", "d", "e")
+    w.hears_ack(1)
     w.time.now += WAIT_S / 2
     w.ack(5)
     w.ack(4)
     w.ack(3)
-    w.hand_over("f")
-    w.turn()
+    w.sends("f")
     assert left(w) == ["c"]
     w.ack(2)
-    w.hand_over("g")
-    w.turn()
+    w.sends("g")
     assert left(w) == ["a"], "its batch has waited longer"
     w.hand_over("h")
     w.turn(after_s=WAIT_S / 2)
@@ -130,41 +108,30 @@ def test_more_leave_when_they_have_waited_long_enough(world: Build) -> None:
 
 
 def test_the_tags_of_a_batch_leave_last(world: Build) -> None:
-    w = world()
-    w.hand_over("a", "b")
-    w.turn()
+    w = world("a", "b")
     (batch,) = w.store.turns[-1].sent
     w.ack(2, multiple=True)
-    w.hand_over("c")
-    w.turn()
+    w.sends("c")
     assert (left(w), w.store.turns[-1].finished) == (["a"], [])
-    w.hand_over("d")
-    w.turn()
+    w.sends("d")
     assert (left(w), w.store.turns[-1].finished) == (["b"], [batch])
 
 
 def test_no_more_than_a_window_stays(world: Build) -> None:
-    w = world(window_max=4)
-    w.hand_over(*"abcdefghij")
-    w.turn()
+    w = world(*"abcdefghij", window_max=4)
     w.ack(4, multiple=True)
-    w.hand_over("k")
-    w.turn()
+    w.sends("k")
     assert left(w) == ["a"]
     w.ack(8, multiple=True)
-    w.hand_over("l")
-    w.turn()
+    w.sends("l")
     assert left(w) == ["b", "c", "d"], "4 of 7 stay"
     w.ack(9)
-    w.hand_over("m")
-    w.turn()
+    w.sends("m")
     assert left(w) == ["e"], "of the batch that has ended"
 
 
 def test_nor_more_than_a_window_of_unfinished_batches(world: Build) -> None:
-    w = world(window_max=4)
-    w.hand_over(*"abcdefghij")
-    w.turn()
+    w = world(*"abcdefghij", window_max=4)
     for tags in ((2, 3, 4), (5, 6)):
         for tag in tags:
             w.ack(tag)
@@ -173,12 +140,9 @@ def test_nor_more_than_a_window_of_unfinished_batches(world: Build) -> None:
 
 
 def test_all_leave_for_a_caller_that_waits_for_room(world: Build) -> None:
-    w = world(messages_max=3)
-    w.hand_over("a", "b", "c")
-    w.turn()
+    w = world("a", "b", "c", messages_max=3)
     w.ack(2)
-    waits = w.hand_over("d")
-    w.turn()
+    waits = w.sends("d")
     w.turn(after_s=LAZY_COMMIT_S)
     assert left(w) == ["b"]
     w.turn()
@@ -186,16 +150,13 @@ def test_all_leave_for_a_caller_that_waits_for_room(world: Build) -> None:
 
 
 def test_all_leave_for_a_caller_that_waits_for_memory(world: Build) -> None:
-    w = world(window_max=4, loaded_max=6)
-    w.hand_over("a", "b", "c", "d")
-    w.turn()
+    w = world("a", "b", "c", "d", window_max=4, loaded_max=6)
     w.ack(3)
     w.ack(4)
     w.hand_over("e", "f")
     w.turn()  # nothing is left to send, and memory is full
     waits = w.hand_over("g")
-    w.ack(5)
-    w.turn()
+    w.hears_ack(5)
     w.turn(after_s=LAZY_COMMIT_S)
     assert left(w) == ["c", "d", "e"]
     w.turn()
@@ -203,53 +164,35 @@ def test_all_leave_for_a_caller_that_waits_for_memory(world: Build) -> None:
 
 
 def test_all_leave_for_a_caller_that_flushes(world: Build) -> None:
-    w = world()
-    w.hand_over(*IDS)
-    w.turn()
-    w.ack(3)
-    w.turn(is_flushing=True)
+    w = world(*IDS).hears_ack(3, is_flushing=True)
     assert left(w) == ["2"]
 
 
 def test_nothing_is_committed_for_a_flush_with_nothing_confirmed(world: Build) -> None:
-    w = world()
-    w.hand_over("a", "b")
-    w.turn()
-    for _ in range(3):
-        w.turn(after_s=LAZY_COMMIT_S, is_flushing=True)
+    w = world("a", "b").turns(3, after_s=LAZY_COMMIT_S, is_flushing=True)
     assert len(w.store.turns) == 1
-    w.ack(2)
-    w.turn(is_flushing=True)
+    w.hears_ack(2, is_flushing=True)
     w.turn(after_s=LAZY_COMMIT_S, is_flushing=True)
     assert len(w.store.turns) == 2
 
 
 def test_the_others_of_a_batch_may_end_in_any_way(world: Build) -> None:
-    w = world(policy=patient(2, 0.0))
-    w.hand_over("a", "b", "c")
-    w.turn()
+    w = world("a", "b", "c", policy=patient(2, 0.0))
     (batch,) = w.store.turns[-1].sent
     w.ack(1)
-    w.nack(2)
-    w.turn()
+    w.hears_nack(2)
     assert (left(w), w.store.turns[-1].finished) == ([], [])
-    w.lose_connection()
-    w.turn()
+    w.hears_loss()
     assert (left(w), w.store.turns[-1].finished) == (["a"], [batch])
     w.reconnect()
     w.turn()
     w.ack_all()
-    w.turn(is_flushing=True)
-    assert w.sent == ["a", "b", "c", "c", "b"]
+    assert w.turned(is_flushing=True).sent == ["a", "b", "c", "c", "b"]
     assert w.relay.status.counters.open == 0
 
 
 def test_a_batch_without_a_confirm_leaves_its_tags_at_once(world: Build) -> None:
-    w = world()
-    w.hand_over("a")
-    w.turn()
+    w = world("a")
     (batch,) = w.store.turns[-1].sent
-    w.nack(1)
-    w.turn()
-    assert w.store.turns[-1].finished == [batch]
+    assert w.hears_nack(1).store.turns[-1].finished == [batch]
     assert w.relay.status.counters.parked == 1

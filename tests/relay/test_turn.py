@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,9 +31,7 @@ from tests.relay.scripted import Told, World
 
 
 def test_a_message_is_stored_then_its_caller_is_told_then_it_is_sent(world: Build) -> None:
-    w = world()
-    w.hand_over("a", "b")
-    w.turn()
+    w = world("a", "b")
     assert w.log[-3:] == ["commit a b", "stored", "send a b"]
 
 
@@ -76,14 +75,12 @@ def test_tags_of_a_commit_that_may_have_happened_are_not_left_in_flight(
             raise kind("the answer was lost")
         return commit(turn)
 
-    w.hand_over("a")
-    w.turn()
+    w.sends("a")
     w.store.commit = is_cut_off  # type: ignore[method-assign]
     w.connect()
     w.turn()
     w.lose_connection()
-    for _ in range(3):
-        w.turn(after_s=1.0)
+    w.turns(3, after_s=1.0)
     with closing(sqlite3.connect(path)) as connection:
         (left,) = connection.execute("SELECT count(*) FROM reliablepub_in_flight").fetchone()
     assert left == 0
@@ -94,11 +91,7 @@ def test_a_relay_that_fails_after_it_has_told_its_callers_tells_them_nothing_els
 ) -> None:
     w = world()
     caller = w.hand_over("a")
-
-    def send(*_: object) -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(w.relay, "_send", send)
+    monkeypatch.setattr(w.relay, "_send", Mock(side_effect=ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError):
         w.turn()
     assert caller.is_stored
@@ -107,44 +100,32 @@ def test_a_relay_that_fails_after_it_has_told_its_callers_tells_them_nothing_els
 
 def test_a_confirm_is_told_at_once_and_committed_within_the_lazy_time(world: Build) -> None:
     w = world()
-    told = w.hand_over("a")
-    w.turn()
+    told = w.sends("a")
     w.ack(1)
     wait_s = w.turn()
     assert told.kinds == {"a": OutcomeKind.CONFIRMED}
     assert w.relay.status.open == 1
     assert wait_s == pytest.approx(LAZY_COMMIT_S)
-    w.turn(after_s=LAZY_COMMIT_S)
-    assert w.relay.status.open == 0
+    assert w.turned(after_s=LAZY_COMMIT_S).relay.status.open == 0
     assert w.in_memory == (0, 0)
 
 
 def test_a_confirm_rides_on_the_commit_of_the_next_message(world: Build) -> None:
-    w = world()
-    w.hand_over("a")
-    w.turn()
+    w = world("a")
     w.ack(1)
-    w.hand_over("b")
-    w.turn()
+    w.sends("b")
     assert w.relay.status.counters.confirmed == 1
     assert w.sent == ["a", "b"]
 
 
 def test_a_confirm_is_committed_at_once_during_a_flush(world: Build) -> None:
-    w = world()
-    w.hand_over("a")
-    w.turn()
-    w.ack(1)
-    w.turn(is_flushing=True)
-    assert w.relay.lowest_awaited(0, w.time.wall) is None
+    w = world("a")
+    assert w.hears_ack(1, is_flushing=True).relay.lowest_awaited(0, w.time.wall) is None
 
 
 def test_tags_follow_each_other_from_turn_to_turn(world: Build) -> None:
-    w = world()
-    w.hand_over("a", "b")
-    w.turn()
-    w.hand_over("c")
-    w.turn()
+    w = world("a", "b")
+    w.sends("c")
     assert [(s.first_tag, s.ids) for s in w.transport.sendings] == [(1, ["a", "b"]), (3, ["c"])]
 
 
@@ -156,13 +137,9 @@ def test_nothing_is_committed_in_a_turn_in_which_nothing_happened(world: Build) 
 
 
 def test_what_the_window_does_not_allow_is_stored_and_sent_later(world: Build) -> None:
-    w = world(window_max=2)
-    w.hand_over("a", "b", "c")
-    w.turn()
+    w = world("a", "b", "c", window_max=2)
     assert w.sent == ["a", "b"]
-    w.ack(1)
-    w.turn()
-    assert w.sent == ["a", "b", "c"]
+    assert w.hears_ack(1).sent == ["a", "b", "c"]
 
 
 def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_no_caller_waits(
@@ -170,11 +147,9 @@ def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_no_caller_waits(
 ) -> None:
     w = world(window_max=4, loaded_max=6)
     assert not w.relay.is_unhurried, "there is nothing to wait for"
-    w.hand_over("a", "b", "c", "d")
-    w.turn()
+    w.sends("a", "b", "c", "d")
     assert not w.relay.is_unhurried, "what comes next can be sent at once"
-    w.hand_over("e")
-    w.turn()
+    w.sends("e")
     assert w.relay.is_unhurried
     waiting = w.hand_over("f")
     assert not w.relay.is_unhurried, "f waits for the disk"
@@ -234,9 +209,7 @@ def test_a_turn_while_a_chunk_is_withdrawn_leaves_no_gap_in_its_stream(world: Bu
 
 
 def test_callers_that_give_up_behind_one_that_waits_leave_nothing_behind(world: Build) -> None:
-    w = world(messages_max=1, confirm_timeout_s=1e9)
-    w.hand_over("open")
-    w.turn()
+    w = world("open", messages_max=1, confirm_timeout_s=1e9)
     patient = [w.hand_over(f"patient {number}") for number in range(2)]
     for number in range(5 * WITHDRAWN_MAX):
         told = w.hand_over("impatient")
@@ -256,9 +229,7 @@ def test_callers_that_give_up_behind_one_that_waits_leave_nothing_behind(world: 
 
 def test_messages_are_stored_while_the_broker_is_away(store: object) -> None:
     w = World(store)  # type: ignore[arg-type]
-    told = w.hand_over("a")
-    w.turn()
-    assert told.is_stored
+    assert w.sends("a").is_stored
     assert w.relay.status.link is Link.CONNECTING
     w.relay.handle([])
     assert w.sent == []
@@ -268,11 +239,9 @@ def test_a_message_that_cannot_be_encoded_is_refused_and_the_others_go_out(world
     w = world()
     w.transport.unencodable = {"b", "d"}
     told = w.hand_over("a", "b", "c", "d", "e")
-    for _ in range(5):
-        w.turn()
+    w.turns(5)
     assert [(s.first_tag, s.ids) for s in w.transport.sendings] == [(1, ["a", "c", "e"])]
-    w.ack(3, multiple=True)
-    w.turn(is_flushing=True)
+    w.hears_ack(3, multiple=True, is_flushing=True)
     assert told.kinds["b"] is told.kinds["d"] is OutcomeKind.REFUSED
     assert list(told.kinds.values()).count(OutcomeKind.CONFIRMED) == 3
     assert w.relay.status.counters.parked == 2
@@ -290,8 +259,7 @@ def test_a_channel_closed_because_of_a_message_parks_it_with_the_brokers_words(
     world: Build,
 ) -> None:
     w = world()
-    told = w.hand_over("a")
-    w.turn()
+    told = w.sends("a")
     w.relay.handle([ChannelClosed(w.epoch, 404, "NOT_FOUND - no exchange", by_publish=True)])
     w.turn()
     outcome = told.outcomes["a"]
@@ -302,39 +270,30 @@ def test_a_channel_closed_because_of_a_message_parks_it_with_the_brokers_words(
 
 def test_a_returned_message_is_never_confirmed(world: Build) -> None:
     w = world()
-    told = w.hand_over("a", "b")
-    w.turn()
+    told = w.sends("a", "b")
     w.relay.handle([Returned(w.epoch, 1, 312, "NO_ROUTE")])
-    w.ack(2, multiple=True)
-    w.turn()
+    w.hears_ack(2, multiple=True)
     assert told.kinds == {"a": OutcomeKind.RETURNED, "b": OutcomeKind.CONFIRMED}
 
 
 def test_callers_of_a_parked_message_are_told_only_after_the_commit(world: Build) -> None:
-    w = world()
-    w.hand_over("a")
-    w.turn()
-    w.nack(1)
-    w.turn()
-    assert w.log[-2:] == ["commit", "told a nacked"]
+    w = world("a")
+    assert w.hears_nack(1).log[-2:] == ["commit", "told a nacked"]
 
 
 def test_a_source_advances_with_the_messages_that_came_from_it(world: Build) -> None:
     w = world()
     w.hand_over("a", "b", source="file")
-    w.hand_over("c", source="file")
-    w.turn()
+    w.sends("c", source="file")
     assert w.store.position("file") == 3
 
 
 def test_an_outbox_that_is_full_takes_a_chunk_when_there_is_room_again(world: Build) -> None:
     w = world(messages_max=2)
     w.hand_over("a", "b")
-    late = w.hand_over("c")
-    w.turn()
+    late = w.sends("c")
     assert not late.is_stored
-    w.ack(1)
-    w.turn(is_flushing=True)
+    w.hears_ack(1, is_flushing=True)
     w.turn()
     assert late.is_stored
     assert w.sent == ["a", "b", "c"]
@@ -343,13 +302,10 @@ def test_an_outbox_that_is_full_takes_a_chunk_when_there_is_room_again(world: Bu
 def test_a_draining_relay_takes_nothing_in_and_still_settles(world: Build) -> None:
     w = world(window_max=1, loaded_max=2)
     w.hand_over("a", "b")
-    spilled = w.hand_over("c", "d")
-    w.turn()
-    assert spilled.is_stored
+    assert w.sends("c", "d").is_stored
     w.relay.drain()
     late = w.hand_over("e")
-    w.ack(1)
-    w.turn(is_flushing=True)
+    w.hears_ack(1, is_flushing=True)
     wait_s = w.turn(is_flushing=True)
     assert wait_s is not None
     assert wait_s > 0
@@ -360,8 +316,7 @@ def test_a_draining_relay_takes_nothing_in_and_still_settles(world: Build) -> No
 
 
 def test_an_idle_relay_looks_and_takes_no_turn(world: Build) -> None:
-    w = world()
-    w.turn()
+    w = world().turned()
     before = w.relay.turns
     for _ in range(3):
         w.time.now += POLL_S
@@ -371,15 +326,13 @@ def test_an_idle_relay_looks_and_takes_no_turn(world: Build) -> None:
 
 def test_an_idle_relay_takes_a_turn_when_there_is_something_to_do(world: Build) -> None:
     w = world()
-    w.turn()
-    assert w.relay.idle_s() is not None
+    assert w.turned().relay.idle_s() is not None
     w.hand_over("a")
     assert w.relay.idle_s() is None
     w.turn()
     w.ack(1)
     assert w.relay.idle_s() is None, "the broker has said something"
-    w.turn()
-    assert w.relay.idle_s() is not None
+    assert w.turned().relay.idle_s() is not None
     w.time.now += LAZY_COMMIT_S
     assert w.relay.idle_s() is None, "the confirm is to be committed"
     w.turn()

@@ -20,16 +20,14 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.loaded import Waiters
-from tests.relay.scripted import Told, World, disk_full, patient
+from tests.asking import fill
+from tests.relay.scripted import Told, World, connected, disk_full, patient
 
 
 @pytest.fixture
 def full(sqlite: SqliteStore) -> World:
     """A window of two, with a and b in flight; c and d are buffered."""
-    world = World(sqlite, window_max=2, policy=patient(2, 5.0))
-    world.connect()
-    world.turn()
-    return world
+    return connected(sqlite, window_max=2, policy=patient(2, 5.0)).turned()
 
 
 @pytest.fixture
@@ -54,8 +52,7 @@ def test_what_is_in_flight_is_left_alone(
     full: World, step_in: Callable[..., Effect], path: Path
 ) -> None:
     full.hand_over("a", "b", "c", "d")
-    full.turn()
-    assert full.sent == ["a", "b"]
+    assert full.turned().sent == ["a", "b"]
     effect = step_in(full, Action.DISCARD, 1, 2, 3, 99)
     assert (effect.changed, effect.in_flight, effect.unfit) == (1, [1, 2], [99])
     assert differences(path) == (0, 0, 0, 0)
@@ -99,8 +96,7 @@ def test_what_is_buffered_is_not_sent_any_more(
     full.ack_all()
     full.turn()  # no time has passed, so only the commit can tell
     full.ack_all()
-    full.turn(is_flushing=True)
-    assert full.sent == ["a", "b", "d"]
+    assert full.turned(is_flushing=True).sent == ["a", "b", "d"]
     done = {"park": "parked", "discard": "discarded"}[action]
     assert list(told.gone) == ["c"]
     assert f"({done} by jo@host: as agreed)" in told.gone["c"]
@@ -131,12 +127,9 @@ def test_what_was_rerouted_goes_to_its_new_address_only(
     full.turn()
     assert step_in(full, Action.REROUTE, 3, routing_key="elsewhere").changed == 1
     full.ack_all()
-    full.turn()
-    full.turn()
-    assert full.transport.routing_keys == ["q", "q", "elsewhere"]
+    assert full.turned().turned().transport.routing_keys == ["q", "q", "elsewhere"]
     full.ack_all()
-    full.turn(is_flushing=True)
-    assert full.sent == ["a", "b", "c"]
+    assert full.turned(is_flushing=True).sent == ["a", "b", "c"]
     assert told.kinds == dict.fromkeys("abc", OutcomeKind.CONFIRMED)
     assert full.in_memory == (0, 0)
     assert differences(path) == (0, 0, 0, 0)
@@ -163,11 +156,9 @@ def test_what_waits_to_be_sent_again_is_sent_now(
     told = full.hand_over("a")
     full.turn()
     full.nack(1)
-    full.turn()
-    assert full.sent == ["a"]
+    assert full.turned().sent == ["a"]
     assert step_in(full, Action.RETRY, 1).changed == 1
-    full.turn(after_s=0.1)
-    assert full.sent == ["a", "a"]
+    assert full.turned(after_s=0.1).sent == ["a", "a"]
     full.nack(2)  # the first refusal is forgotten, so the budget of two is not spent
     full.turn()
     assert told.outcomes == {}
@@ -183,18 +174,15 @@ def test_who_waits_for_a_postponed_message_is_told_that_it_is_gone(
     step_in(full, Action.DISCARD, 1)
     full.turn(after_s=0.1)
     assert list(told.gone) == ["a"]
-    full.turn(after_s=10.0)
-    assert full.sent == ["a"]
+    assert full.turned(after_s=10.0).sent == ["a"]
 
 
 def test_who_waits_for_an_unread_message_is_told_once(
     sqlite: SqliteStore, step_in: Callable[..., Effect]
 ) -> None:
-    world = World(sqlite, window_max=2, loaded_max=2)
-    world.connect()
+    world = connected(sqlite, window_max=2, loaded_max=2)
     first = world.hand_over("a", "b")
-    told = world.hand_over("c", "d", "e")
-    world.turn()
+    told = world.sends("c", "d", "e")
     assert world.in_memory[0] == 2
     step_in(world, Action.DISCARD, 3)
     step_in(world, Action.PARK, 4)
@@ -222,15 +210,13 @@ def test_who_waits_for_an_unread_message_is_told_once(
 def test_the_order_of_a_key_is_kept(
     sqlite: SqliteStore, step_in: Callable[..., Effect], action: Action, sent: list[str]
 ) -> None:
-    world = World(sqlite, policy=patient(5, 500.0))
-    world.connect()
+    world = connected(sqlite, policy=patient(5, 500.0))
     told = Told(world.log)
     of_key = [Message(b"x", "", "q", message_id=id_, ordering_key="k") for id_ in "abc"]
     world.inbox.put(told.chunk_of(of_key))
     world.turn()
     world.turn(after_s=0.1)
-    world.nack(1)
-    world.turn()
+    world.hears_nack(1)
     address = {"routing_key": "elsewhere"} if action is Action.REROUTE else {}
     assert step_in(world, action, 1, **address).changed == 1
     for _ in range(6):
@@ -251,12 +237,10 @@ def test_a_new_address_is_not_paused_for_the_old_one(
     step_in(full, Action.REROUTE, 3, routing_key="elsewhere")
     full.ack_all()
     full.turn()  # no time has passed, so only the commit can tell
-    full.turn(after_s=0.1)
-    assert full.sent == ["a", "b", "c"]
+    assert full.turned(after_s=0.1).sent == ["a", "b", "c"]
     assert full.transport.routing_keys[-1] == "elsewhere"
     full.ack_all()
-    full.turn(is_flushing=True)
-    assert full.in_memory == (0, 0)
+    assert full.turned(is_flushing=True).in_memory == (0, 0)
 
 
 def test_a_suspect_can_be_withdrawn(full: World, step_in: Callable[..., Effect]) -> None:
@@ -266,8 +250,7 @@ def test_a_suspect_can_be_withdrawn(full: World, step_in: Callable[..., Effect])
     full.turn()
     assert step_in(full, Action.PARK, 1).changed == 1  # uncertain, and not in flight any more
     full.reconnect()
-    full.turn()
-    assert full.sent == ["a", "b", "b"]
+    assert full.turned().sent == ["a", "b", "b"]
     assert list(told.gone) == ["a"]
 
 
@@ -288,10 +271,7 @@ def test_the_caller_learns_whether_the_message_may_have_arrived(
 
 def test_without_a_relay_nothing_is_in_flight(path: Path, step_in: Callable[..., Effect]) -> None:
     store = SqliteStore(path)
-    world = World(store, window_max=2)
-    world.connect()
-    world.hand_over("a")
-    world.turn()
+    world = connected(store, "a", window_max=2)
     store._writer.opened().close()  # as if it were killed
     store._relay_lock.release()
     assert step_in(world, Action.DISCARD, 1).changed == 1
@@ -302,9 +282,7 @@ def test_interventions_are_forgotten_with_their_messages(
     path: Path, step_in: Callable[..., Effect]
 ) -> None:
     day = 86_400.0
-    with Outbox(path) as outbox:
-        for _ in range(2):
-            outbox.enqueue(Message(b"x"))
+    fill(path, *(Message(b"x") for _ in range(2)))
     what = Intervention(Action.PARK, person="jo")
     assert intervene(outbox_at(path), [1, 2], what, clock=lambda: day).changed == 2
     gone = Intervention(Action.DISCARD, person="jo")
@@ -335,13 +313,10 @@ def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
     with closing(SqliteStore(path)) as store:
         parked = Parked()
         loaded_max = 10 if is_retried else 2
-        w = World(store, loaded_max=loaded_max, policy=patient(9, 1.0), hooks=[parked])
-        w.connect()
-        told = w.hand_over("a", "b", "c")
-        w.turn()
+        w = connected(store, loaded_max=loaded_max, policy=patient(9, 1.0), hooks=[parked])
+        told = w.sends("a", "b", "c")
         if is_retried:
-            w.nack(3, multiple=True)
-            w.turn()
+            w.hears_nack(3, multiple=True)
         with closing(sqlite3.connect(path)) as db:
             db.execute("UPDATE reliablepub_messages SET body = x'00' WHERE message_id = 'b'")
             db.commit()
@@ -363,10 +338,7 @@ def test_a_caller_that_waits_for_a_damaged_row_is_told_at_once(
 def test_who_reroutes_a_message_is_not_overruled_by_a_commit_whose_answer_was_lost(
     sqlite: SqliteStore, step_in: Callable[..., Effect]
 ) -> None:
-    w = World(sqlite)
-    w.connect()
-    w.hand_over("a")
-    w.turn()
+    w = connected(sqlite, "a")
 
     def cut_off(turn: Changes) -> OutboxUnreachable:
         turn.sent = ()
@@ -383,26 +355,21 @@ def test_who_reroutes_a_message_is_not_overruled_by_a_commit_whose_answer_was_lo
     w.store.fails = reroute  # after the relay has looked for changes, before it commits again
     w.turn(after_s=2.0)
     w.connect()
-    w.turn(after_s=2.0)
-    w.turn()
-    assert w.transport.routing_keys == ["q", "new"]
+    assert w.turned(after_s=2.0).turned().transport.routing_keys == ["q", "new"]
 
 
 @pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD])
 def test_who_steps_in_before_a_verdict_is_stored_has_the_last_word(
     sqlite: SqliteStore, step_in: Callable[..., Effect], path: Path, action: Action
 ) -> None:
-    w = World(sqlite, window_max=1)
-    w.connect()
+    w = connected(sqlite, window_max=1)
     w.hand_over("first")
-    told = w.hand_over("a", expires_in_s=5.0)
-    w.turn()
+    told = w.sends("a", expires_in_s=5.0)
     w.store.fails = disk_full
     w.turn(after_s=6.0)  # a is given up, and that cannot be stored
     w.store.fails = lambda _: None
     assert step_in(w, action, 2).changed == 1
-    w.turn(after_s=1.0)
-    w.turn(after_s=1.0)
+    w.turns(2, after_s=1.0)
     status = Outbox(path).status()
     expected = (0, 1, 0) if action is Action.PARK else (0, 0, 1)
     assert (status.expired, status.parked, status.discarded) == expected

@@ -23,8 +23,7 @@ def id_of(identity: Identity, body: bytes, rest: tuple[object, ...] = ()) -> str
 
 @given(ROWS)
 def test_within_a_task_no_two_rows_share_an_id(rows: list[Row]) -> None:
-    ids = ids_of(ByContent("w", 0), rows)
-    assert len(set(ids)) == len(rows)
+    assert len(set(ids_of(ByContent("w", 0), rows))) == len(rows)
 
 
 @given(ROWS, st.randoms())

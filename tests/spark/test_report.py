@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from reliablepub import ConfigurationError
 from spark_sink import ReportNotWritten, RowsNotKept
 from spark_sink import report as reports
 from spark_sink.report import Counts, Written
+from tests.between import before
 
 OUTCOME = {
     "_outcome": "unroutable",
@@ -118,8 +120,7 @@ def test_large_rows_do_not_gather_in_memory(folder: str) -> None:
 
 
 def test_a_kept_row_does_not_hold_its_batch() -> None:
-    whole = piece(1_000, size=10_000)
-    assert reports._with_outcomes(whole, [5], [OUTCOME]).nbytes < 20_000
+    assert reports._with_outcomes(piece(1_000, size=10_000), [5], [OUTCOME]).nbytes < 20_000
 
 
 def test_an_attempt_that_fails_leaves_nothing(folder: str) -> None:
@@ -144,13 +145,14 @@ def test_an_attempt_that_fails_with_its_folder_keeps_its_own_error(folder: str) 
 def test_rows_that_cannot_be_kept_name_the_folder_and_leave_no_file(
     folder: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     kept = reports.FailedRows(folder, "w", 7, None)
     kept.add(piece(1), 0, OUTCOME)
     with monkeypatch.context() as patch:
-        patch.setattr(pq.ParquetWriter, method, refuse)
+        patch.setattr(
+            pq.ParquetWriter,
+            method,
+            Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")),
+        )
         with pytest.raises(RowsNotKept, match=r"rows of partition 7 .*No space left.*free space"):
             kept.close()
     kept.discard()
@@ -386,13 +388,12 @@ def test_collected_rows_are_on_disk_before_their_commit_is_complete(
     """A power failure would leave an empty file: its rows nowhere, and the folder unreadable."""
     reports.commit(folder, [with_failed_row(folder, "q-1", "run")], keep=5)
     found: list[tuple[int, list[str]]] = []
-    sync = os.fsync
-
-    def record(descriptor: int) -> None:
-        found.append((os.fstat(descriptor).st_ino, failed(folder)))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", record)
+    before(
+        monkeypatch,
+        os,
+        "fsync",
+        lambda descriptor: found.append((os.fstat(descriptor).st_ino, failed(folder))),
+    )
     message = with_failed_row(folder, "q-1", "next")
     assert found == [(inode(str(message.failed_file)), ["?", "q-1"])]
     reports.commit(folder, [message], keep=5)
@@ -461,10 +462,7 @@ def test_a_report_that_cannot_be_written_leaves_no_doubt_about_the_rows(folder: 
 def test_a_report_that_is_complete_is_no_failure(
     folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError("not yours")
-
-    monkeypatch.setattr(reports, "_forget_fatal", refuse)
+    monkeypatch.setattr(reports, "_forget_fatal", Mock(side_effect=PermissionError("not yours")))
     reports.commit(folder, [written("w")], keep=5)
     assert reports.counts_of(folder, "w") is not None
     assert "old files stay in the report: not yours" in caplog.text

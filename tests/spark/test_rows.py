@@ -489,6 +489,5 @@ def test_by_columns_a_row_keeps_its_id_in_any_order_and_company(
 ) -> None:
     shuffled = random.sample(numbers, len(numbers))
     first = dict(zip(numbers, keyed(int=pa.array(numbers)), strict=True))
-    second = dict(zip(shuffled, keyed(int=pa.array(shuffled)), strict=True))
-    assert first == second
+    assert first == dict(zip(shuffled, keyed(int=pa.array(shuffled)), strict=True))
     assert len(set(first.values())) == len(set(numbers))

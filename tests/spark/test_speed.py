@@ -155,11 +155,7 @@ def test_throughput_beside_a_bare_publisher_and_one_by_one(
             Goal(f"df.write / {other}", ratio(other), wanted, held=held)
             for other, wanted, held in (
                 ("Publisher(outbox=None)", SHARE_OF_PUBLISHER, SHARE_OF_PUBLISHER),
-                (
-                    "foreachPartition, BlockingConnection",
-                    TIMES_ONE_BY_ONE,
-                    TIMES_ONE_BY_ONE_HELD,
-                ),
+                ("foreachPartition, BlockingConnection", TIMES_ONE_BY_ONE, TIMES_ONE_BY_ONE_HELD),
             )
         ]
     )

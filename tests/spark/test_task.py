@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tenacity import wait_fixed
@@ -270,12 +271,8 @@ def test_a_kept_publisher_that_has_failed_fails_no_task(
     send(settings_for(fake), rows(1))
     kept = connection._kept
     assert kept is not None
-
-    def die(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug")
-
     with monkeypatch.context() as patched:
-        patched.setattr(Relay, "turn", die)
+        patched.setattr(Relay, "turn", Mock(side_effect=ZeroDivisionError("a bug")))
         until(lambda: kept.lent.publisher.status.link is Link.FAILED)
     assert send(settings_for(fake, **options), rows(2))[0].counts.confirmed == 2
 

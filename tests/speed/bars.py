@@ -13,8 +13,7 @@ from tests import svg
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 PICTURE = PAGE.with_name("speed.svg")
 ROW = re.compile(
-    r"^\| (?P<name>[^|]+) \| (?P<rate>[\d ]+) \| [\d.]+ \| (?P<cost>\d+) µs \|$",
-    re.MULTILINE,
+    r"^\| (?P<name>[^|]+) \| (?P<rate>[\d ]+) \| [\d.]+ \| (?P<cost>\d+) µs \|$", re.MULTILINE
 )
 
 LEFT, BARS, RIGHT, STEP, TOP = 330, 230, 60, 22, 34

@@ -87,8 +87,7 @@ class Doors:
 
         def publish(count: int) -> None:
             with Publisher(self.url, outbox=path) as publisher:
-                receipt = publisher.publish_many(messages)
-                assert receipt.wait(WAIT_S).confirmed == count
+                assert publisher.publish_many(messages).wait(WAIT_S).confirmed == count
 
         return publish
 

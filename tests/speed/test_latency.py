@@ -56,10 +56,7 @@ def queues(rabbitmq: AmqpProbe) -> list[str]:
 @pytest.fixture
 def publisher(rabbitmq: AmqpProbe, queues: list[str], tmp_path: Path) -> Iterator[Publisher]:
     """Connected, and warm."""
-    with (
-        without_old_garbage(),
-        Publisher(rabbitmq.url, outbox=tmp_path / "outbox.db") as publisher,
-    ):
+    with without_old_garbage(), Publisher(rabbitmq.url, outbox=tmp_path / "outbox.db") as publisher:
         receipt = publisher.publish_many(Message(BODY, routing_key=name) for name in queues * 100)
         assert receipt.wait(60).confirmed == receipt.stored
         yield publisher

@@ -34,15 +34,7 @@ from tests.amqp_probe import AmqpProbe
 from tests.postgres import PostgresServer
 from tests.speed import gopher, joined
 from tests.speed.alone import relay
-from tests.speed.measuring import (
-    Goal,
-    Results,
-    Run,
-    check,
-    measured,
-    print_table,
-    spaced,
-)
+from tests.speed.measuring import Goal, Results, Run, check, measured, print_table, spaced
 from tests.speed.peers import BODY
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(3_600)]

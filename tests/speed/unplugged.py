@@ -25,13 +25,7 @@ from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.handover import (
-    CHUNK_BYTES_MAX,
-    CHUNK_MESSAGES_MAX,
-    Chunk,
-    Inbox,
-    limits,
-)
+from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX, Chunk, Inbox, limits
 from reliablepub.relay.relay import Relay
 from reliablepub.transport.frames import PublishFrames, encode_batch
 from reliablepub.transport.pika_hooks import HookedConnection

@@ -127,8 +127,7 @@ class Ways:
     def _publish(self, count: int, outbox: Path | None) -> None:
         with Publisher(self._url, outbox=outbox) as publisher:
             publisher.publish(BODY, routing_key=self._queues[0]).result(30)  # connected from here
-            receipt = publisher.publish_many(self._messages(count))
-            assert receipt.wait(WAIT_S).confirmed == count
+            assert publisher.publish_many(self._messages(count)).wait(WAIT_S).confirmed == count
 
     async def _async(self, count: int, outbox: Path | None) -> None:
         async with AsyncPublisher(self._url, outbox=outbox) as publisher:

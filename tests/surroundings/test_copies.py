@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -75,11 +76,9 @@ def test_without_a_free_descriptor_a_lock_is_not_taken_for_lost(
     with Outbox(tmp_path / "outbox.db") as outbox:
         outbox.enqueue(Message(b""))
         place = writer_of(outbox).opened().place
-
-        def none_is_free(*_: object) -> int:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
         with monkeypatch.context() as patch:
-            patch.setattr(os, "open", none_is_free)
+            patch.setattr(
+                os, "open", Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            )
             is_locked = place.is_locked
         assert is_locked

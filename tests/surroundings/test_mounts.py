@@ -19,6 +19,7 @@ from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.sqlite import mounts
 from reliablepub.outbox.sqlite.mounts import UNSHARED_VARIABLE, Mount, forgets, mount_of
+from tests.asking import fill
 from tests.power.mounts import forgetful
 from tests.surroundings.app import DOORS
 from tests.surroundings.test_names import refuses_all
@@ -65,8 +66,7 @@ def test_nor_is_it_looked_at(vouched: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_knows_better_can_say_so(vouched: Path) -> None:
-    with Outbox(vouched / "o.db") as outbox:
-        outbox.enqueue(Message(b""))
+    fill(vouched / "o.db", Message(b""))
     assert _mount_told(vouched / "o.db") == (
         "ok",
         f"fuse.sshfs, mounted at {vouched}, which {UNSHARED_VARIABLE} says no other machine uses",

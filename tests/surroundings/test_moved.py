@@ -190,8 +190,7 @@ def storm(path: Path, door: str, act: Callable[[Path], None], after_s: float) ->
         stored = {id_ for one in told for id_ in one.stored}
         # Where it was, where it was moved to, and the copy that the relay has left.
         files = [file for file in path.parent.parent.rglob("*") if is_database(file)]
-        found = set().union(*map(ids_at, files))
-        assert stored <= found, (door, act.__name__)
+        assert stored <= set().union(*map(ids_at, files)), (door, act.__name__)
 
 
 def is_database(file: Path) -> bool:
@@ -224,8 +223,7 @@ def test_a_name_that_is_not_utf_8_is_rescued_too(tmp_path: Path) -> None:
         publisher.publish(b"")
     with pytest.raises(PublisherFailed):
         publisher.close()
-    rescued = beside(path, ".rescued-1").rename(tmp_path / "rescued.db")
-    assert "before" in ids_at(rescued)
+    assert "before" in ids_at(beside(path, ".rescued-1").rename(tmp_path / "rescued.db"))
 
 
 def test_a_copy_that_cannot_be_made_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,8 +381,7 @@ def test_a_file_that_is_replaced_after_a_fork_has_closed_it_is_used_after_one_er
         replace(path)
         with pytest.raises(OutboxMoved, match="was replaced by another file"):
             outbox.enqueue(Message(b"x"))
-        stored = outbox.enqueue(Message(b"x"))
-        assert stored in ids_at(path)
+        assert outbox.enqueue(Message(b"x")) in ids_at(path)
 
 
 def test_a_file_that_is_moved_after_the_commit_may_have_the_message(path: Path) -> None:

@@ -12,14 +12,14 @@ from reliablepub import Outbox
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.sqlite.mounts import _escaped
+from tests.asking import fill
 from tests.surroundings.app import DOORS, App, Ended
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "outbox.db"
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"", message_id="before"))
+    fill(path, Message(b"", message_id="before"))
     return path
 
 
@@ -36,8 +36,7 @@ def test_a_hard_link_names_the_command_that_finds_the_other(path: Path) -> None:
     with pytest.raises(OutboxError, match=words), Outbox(path) as outbox:
         outbox.enqueue(Message(b""))
     path.with_name("link.db").unlink()
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b""))
+    fill(path, Message(b""))
 
 
 @pytest.mark.parametrize("door", DOORS)

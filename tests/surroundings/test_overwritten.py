@@ -18,6 +18,7 @@ from reliablepub.outbox.sqlite import location, store
 from reliablepub.outbox.sqlite.connections import Writer
 from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import fill
 from tests.sqlite import sql, writer_of
 from tests.surroundings.app import CALLS, RELAYING, App
 from tests.surroundings.test_moved import ids_at
@@ -39,9 +40,7 @@ def back_up(path: Path) -> Path:
 
 
 def enqueue(path: Path, prefix: str, count: int) -> None:
-    with Outbox(path) as outbox:
-        for n in range(count):
-            outbox.enqueue(Message(b"x" * 1024, message_id=f"{prefix}{n}"))
+    fill(path, *(Message(b"x" * 1024, message_id=f"{prefix}{n}") for n in range(count)))
 
 
 @pytest.mark.parametrize("door", [*RELAYING, "enqueue", "within"])

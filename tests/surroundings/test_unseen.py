@@ -25,11 +25,6 @@ UNSEEN = r"outbox.db cannot be seen any more \(Permission denied\), so it is unk
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "outbox.db"
-
-
-@pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[None]:
     @contextmanager
     def unseen() -> Iterator[None]:

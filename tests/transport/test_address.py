@@ -38,10 +38,7 @@ GUEST = ("guest", "")
         ("amqp://h/%C3%BC", Address("h", 5672, "guest", "", "ü", is_tls=False)),
         (" amqp://h/ ", Address("h", 5672, "guest", "", "/", is_tls=False)),
         ("amqp://h.", Address("h.", 5672, "guest", "", "/", is_tls=False)),
-        (
-            "amqp://bücher.example",
-            Address("bücher.example", 5672, "guest", "", "/", is_tls=False),
-        ),
+        ("amqp://bücher.example", Address("bücher.example", 5672, "guest", "", "/", is_tls=False)),
         ("AMQP://Host", Address("host", 5672, "guest", "", "/", is_tls=False)),
     ],
 )

@@ -271,8 +271,7 @@ def test_only_what_was_tested_is_recognized(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
-    [("amqp://shop:5673/", "shop:5673"), ("amqp://[::1]:5672/", "[::1]:5672")],
+    ("url", "shown"), [("amqp://shop:5673/", "shop:5673"), ("amqp://[::1]:5672/", "[::1]:5672")]
 )
 def test_a_broker_is_shown_by_host_and_port(url: str, shown: str) -> None:
     connection: Any = SimpleNamespace(url=URL(url))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -148,12 +149,10 @@ def test_a_thread_that_cannot_be_started_is_an_outage(
     wire: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit of threads that is reached for a while must not end the relay."""
-
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(
+            threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread"))
+        )
         own = wire(lambda: Credentials("guest", "guest"))
         words = "no credentials: the credentials provider has no thread: can't start new thread"
         assert reason(own.connect()) == words
@@ -164,12 +163,12 @@ def test_it_is_asked_while_the_interpreter_shuts_down(
     wire: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.12 starts no thread then."""
-
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
     own = wire(lambda: Credentials("guest", "guest"))
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(
+        threading.Thread,
+        "start",
+        Mock(side_effect=RuntimeError("can't create new thread at interpreter shutdown")),
+    )
     assert isinstance(own.connect(), Connected)
 
 

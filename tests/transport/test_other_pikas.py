@@ -13,9 +13,10 @@ from pathlib import Path
 import pika
 import pytest
 
-from reliablepub import Link, Message, Outbox, Publisher
+from reliablepub import Link, Message, Publisher
 from reliablepub.testing import FakeBroker
 from reliablepub.transport.pika_hooks import hooks
+from tests.asking import fill
 from tests.waiting import until
 
 NAMES = [
@@ -94,8 +95,7 @@ def test_a_renamed_name_costs_nothing_but_time(
 
 def test_the_doctor_says_so(tmp_path: Path) -> None:
     path = tmp_path / "o.db"
-    with Outbox(path) as outbox:
-        outbox.enqueue(Message(b"x", routing_key="q"))
+    fill(path, Message(b"x", routing_key="q"))
     folder = patched(tmp_path / "patched", "_sock", version="1.4.9")
     rows = json.loads(
         run(folder, "-m", "reliablepub", "doctor", "--outbox", str(path), "--json", exits=4)

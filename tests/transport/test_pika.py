@@ -14,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -374,11 +375,11 @@ def test_a_name_is_resolved_while_the_interpreter_shuts_down(
     wire: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.12 starts no thread then, and pika resolves names on one of its own."""
-
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Timer, "start", refuse)
+    monkeypatch.setattr(
+        threading.Timer,
+        "start",
+        Mock(side_effect=RuntimeError("can't create new thread at interpreter shutdown")),
+    )
     wire()
     w = wire("amqp://no-such-host.invalid/")
     w.transport.connect()
@@ -388,12 +389,11 @@ def test_a_name_is_resolved_while_the_interpreter_shuts_down(
 def test_an_attempt_that_fails_before_there_is_a_socket_leaves_waking_as_it_was(
     wire: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     w = wire("amqp://localhost:1/")
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Timer, "start", refuse)
+        patch.setattr(
+            threading.Timer, "start", Mock(side_effect=RuntimeError("can't start new thread"))
+        )
         w.transport.connect()
         assert "can't start new thread" in w.lost_reason()
     time.sleep(0.2)  # pika wakes once more for the timer of a `listen` that ended before its time
@@ -441,10 +441,7 @@ def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> No
 
 @pytest.mark.parametrize("why_off", [None, "switched off"])
 def test_the_next_address_of_a_name_is_tried_when_one_accepts_tcp_and_no_more(
-    wire: Connect,
-    fake_broker: FakeBroker,
-    monkeypatch: pytest.MonkeyPatch,
-    why_off: str | None,
+    wire: Connect, fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, why_off: str | None
 ) -> None:
     """Without the turn, pika itself would go no further."""
     monkeypatch.setattr(hooks, "_why_off", why_off)
@@ -629,10 +626,9 @@ def test_an_ipv6_address_is_in_brackets(wire: Connect) -> None:
 def test_one_that_cannot_be_made_leaves_the_application_s_logs_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def socketpair() -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(socket, "socketpair", socketpair)
+    monkeypatch.setattr(
+        socket, "socketpair", Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    )
     with pytest.raises(OSError, match="Too many open files"):
         PikaTransport(parse_addresses("amqp://localhost"), run=1, heartbeat_s=10)
     logging.getLogger("pika.connection").warning("of the application's own connection")

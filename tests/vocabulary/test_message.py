@@ -429,8 +429,7 @@ def test_a_tuple_becomes_a_list() -> None:
 
 
 def test_a_datetime_in_headers_becomes_utc() -> None:
-    moment = datetime(2024, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-    assert header(moment).hour == 10
+    assert header(datetime(2024, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))).hour == 10
 
 
 @pytest.mark.parametrize("headers", [[("a", 1)], "a=1", 7, {1: "one"}, {b"a": 1}, {"\ud800": 1}])
@@ -515,8 +514,7 @@ EMPTY = Message(b"").size
 
 
 def test_size_counts_body_and_routing() -> None:
-    message = Message(b"12345", exchange="ex", routing_key="key")
-    assert message.size - EMPTY == 10
+    assert Message(b"12345", exchange="ex", routing_key="key").size - EMPTY == 10
 
 
 @pytest.mark.parametrize(

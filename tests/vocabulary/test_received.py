@@ -98,8 +98,7 @@ def test_what_is_no_property_is_named(properties: dict[str, object], words: str)
 
 
 def test_a_text_is_encoded_as_the_message_says() -> None:
-    message = Message.received("ü", {"content_encoding": "utf-16"})
-    assert message.body == "ü".encode("utf-16")
+    assert Message.received("ü", {"content_encoding": "utf-16"}).body == "ü".encode("utf-16")
     for encoding in ("ascii", "none such"):
         with pytest.raises(InvalidMessage, match="is not a valid text in"):
             Message.received("ü", {"content_encoding": encoding})

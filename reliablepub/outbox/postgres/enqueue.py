@@ -30,7 +30,7 @@ from reliablepub.errors import (
 from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits, named_of, size_of
-from reliablepub.outbox.postgres.rows import ENQUEUED, arrays, texts_of
+from reliablepub.outbox.postgres.columns import ENQUEUED, arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     Link,
     Pool,

@@ -389,7 +389,19 @@ _BY_INDEX: Final[Step] = ("by_index", {"backend": 0})
 
 
 class Link:
-    """One connection for one thread, opened on first use."""
+    """One connection for one thread, opened on first use.
+
+    ============  ===================  ======================  ===============================
+    statements    in a transaction     settings                on an idle connection that
+                                                               was lost
+    ============  ===================  ======================  ===============================
+    `rows`        of its own           the user's              run again on a new one
+    `read`        of its own           a relay's               run again on a new one
+    `batch`       one for all          those of its steps      fail
+    `transact`    one for all          a relay's, and durable  fail: perhaps committed
+    `store`       of its own           durable                 fail: perhaps committed
+    ============  ===================  ======================  ===============================
+    """
 
     def __init__(self, server: Server, *, is_relays: bool = False) -> None:
         self.server = server

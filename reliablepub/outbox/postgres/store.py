@@ -61,9 +61,10 @@ from reliablepub.outbox.entry import (
     size_of,
 )
 from reliablepub.outbox.patience import Patience
-from reliablepub.outbox.postgres import rows
+from reliablepub.outbox.postgres import columns
 from reliablepub.outbox.postgres.bell import Bell
 from reliablepub.outbox.postgres.clock import ServerClock
+from reliablepub.outbox.postgres.columns import arrays, texts_of
 from reliablepub.outbox.postgres.ownership import (
     BEAT_S,
     EXPIRY_S,
@@ -72,7 +73,6 @@ from reliablepub.outbox.postgres.ownership import (
     take_over,
 )
 from reliablepub.outbox.postgres.retention import BRIEFLY, DELETING_S, Retention
-from reliablepub.outbox.postgres.rows import arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     Link,
     Row,
@@ -377,6 +377,11 @@ class PostgresStore:
 
     def _follow(self, turn: int, run: int, token: bytes, intervention: int) -> None:
         """Record the newest turn, which may be an operator's."""
+        # The newest turn              | this relay
+        # is of no run                 | was dismissed by an operator, and stops
+        # lacks this relay's last turn | has lost commits, and ends its run
+        # is of a later run            | was replaced, and stops
+        # is an operator's             | reads the ledger anew
         if not run:
             raise OutboxInUse(
                 f"outbox {self._server}: this relay was silent for more than {EXPIRY_S:g} s, and "
@@ -507,31 +512,31 @@ class PostgresStore:
             yield "rebase", {"by": changes.rebase.by}
         plain, others = divided(changes.new)
         for part in _parts(plain):
-            values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in part))
+            values = arrays(columns.PLAIN, (plain_row_of(entry, self._keys) for entry in part))
             yield "insert_plain_messages", mine | values
         for part in _parts(others):
-            values = arrays(rows.FULL, (row_of(entry, self._keys) for entry in part))
+            values = arrays(columns.FULL, (row_of(entry, self._keys) for entry in part))
             yield "insert_messages", mine | values
         for name, count in changes.sources.items():
             yield "advance_source", {"name": name, "count": count}
         if changes.rescheduled:
-            yield "reschedule", arrays(rows.SCHEDULE, map(schedule_of, changes.rescheduled))
+            yield "reschedule", arrays(columns.SCHEDULE, map(schedule_of, changes.rescheduled))
 
     def _records(self, changes: Changes, now: float) -> Iterator[Step]:
         """Yield the statements that give up entries, and record attempts and tags."""
         if changes.parked:
-            given_up = arrays(rows.GIVEN_UP, map(given_up_of, changes.parked))
+            given_up = arrays(columns.GIVEN_UP, map(given_up_of, changes.parked))
             gone = _identities([parked.entry for parked in changes.parked])
             yield "park_messages", given_up | gone
         if changes.discarded:
             yield "discard", _identities([gone.entry for gone in changes.discarded])
         if changes.attempts:
-            yield "insert_attempts", arrays(rows.ATTEMPT, map(attempt_of, changes.attempts))
+            yield "insert_attempts", arrays(columns.ATTEMPT, map(attempt_of, changes.attempts))
         if changes.finished:
             tags = (tags_of(batch, self._run) for batch in changes.finished)
-            yield "delete_in_flight", arrays(rows.TAGS, tags)
+            yield "delete_in_flight", arrays(columns.TAGS, tags)
         if changes.sent:
-            sent = arrays(rows.SENT, (in_flight_of(batch, self._run) for batch in changes.sent))
+            sent = arrays(columns.SENT, (in_flight_of(batch, self._run) for batch in changes.sent))
             yield "insert_in_flight", sent | {"now": now}
 
     def _take_turn(
@@ -683,8 +688,8 @@ class PostgresStore:
         for _ in range(0, PASSED_MAX, limit) if limit else ():
             found = self._link.read("ready", values | {"first_id": first_id})
             size = 0
-            for *columns, is_first in found:
-                row = MessageRow(*columns)
+            for *row_values, is_first in found:
+                row = MessageRow(*row_values)
                 if is_first:
                     size += row.size
                     if not page.take(row):
@@ -717,8 +722,8 @@ class PostgresStore:
         found, next_at = self._timed(page, query, now, loaded)
         if found:
             by_id: dict[int, tuple[MessageRow, bool]] = {}
-            for *columns, is_first in self._link.read("messages", {"ids": list(found)}):
-                row = MessageRow(*columns)
+            for *row_values, is_first in self._link.read("messages", {"ids": list(found)}):
+                row = MessageRow(*row_values)
                 by_id[row.id] = row, is_first
             for id_, at in found.items():
                 if id_ not in by_id:
@@ -766,8 +771,8 @@ class PostgresStore:
         where = {"shard": self._shard, "seen": self._seen.text}
         limits = {"limit": len(keys), "bytes_max": bytes_max}
         values = {**where, **limits, "keys": list(keys), "now": now}
-        for *columns, position in self._link.read("firsts_of_keys", values) if keys else ():
-            row = MessageRow(*columns)
+        for *row_values, position in self._link.read("firsts_of_keys", values) if keys else ():
+            row = MessageRow(*row_values)
             if not page.take(row):
                 looked_at = position
                 break

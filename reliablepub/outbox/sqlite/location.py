@@ -454,11 +454,11 @@ class WritingConnection(sqlite3.Connection):
     """A connection to an outbox, with the files it has open."""
 
     place: Place  # compared with the path after each commit
-    patience = Patience("")  # for the lock of other writers; without an end, but for a relay
     is_unsure = False  # the disk failed during the last commit; see `transactions`
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of `Connection`
         self.forks = GATE.forks  # first: what is forked from here on gets the parent's connection
+        self.patience = Patience("")  # for other writers' lock; without an end, but for a relay
         super().__init__(*args, **options)
 
     @property
