@@ -156,7 +156,7 @@ def test_a_hangup_drops_no_key_that_a_message_needs(cli: Cli, fake: FakeBroker) 
         told = next(line for line in lines_of(relay) if line.startswith(ends))
         assert told == (
             "not reopened, nothing was changed: messages are encrypted with key 'old', which is "
-            "gone\n"
+            "missing\n"
         )
     keys.write_text(new + old)
     relay.send_signal(signal.SIGHUP)

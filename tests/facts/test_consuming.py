@@ -278,24 +278,32 @@ def bodies(lines: list[str]) -> list[str]:
     return [line.removeprefix("body ") for line in lines if line.startswith("body")]
 
 
-def test_a_prefetch_for_consumers_ends_that_of_the_channel(client: RawClient, queue: str) -> None:
+def test_a_prefetch_for_consumers_ends_that_of_the_channel(
+    site: Site, client: RawClient, queue: str
+) -> None:
     publish(client, queue, b"a", b"b", b"c")
     client.call(commands.Basic.Qos(prefetch_count=1, global_=True), commands.Basic.QosOk)
     consume(client, queue)
     assert bodies(client.told(3)) == ["b'a'"]
     client.call(commands.Basic.Qos(prefetch_count=5), commands.Basic.QosOk)
+    if site.version >= (4, 3):  # what is global is each consumer's own: `global_qos` is denied
+        assert client.told_now() == []
+        return
     assert bodies(client.told(6)) == ["b'b'", "b'c'"]
 
 
 @pytest.mark.parametrize(("count", "more"), [(2, ["b'b'"]), (0, ["b'b'", "b'c'"])])
 def test_another_prefetch_of_the_channel_applies_at_once(
-    client: RawClient, queue: str, count: int, more: list[str]
+    site: Site, client: RawClient, queue: str, count: int, more: list[str]
 ) -> None:
     publish(client, queue, b"a", b"b", b"c")
     client.call(commands.Basic.Qos(prefetch_count=1, global_=True), commands.Basic.QosOk)
     consume(client, queue)
     client.told(3)
     client.call(commands.Basic.Qos(prefetch_count=count, global_=True), commands.Basic.QosOk)
+    if site.version >= (4, 3):  # as above
+        assert client.told_now() == []
+        return
     assert bodies(client.told(3 * len(more))) == more
 
 

@@ -529,12 +529,13 @@ def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
     def apply(self: Any, ids: list[int], state: str) -> Any:
         came_to = real(self, ids, state)
         for id_ in ids if self._intervention.action is Action.SKIP else ():
-            self._session.select(
+            rows = self._session.select(
                 "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = 0"
                 " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = :id)"
                 " RETURNING id",
                 {"id": id_},
             )
+            list(rows)  # sqlite-utils 3 runs the statement when its rows are read
         return came_to
 
     patch.setattr(_Step, "_apply_all", apply)
