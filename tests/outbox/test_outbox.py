@@ -392,11 +392,11 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent(
 ) -> None:
     outbox = Outbox(path)
     outbox.enqueue(Message(b"x"))
-    turn = outbox._database._turn  # type: ignore[attr-defined]
+    call_lock = outbox._database._call_lock  # type: ignore[attr-defined]
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with turn.lock:
+        with call_lock.lock:
             taken.set()
             done.wait()
 
