@@ -1,5 +1,6 @@
 """What people download: the wheel and the source distribution, file by file."""
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,9 @@ from pathlib import Path
 from click.testing import CliRunner
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
+from readme_renderer import markdown
 
 from reliablepub.cli import main
 from tests.packaging.conftest import ROOT, Built
@@ -94,3 +98,25 @@ def test_the_metadata_says_what_holds(built: Built) -> None:
     here = f"Programming Language :: Python :: {sys.version_info.major}.{sys.version_info.minor}"
     assert here in classifiers
     assert metadata["Description-Content-Type"] == "text/markdown"
+
+
+def test_on_pypi_every_link_and_picture_leads_to_the_repository() -> None:
+    """One variable fills them in; today it is empty, and the README is as it is here."""
+    home = "https://forge.example/reliablepub"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    assert hook["repository"] == ""
+    assert ProjectMetadata(str(ROOT), PluginManager(), project).core.urls == {}
+    hook["repository"] = home
+    core = ProjectMetadata(str(ROOT), PluginManager(), project).core
+    page = markdown.render(core.readme)
+    assert page is not None, "PyPI shows no page that it cannot render"
+    pictures = re.findall(r'<img[^>]* src="([^"]+)"', page)
+    links = [*re.findall(r'<a[^>]* href="([^"#][^"]*)"', page), *core.urls.values()]
+    assert pictures
+    inside = re.compile(rf"{home}/(?:blob|raw)/v{re.escape(project['project']['version'])}/([^#]+)")
+    for address in (*pictures, *links):
+        if found := inside.match(address):
+            assert (ROOT / found[1]).exists(), address
+        else:
+            assert address.startswith("https://"), address
