@@ -46,7 +46,7 @@ QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_
 test:
 	$(MAKE) -j2 .venv/.browser servers
 	$(if $(RECORD),rm -rf build/passed && mkdir -p build/passed)
-	$(if $(RECORD),RELIABLEPUB_RECORD_PARTS=$(CURDIR)/build/passed) $(MAKE) -j6 test-brokers test-outbox test-observe test-cli test-site test-others test-trouble test-spark test-conformance test-links test-docs lint typecheck test-core test-simulation
+	$(if $(RECORD),RELIABLEPUB_RECORD_PARTS=$(CURDIR)/build/passed) $(MAKE) -j6 test-brokers test-outbox test-observe test-cli test-conformance test-others test-trouble test-spark test-site test-docs test-links lint typecheck test-core test-simulation
 	$(if $(RECORD),$(BIN)/python -m tests.packaging.support test build/passed)
 
 # Lint, types and the quick tests, which need no server, no Java and no root: for each small step while you work.

@@ -60,7 +60,7 @@ def test_a_relay_has_it_as_options_and_shows_it(tmp_path: Path) -> None:
         ({"rate_max": float("inf")}, "rate_max is inf"),
         ({"rate_max": 5, "rate_burst": 0}, "rate_burst is 0"),
         ({"rate_max": 5, "rate_burst": 1.5}, "rate_burst is 1.5"),
-        ({"rate_burst": 5}, "goes with rate_max"),
+        ({"rate_burst": 5}, "needs rate_max"),
     ],
 )
 def test_what_is_no_rate_is_refused(options: dict[str, Any], words: str) -> None:
