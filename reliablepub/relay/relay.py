@@ -134,6 +134,7 @@ class Relay:
         self._stranded, self._stranded_from = "", 0
         self._look_for_stranded_at = self._look_at + STRANDED_S
         self._is_draining = False
+        self._idle_until = -inf
         self.turns = 0
         self.turned_at = self._look_at  # when the last turn began; other threads read it
         self._commits, self._commit_s = 0, 0.0
@@ -175,13 +176,30 @@ class Relay:
         self._notices.deliver(self.status)
         return self._wait_s()
 
+    def idle_s(self) -> float | None:
+        """The most seconds to listen before the next look; None if a turn is due.
+
+        A relay at rest does this twice a second (`elsewhere.REST_S`), one without a bell 20 times,
+        in place of a turn, so it is kept cheap.
+        """
+        now = self._clock.monotonic()
+        if now >= self._idle_until or self._inbox.chunks:
+            return None
+        if self._has_news(now):
+            return None
+        self.turns += 1
+        self.turned_at = now
+        return min(self._elsewhere.look_at, self._idle_until) - now
+
     def handle(self, events: Iterable[Event]) -> None:
         """Pass events from the transport to the session."""
-        self._wire.handle(events, self._clock.monotonic())
+        if self._wire.handle(events, self._clock.monotonic()):
+            self._idle_until = -inf
 
     def drain(self) -> None:
         """Stop taking in and sending. Messages in flight are still settled."""
         self._is_draining = True
+        self._idle_until = -inf
         self._session.drain()
 
     def end(self) -> Waiters:
@@ -534,6 +552,7 @@ class Relay:
         now, wall = self._clock.monotonic(), self._clock.wall()
         backs_off = self._setback.backs_off
         takes_in = not backs_off and not self._is_draining
+        self._idle_until = -inf
         deadlines = [self._wire.poll_timeout(), self._intake.next_look(now), self._setback.next_at]
         if self._session.has_output:
             return 0.0
@@ -554,4 +573,7 @@ class Relay:
         if next_late is not None and not backs_off:
             deadlines.append(max(now + next_late - wall, self._gather_until))
         due_at = min([at for at in deadlines if at is not None], default=inf)
+        is_settled = not (self.status.paused_destinations or self._no_room)
+        if is_settled and not self._is_draining:
+            self._idle_until = min(due_at, self._look_at)
         return max(0.0, min(self._elsewhere.look_at, due_at) - now)

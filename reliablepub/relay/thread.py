@@ -479,6 +479,11 @@ class RelayThread:
     def _listen(self, relay: Relay, transport: Transport, wait_s: float) -> None:
         """Listen until a turn is due; and while no work waits for it, gather more confirms."""
         events = transport.listen(wait_s)
+        while not (events or self._flushes or self._close_at):
+            idle_s = relay.idle_s()
+            if idle_s is None:
+                return
+            events = transport.listen(idle_s)
         for _ in range(GATHERINGS):
             if not events:
                 return

@@ -108,9 +108,11 @@ class Wire:
                 case Disconnect(reason):
                     self._transport.disconnect(reason)
 
-    def handle(self, events: Iterable[Event], now: float) -> None:
-        """Pass events from the transport to the session."""
+    def handle(self, events: Iterable[Event], now: float) -> bool:
+        """Pass events from the transport to the session; return whether there were any."""
+        has_heard = False
         for event in events:
+            has_heard = True
             match event:
                 case Connected(server):
                     self.connects += 1
@@ -123,6 +125,7 @@ class Wire:
                     self.refusals = self.refusals + 1 if is_refusal else 0
                     self._reconnect.lost(now)
             self._session.handle(event, now)
+        return has_heard
 
     def proved(self) -> None:
         """The broker has confirmed a message: reset the backoff between connections."""

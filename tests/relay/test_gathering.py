@@ -22,6 +22,9 @@ class Trickle:
     def is_unhurried(self) -> bool:
         return self._under_way > len(self.taken)
 
+    def idle_s(self) -> float | None:
+        return None
+
     def listen(self, timeout_s: float | None) -> list[str]:
         self.waits.append(timeout_s)
         return self._heard.pop(0)

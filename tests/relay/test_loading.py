@@ -293,14 +293,19 @@ def test_expired_messages_do_not_fill_the_memory_while_no_commit_succeeds(
     assert w.turns(40, after_s=1.0).relay.status.counters.expired == 40
 
 
-def test_an_idle_relay_finds_what_another_process_has_stored_at_its_next_look(
+def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(
     sqlite: SqliteStore, path: Path
 ) -> None:
     w = connected(sqlite).turned()
-    w.turns(2, after_s=POLL_S)
+    w.time.now += POLL_S
+    w.turn()
+    w.time.now += POLL_S
+    assert w.relay.idle_s() is not None
     fill(path, Message(b"", message_id="other"))
-    assert w.turned().sent == [], "it has just looked"
-    assert w.turned(after_s=POLL_S).sent == ["other"]
+    assert w.relay.idle_s() is not None, "it has just looked"
+    w.time.now += POLL_S
+    assert w.relay.idle_s() is None
+    assert w.turned().sent == ["other"]
 
 
 def test_the_relay_listens_no_longer_than_a_poll(world: Build) -> None:

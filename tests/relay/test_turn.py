@@ -24,7 +24,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.elsewhere import POLL_S
 from reliablepub.relay.handover import WITHDRAWN_MAX, Chunk, Inbox, Latch, Stream
-from reliablepub.relay.relay import LAZY_COMMIT_S
+from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S
 from reliablepub.relay.status import Link
 from tests.relay.conftest import Build
 from tests.relay.scripted import Told, World
@@ -315,9 +315,29 @@ def test_a_draining_relay_takes_nothing_in_and_still_settles(world: Build) -> No
     assert w.relay.status.open == 3
 
 
-def test_an_idle_relay_takes_a_turn_for_each_look(world: Build) -> None:
+def test_an_idle_relay_looks_and_takes_no_turn(world: Build) -> None:
     w = world().turned()
     before = w.relay.turns
     for _ in range(3):
-        assert w.turn(after_s=POLL_S) == pytest.approx(POLL_S)
+        w.time.now += POLL_S
+        assert w.relay.idle_s() == pytest.approx(POLL_S)
     assert w.relay.turns == before + 3, "its turns show that it is alive"
+
+
+def test_an_idle_relay_takes_a_turn_when_there_is_something_to_do(world: Build) -> None:
+    w = world()
+    assert w.turned().relay.idle_s() is not None
+    w.hand_over("a")
+    assert w.relay.idle_s() is None
+    w.turn()
+    w.ack(1)
+    assert w.relay.idle_s() is None, "the broker has said something"
+    assert w.turned().relay.idle_s() is not None
+    w.time.now += LAZY_COMMIT_S
+    assert w.relay.idle_s() is None, "the confirm is to be committed"
+    w.turn()
+    w.time.now += LOOK_S
+    assert w.relay.idle_s() is None, "it looks at its files, the disk and the clocks"
+    w.turn()
+    w.relay.drain()
+    assert w.relay.idle_s() is None

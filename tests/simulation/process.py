@@ -413,7 +413,11 @@ class Process:
         self._last_turn_at = self._agenda.now
         if self._busy_turns > BUSY_TURNS_MAX:
             raise Violation("the relay turns and turns, and no time passes")
-        self.relay.handle(self.transport.listen(0.0))
+        events = self.transport.listen(0.0)
+        idle_s = None if events or is_flushing else self.relay.idle_s()
+        if idle_s is not None:
+            return idle_s
+        self.relay.handle(events)
         self.fuse.step("between listening and the turn")
         return self.relay.turn(is_flushing=is_flushing)
 
