@@ -24,7 +24,7 @@ class Patience:
         self._since: float | None = None
         self._is_told = False
         self.end_at: Callable[[], float | None] = lambda: None  # when waits end (monotonic)
-        self.lock_wait_s: float = 0.0  # spent so far in taking the lock of SQLite's writer
+        self.lock_wait_s: float = 0.0  # spent so far in waiting for other writers
 
     def begin(self) -> None:
         """A wait begins."""

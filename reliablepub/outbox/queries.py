@@ -49,12 +49,6 @@ def named(text: str) -> dict[str, str]:
     return found
 
 
-UPGRADE: Final = (
-    "when every process that uses the outbox has this reliablepub, run `reliablepub outbox upgrade`"
-)
-"""What to do with an outbox of an earlier version."""
-
-
 def steps_of(package: str) -> dict[int, str]:
     """Return the steps of ``upgrade.sql``, by the version that each upgrades."""
     parts = _STEP.split(text_of(package, "upgrade.sql"))[1:]

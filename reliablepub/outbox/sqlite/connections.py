@@ -34,7 +34,6 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from reliablepub.errors import NotAnOutbox, OutboxDiskFailed, OutboxError, OutboxLocked
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.patience import Patience
-from reliablepub.outbox.queries import UPGRADE
 from reliablepub.outbox.rows import ID_MAX
 from reliablepub.outbox.sqlite import checkpoints
 from reliablepub.outbox.sqlite.failures import (
@@ -82,6 +81,11 @@ def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
     return True
 
 
+_UPGRADE: Final = (
+    "when every process that uses the outbox has this reliablepub, run `reliablepub outbox upgrade`"
+)
+
+
 def check_version(version: int, path: Path, *, oldest: int = VERSION) -> None:
     """Check that an outbox is of a version that this library knows, and can use or upgrade."""
     if version > VERSION:
@@ -90,7 +94,7 @@ def check_version(version: int, path: Path, *, oldest: int = VERSION) -> None:
             "upgrade reliablepub"
         )
     if version < oldest:
-        remedy = UPGRADE if version >= OLDEST else "drain it with the reliablepub that made it"
+        remedy = _UPGRADE if version >= OLDEST else "drain it with the reliablepub that made it"
         raise NotAnOutbox(
             f"outbox {path} has version {version}, and this reliablepub knows version {VERSION}; "
             f"{remedy}"

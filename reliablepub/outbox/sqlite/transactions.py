@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFailed, OutboxError, OutboxForked, OutboxUnsure
-from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.sqlite.failures import commit_unsure, is_decided, outbox_error
 from reliablepub.outbox.sqlite.forks import GATE, forked
 from reliablepub.outbox.sqlite.location import WritingConnection
@@ -116,7 +115,7 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
     forks = _forks_before(connection)
     (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     begun = time.monotonic()
-    patience = _patience_of(connection)
+    own = connection.patience if isinstance(connection, WritingConnection) else None
     try:
         # SQLite's own wait sleeps 1, 2, 5, 10, and up to 100 ms between its tries, while another
         # process needs the lock for one commit: it misses many moments in which the lock is free.
@@ -128,7 +127,9 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
                 waited_s = time.monotonic() - begun
-                left_s = min(timeout_ms / 1_000 - waited_s, patience.left_s)
+                left_s = timeout_ms / 1_000 - waited_s
+                if own is not None:
+                    left_s = min(left_s, own.left_s)
                 _wait_for_lock(error, waited_s, left_s)
             else:
                 return
@@ -146,14 +147,6 @@ def _wait_for_lock(error: sqlite3.OperationalError, waited_s: float, left_s: flo
         raise error
     wait_s = min(max(waited_s / _POLLS_PER_WAIT, _POLL_MIN_S), _POLL_MAX_S)
     time.sleep(min(wait_s, left_s))
-
-
-_WITHOUT_END: Final = Patience("")
-
-
-def _patience_of(connection: sqlite3.Connection) -> Patience:
-    """Return the patience of our own connection; an application's waits as it is set to."""
-    return connection.patience if isinstance(connection, WritingConnection) else _WITHOUT_END
 
 
 def _forks_before(connection: sqlite3.Connection) -> int:
@@ -180,7 +173,8 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         try:
             begin_immediate(connection, path)
         finally:
-            _patience_of(connection).lock_wait_s += time.monotonic() - begun
+            if isinstance(connection, WritingConnection):
+                connection.patience.lock_wait_s += time.monotonic() - begun
         yield
         committing = True
         if GATE.forks != forks:  # nothing is called from here on, so no signal handler runs
