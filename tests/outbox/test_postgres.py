@@ -241,6 +241,7 @@ def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
         outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
         outbox.enqueue(Message(b"", message_id="fast"))
         last_id = own.snapshot().last_id
+    own.read_due(time.time(), loaded=(), **ALL)  # which looks, and tells nothing
     assert ready_ids(own, 1, last_id) == ["fast"], "or it would be read again when it is told"
     assert own.snapshot().late == ((1, 1),)
     assert ready_ids(own, 1, last_id) == ["slow", "fast"]
@@ -267,6 +268,8 @@ def test_what_is_not_told_yet_is_found_by_no_other_way(
 
     assert read() == []
     assert own.changed_elsewhere()
+    assert read() == []
+    own.snapshot()
     found = read()
     assert message_ids(found) == ["new"]
     own.commit(Changes(confirmed=found))
@@ -528,7 +531,7 @@ def test_an_owner_that_seems_silent_is_dismissed_only_if_what_is_changed_is_in_f
     outbox = Outbox(url)
     for key in ("a", "b"):
         outbox.enqueue(Message(b"", not_before=datetime(2100, 1, 1, tzinfo=UTC)), key=key)
-    own.changed_elsewhere()
+    own.snapshot()
     own.commit(Changes(sent=[Batch(1, 1, own.read_due(inf, loaded=(), **ALL)[0][:1])]))
     monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 0.0)
     if is_cancelled:
