@@ -547,21 +547,25 @@ def _in(root: Path, path: Path) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free loopback ports below the ephemeral range.
+    """Free loopback ports below the ephemeral range, and apart from those of fake brokers.
 
     From that range, the kernel could give the port of a killed node to a client that is just trying
     to reconnect to it, and the client would be connected to itself.
     """
     ports: list[int] = []
-    candidates = random.SystemRandom().sample(range(20000, 32000), k=200)
+    candidates = random.SystemRandom().sample(range(10000, 20000), k=200)
     while len(ports) < count:
         port = candidates.pop()
-        with socket.socket() as probe:
-            try:
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0reliablepub test {port}")  # a server may bind its port seconds later
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                ports.append(port)
+        except OSError as error:
+            name.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            name.detach()  # so that it ends with this process
+            ports.append(port)
     return ports

@@ -397,6 +397,8 @@ class Fleet:
             "out of order": set(_out_of_order(self.consumer.arrivals)),
         }
         differences = [f"{what}: {sorted(numbers)}" for what, numbers in found.items() if numbers]
+        for number in sorted({number for numbers in found.values() for number in numbers}):
+            self._print_story(number, outbox)
         lines = [line for host in self.relays for line in host.lines()]
         return Result(
             seconds=round(seconds, 1),
@@ -412,6 +414,14 @@ class Fleet:
             lost=dict(Counter(line[2] for line in lines if line[0] == "lost")),
             wrong=[*account.wrong, *differences, *self._trouble()],
         )
+
+    def _print_story(self, number: int, outbox: Outbox) -> None:
+        """What became of a message, and what arrived just before it each time."""
+        arrived = [body.split()[0].decode() for body, _ in self.consumer.arrivals]
+        for at in (n for n, found in enumerate(arrived) if found == str(number)):
+            print(f"{number} is arrival {at}, after {arrived[max(0, at - 10) : at]}")
+        for view in ("open", "confirmed", "history"):
+            print(view, [row for row in outbox.rows(view) if _number(row) == number])
 
     def _drain(self, for_s: float) -> None:
         self.end_enqueuers()
