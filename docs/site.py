@@ -63,7 +63,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     # Seen from the site's root, everything in docs/ is one floor up.
     start = (ROOT / "README.md").read_text().replace("](docs/", "](")
     files.append(File.generated(config, "index.md", content=start))
-    for example in sorted((ROOT / "examples").rglob("*.py")):
+    examples = ROOT / "examples"
+    for example in sorted((*examples.rglob("*.py"), examples / "chart" / "values.yaml")):
         name = example.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(example)))
     return files
