@@ -4,7 +4,7 @@ Knows: signals and file descriptors. Must never know: what is stopped.
 
 A handler that raises an exception could raise it anywhere, even between storing a message and
 counting it. So the first signal only sets a flag and ends every wait. A second signal raises
-KeyboardInterrupt.
+KeyboardInterrupt, and so does the first during a call that changes nothing (`Stop.interrupting`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import select
 import signal
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
+
+T = TypeVar("T")
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _POLL_MS_MAX: Final = 2**31 - 1
@@ -32,6 +34,7 @@ class Stop:
         self._reopens = reopens  # SIGHUP requests a reopen, instead of ending the process
         # The caller must leave the screen first: SIGHUP sets the flag too, SIGTSTP requests a pause
         self._has_screen = has_screen
+        self._interrupts = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -55,6 +58,18 @@ class Stop:
         signal.set_wakeup_fd(self._wakeup)
         os.close(self._reader)
         os.close(self._writer)
+
+    def interrupting(self, call: Callable[[], T]) -> T | None:
+        """Call, and return the result; None if a signal came, which ends the call in any wait."""
+        self._interrupts = True
+        try:
+            return None if self.is_set else call()
+        except KeyboardInterrupt:
+            if not self.is_set:
+                raise
+            return None
+        finally:
+            self._interrupts = False
 
     def pause(self) -> None:
         """Stop the process as SIGTSTP does without a handler; return when it goes on."""
@@ -93,9 +108,9 @@ class Stop:
         self.is_reopen_due = True
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_set:
+        was_set, self.is_set = self.is_set, True
+        if was_set or self._interrupts:
             raise KeyboardInterrupt
-        self.is_set = True
 
 
 def readable(fds: Sequence[int], timeout_s: float | None) -> set[int]:

@@ -26,6 +26,7 @@ from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Store, size_of
 from reliablepub.outbox.opening import Where, outbox_at
+from reliablepub.outbox.patience import Patience
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import calls_of
 from reliablepub.relay.handover import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN, limits
@@ -172,7 +173,7 @@ def new_client(
     )
     policy, rate = retry or RetryPolicy(), _rate(rate_max, rate_burst)
     parts = Parts(
-        open_store=_store(database, keep_confirmed_s, outbox_keys),
+        *_store(database, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
         open_session=lambda: Session(
             size_of,
@@ -356,10 +357,12 @@ def _checked_name(name: str | None) -> str:
 
 def _store(
     database: Database | None, keep_confirmed_s: float, keys: OutboxKeys | None
-) -> Callable[[], Store]:
-    """A function that opens the store."""
+) -> tuple[Patience, Callable[[], Store]]:
+    """The patience of the store, and a function that opens it."""
     if database is None:
         from reliablepub.outbox.memory import MemoryStore
 
-        return MemoryStore
-    return partial(database.open_store, keep_confirmed_s=keep_confirmed_s, keys=keys)
+        return Patience(""), MemoryStore
+    patience = Patience(database.name)
+    open_store = partial(database.open_store, keep_confirmed_s=keep_confirmed_s, keys=keys)
+    return patience, partial(open_store, patience=patience)

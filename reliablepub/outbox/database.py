@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 from reliablepub.errors import ConfigurationError, OutboxError
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, Store
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.shown import is_status
 
 T = TypeVar("T")
@@ -256,8 +257,15 @@ class Database(Protocol):
             OutboxError: nothing was changed.
         """
 
-    def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> Store:
+    def open_store(
+        self, *, keep_confirmed_s: float, keys: OutboxKeys | None, patience: Patience | None = None
+    ) -> Store:
         """Open the outbox as its relay; see `PublisherOptions` for the options.
+
+        Args:
+            keep_confirmed_s: how long confirmed messages are kept.
+            keys: of an encrypted outbox.
+            patience: for each wait of the database, from the first; None for one without an end.
 
         Raises:
             OutboxInUse: another process relays the outbox.

@@ -29,7 +29,6 @@ from reliablepub.errors import (
     Withdrawn,
 )
 from reliablepub.message import Message, MessageFields, check_fields
-from reliablepub.outbox.patience import Patience
 from reliablepub.outcome import Outcome, Persistence
 from reliablepub.printable import named
 
@@ -591,10 +590,6 @@ class Store(Protocol):
         """Number of this relay's run on this store, higher than that of every earlier run."""
 
     @property
-    def lock_wait_s(self) -> float:
-        """Seconds spent so far waiting for a lock that other processes or threads held."""
-
-    @property
     def check(self) -> Callable[[Message], None] | None:
         """Check of a new message, or None: any message can be stored.
 
@@ -609,10 +604,6 @@ class Store(Protocol):
 
     def wall(self) -> float:
         """The time by the clock that measures its deadlines, seconds since 1970."""
-
-    @property
-    def patience(self) -> Patience | None:
-        """How long it waits for its database; None if each wait is short."""
 
     @property
     def rest_s(self) -> float:

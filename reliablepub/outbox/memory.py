@@ -78,7 +78,6 @@ class MemoryStore:
     """Keeps open entries in a dict. Parked ones are only counted: their caller was told why."""
 
     check: Final = None
-    patience: Final = None
     wall: Final = staticmethod(time.time)
     rest_s: Final = 0.05
     """A commit moves all times."""
@@ -101,11 +100,6 @@ class MemoryStore:
     def snapshot(self) -> Snapshot:
         """Return the ledger and the highest id."""
         return self._snapshot
-
-    @property
-    def lock_wait_s(self) -> float:
-        """Always 0: no other process writes to memory."""
-        return 0.0
 
     def commit(self, changes: Changes) -> Snapshot:
         """Apply the changes of one turn. It cannot fail."""

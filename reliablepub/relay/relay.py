@@ -542,7 +542,6 @@ class Relay:
             turns=self.turns,
             commits=self._commits,
             commit_s=self._commit_s,
-            lock_wait_s=self._store.lock_wait_s,
             paused=self._pauses.shown(self._clock.monotonic()) if paused else (),
             paused_destinations=paused,
         )

@@ -96,6 +96,7 @@ one turn handles the confirms of up to 8 ms: `GATHERINGS` looks, `GATHER_S` apar
 class Parts:
     """The parts of a relay."""
 
+    patience: Patience  # of the store, from its first wait
     # These three are called on the relay's thread.
     open_store: Callable[[], Store]
     open_transport: Callable[[int], Transport]  # gets the store's run, for the header of attempts
@@ -164,7 +165,7 @@ class RelayThread:
         self._guard = Guard(self._log_writer.write)
         self._relay: Relay | None = None
         self._counters_at_start = Counters()
-        self._patience: Patience | None = None
+        parts.patience.end_at = self._end_at
         self._wake: Callable[[], None] = lambda: None
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
         # A daemon thread, so that a publisher that was not closed does not keep the interpreter
@@ -208,12 +209,14 @@ class RelayThread:
         relay = self._relay
         status = Status()
         if relay is not None:
-            age_s = max(0.0, time.monotonic() - relay.turned_at)
-            at_start = self._counters_at_start
             status = replace(
-                relay.status, turns=relay.turns, turn_age_s=age_s, counters_at_start=at_start
+                relay.status,
+                turns=relay.turns,
+                turn_age_s=max(0.0, time.monotonic() - relay.turned_at),
+                counters_at_start=self._counters_at_start,
+                lock_wait_s=self._parts.patience.lock_wait_s,
             )
-            if self._patience is not None and (held_up := self._patience.held_up):
+            if held_up := self._parts.patience.held_up:
                 status = replace(status, trouble=held_up, reason=held_up)
         if self.failure is None:
             return status
@@ -353,9 +356,6 @@ class RelayThread:
         stack.callback(self._log_writer.close)
         store = self._parts.open_store()
         self.check = store.check
-        self._patience = store.patience
-        if store.patience is not None:
-            store.patience.end_at = self._end_at
         stack.callback(self._close_store, store)
         stack.callback(self._detach)
         waiters: Waiters | None = None

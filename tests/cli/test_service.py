@@ -242,6 +242,9 @@ class Rig:
 
         monkeypatch.setattr(Settings, "open", open_)
 
+    def interrupting(self, call: Callable[[], Publisher]) -> Publisher:
+        return call()
+
     def live(
         self,
         life: Iterator[None],

@@ -28,6 +28,14 @@ def test_the_second_interrupts() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_the_first_ends_a_call_that_may_be_ended() -> None:
+    with Stop() as stop:
+        assert stop.interrupting(lambda: 7) == 7
+        assert stop.interrupting(lambda: signal.raise_signal(signal.SIGTERM)) is None
+        assert stop.is_set
+        assert stop.interrupting(lambda: 7) is None
+
+
 def test_handlers_are_given_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Stop():

@@ -1,6 +1,9 @@
 """A database that does not answer: it is told, and closing keeps its time."""
 
 import logging
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -84,6 +87,22 @@ def test_a_commit_without_an_answer_is_told_and_closing_keeps_its_time(
         finally:
             server.recover()
     assert "does not answer" in caplog.text
+
+
+def test_a_relay_that_waits_while_it_starts_heeds_a_signal(
+    url: str, server: PostgresServer
+) -> None:
+    replica = Replica(server, "postgres")
+    is_waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with FakeBroker() as broker, replica.forgotten():
+        replica.require()
+        command = [sys.executable, "-m", "reliablepub", "relay", "--outbox", url]
+        with subprocess.Popen([*command, "--url", broker.url], stderr=subprocess.PIPE) as relay:
+            until(lambda: server.execute(is_waiting) != [])
+            relay.send_signal(signal.SIGTERM)
+            _, said = relay.communicate(timeout=LAST_CONFIRMS_S + LAST_COMMIT_S + SLACK_S)
+        assert relay.returncode == 0
+        assert b"cannot be opened" in said
 
 
 def test_an_enqueuer_that_waits_says_so(

@@ -41,8 +41,8 @@ class SteppingLink(Link):
     glitches: _Glitches
     opened: list[Any]
 
-    def __init__(self, server: Server, *, is_relays: bool = False) -> None:
-        super().__init__(server, is_relays=is_relays)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
         self.opened.append(self)
 
     def rows(self, name: str, values: Values | None = None) -> list[Row]:

@@ -202,7 +202,7 @@ class Service:
         """Open the publisher; return whether the outbox is relayed here."""
         waited_at = self._settings.outbox
         try:
-            self._publisher = self._opened()
+            self._publisher = self._stop.interrupting(self._opened)
         except OutboxInUse:
             if not self._is_standby:
                 raise
@@ -217,6 +217,9 @@ class Service:
             return False
         if self.standing_by:
             waited_at.close()
+        if self._publisher is None:
+            self.standing_by = self._why = _NOT_OPENED
+            return False
         self.standing_by = self._why = ""
         return True
 
@@ -276,7 +279,7 @@ class Service:
             if settings is not None:
                 self._new = settings
                 publisher.close()
-                self._publisher = self._opened()
+                self._publisher = self._stop.interrupting(self._opened)
                 self._count(publisher)
                 self._notes = _link_notes()
                 if self._settings is settings:

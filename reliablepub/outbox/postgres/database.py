@@ -40,6 +40,7 @@ from reliablepub.outbox.database import (
 )
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import new_id
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.postgres.enqueue import Enqueuing, execute, execute_text
 from reliablepub.outbox.postgres.ownership import EXPIRY_S
 from reliablepub.outbox.postgres.server import (
@@ -437,9 +438,13 @@ class PostgresDatabase:
         """Give the outbox the tables, functions and views of this version."""
         return upgrade(self.server)
 
-    def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> PostgresStore:
+    def open_store(
+        self, *, keep_confirmed_s: float, keys: OutboxKeys | None, patience: Patience | None = None
+    ) -> PostgresStore:
         """Take over a shard of the outbox."""
-        return PostgresStore(self.server, keep_confirmed_s=keep_confirmed_s, keys=keys)
+        return PostgresStore(
+            self.server, keep_confirmed_s=keep_confirmed_s, keys=keys, patience=patience
+        )
 
     def standbys(self) -> list[Standby]:
         """Return the relays whose connections say that they stand by, if this user sees them."""

@@ -403,7 +403,9 @@ class Link:
     ============  ===================  ======================  ===============================
     """
 
-    def __init__(self, server: Server, *, is_relays: bool = False) -> None:
+    def __init__(
+        self, server: Server, *, is_relays: bool = False, patience: Patience | None = None
+    ) -> None:
         self.server = server
         self._is_relays = is_relays  # if so, waits for no lock of a table for long
         self.connections = 0  # opened so far
@@ -417,7 +419,7 @@ class Link:
         self.allows_loss = self.is_visible = self.may_rest = False
         self._is_direct = False
         self.on_notify: Callable[[object], None] = lambda _: None  # given each notification
-        self.patience = Patience(str(server))
+        self.patience = patience or Patience(str(server))
         self._pid = os.getpid()
 
     def rows(self, name: str, values: Values | None = None) -> list[Row]:

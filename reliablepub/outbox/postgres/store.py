@@ -167,6 +167,7 @@ class PostgresStore:
         keep_confirmed_s: float = 0.0,  # 0 keeps none
         keys: OutboxKeys | None = None,
         clock: Callable[[], float] | None = None,  # seconds since 1970; None for the server's
+        patience: Patience | None = None,
     ) -> None:
         self._server = server
         self._keep_confirmed_s = keep_confirmed_s
@@ -178,7 +179,7 @@ class PostgresStore:
         self._damaged: list[DamagedRow] = []
         self._unopened = Unopened()
         self._unfit: dict[int, str] = {}  # ids of damaged rows that are not parked yet: the reasons
-        self._link = Link(server, is_relays=True)
+        self._link = Link(server, is_relays=True, patience=patience)
         self._bell = Bell(self._link)
         self._token = new_id()
         self._commits = 0
@@ -277,11 +278,6 @@ class PostgresStore:
     def wall(self) -> float:
         """The time by the server's clock, seconds since 1970."""
         return self._clock()
-
-    @property
-    def patience(self) -> Patience:
-        """How long the relay's thread waits for the database."""
-        return self._link.patience
 
     @property
     def bell(self) -> Bell | None:
@@ -436,11 +432,6 @@ class PostgresStore:
         return self._seen.intervention > self._touched
 
     # ------------------------------------------------------------------ turns
-
-    @property
-    def lock_wait_s(self) -> float:
-        """Always 0: waits for the turns of operators and applications are not measured."""
-        return 0.0
 
     def commit(self, changes: Changes) -> Snapshot:
         """Store the changes of one turn in one transaction, and set the ids of new entries."""

@@ -417,13 +417,13 @@ class Writer:
     ends, and errors of SQLite in the block become `OutboxError`.
     """
 
-    def __init__(self, path: Path, *, is_relay: bool) -> None:
+    def __init__(self, path: Path, *, is_relay: bool, patience: Patience | None = None) -> None:
         self._path = path
         self._is_relay = is_relay  # the caller holds the relay lock: the connection checkpoints
         self._file: Inode | None = None
         self._pid = 0
         self._uses: list[tuple[int, int]] = []
-        self.patience = Patience(str(path))  # for the lock of other writers
+        self._patience = patience or Patience(str(path))  # for the lock of other writers
         self.connection: WritingConnection | None = None
         GATE.keep(self)
 
@@ -527,7 +527,7 @@ class Writer:
             connection.close()
             raise moved(self._path, "was replaced by another file")
         self._file, self._pid = connection.place.file, os.getpid()
-        connection.patience = self.patience
+        connection.patience = self._patience
         self.connection = connection
         return connection
 

@@ -29,6 +29,7 @@ from reliablepub.outbox.database import (
 )
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
+from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.rows import MISTYPED, Unreadable
 from reliablepub.outbox.sqlite.checkpoints import LongLog, checkpointing
 from reliablepub.outbox.sqlite.checkup import page_damage
@@ -201,9 +202,13 @@ class SqliteDatabase:
         """Give the outbox the tables of this version, while no relay runs."""
         return upgrade(self.file)
 
-    def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> SqliteStore:
+    def open_store(
+        self, *, keep_confirmed_s: float, keys: OutboxKeys | None, patience: Patience | None = None
+    ) -> SqliteStore:
         """Take the relay lock, and open the file."""
-        return SqliteStore(self.file, keep_confirmed_s=keep_confirmed_s, keys=keys)
+        return SqliteStore(
+            self.file, keep_confirmed_s=keep_confirmed_s, keys=keys, patience=patience
+        )
 
     def standbys(self) -> list[Standby]:
         """Return none: all processes of a file run on this host."""

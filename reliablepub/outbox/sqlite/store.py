@@ -339,8 +339,10 @@ class SqliteStore:
         keep_confirmed_s: float = 0.0,  # 0 keeps none
         keys: OutboxKeys | None = None,
         clock: Callable[[], float] = time.time,
+        patience: Patience | None = None,  # for the locks of other processes
     ) -> None:
         self.path = absolute(path)
+        self._patience = patience or Patience(str(self.path))
         self._keep_confirmed_s = keep_confirmed_s
         self._has_kept = True  # an earlier run may have kept some
         self._keys = keys
@@ -368,7 +370,7 @@ class SqliteStore:
     def _open(self) -> None:
         self._relay_lock = RelayLock(self.path)
         forget_killed(self.path)
-        self._writer = Writer(self.path, is_relay=True)
+        self._writer = Writer(self.path, is_relay=True, patience=self._patience)
         self._bell = Bell(self.path)
         try:
             with self._writer as connection:
@@ -389,11 +391,6 @@ class SqliteStore:
             raise
 
     @property
-    def patience(self) -> Patience:
-        """It bounds the waits for the lock of another process."""
-        return self._writer.patience
-
-    @property
     def run(self) -> int:
         """Number of this relay's run on this outbox, higher than that of every earlier run."""
         return self._run
@@ -402,11 +399,6 @@ class SqliteStore:
     def bell(self) -> Bell | None:
         """Rings when a process writes to the log; None if it did not ring at the first commit."""
         return self._bell if self._bell.fileno() >= 0 else None
-
-    @property
-    def lock_wait_s(self) -> float:
-        """Seconds spent waiting for SQLite's lock. It stays when the store closes."""
-        return self.patience.lock_wait_s
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
