@@ -288,7 +288,8 @@ def rig(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Rig:
-    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), {"window_max": 1_000})
+    outbox = outbox_at(tmp_path / "o.db")
+    settings = Settings(urls=(fake.url,), outbox=outbox, options={"window_max": 1_000})
     return Rig(settings, monkeypatch, capsys)
 
 

@@ -278,8 +278,12 @@ def _settings(ctx: click.Context) -> Settings:
     options["rate_burst"] = values["rate_burst"]
     options["retry"] = _policy(values)
     options["confirm_timeout_s"] = values["confirm_timeout_s"]
-    given = outbox_as_given(ctx) or ""
-    return Settings(urls_as_given(ctx), values["database"], options, given)
+    return Settings(
+        urls=urls_as_given(ctx),
+        outbox=values["database"],
+        options=options,
+        outbox_as_given=outbox_as_given(ctx) or "",
+    )
 
 
 def _policy(values: Mapping[str, Any]) -> RetryPolicy:

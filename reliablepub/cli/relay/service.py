@@ -52,7 +52,7 @@ _OWNED: Final = "standing by: another relay owns the outbox"
 _NOT_OPENED: Final = "standing by: the outbox cannot be opened for now"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings with which a relay is opened and, after SIGHUP, reopened."""
 
