@@ -9,9 +9,9 @@ It uses the node only under the lock that it shares with `FakeBroker`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
-import random
 import selectors
 import socket
 import threading
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("reliablepub.testing")
 
 _FREE_PORTS: Final = range(20_000, 32_000)
+_APART: Final = 7_417
+"""Between the starts of processes with consecutive ids: the golden section of the range."""
+_DRAWN: Final = itertools.count()
 _WAIT_MAX_S = 3600.0
 _SERVERS: Final[weakref.WeakSet[Server]] = weakref.WeakSet()
 
@@ -278,8 +281,10 @@ class Server:
         if port:
             return self._bound(port)
         # Below the ephemeral range: from there, the kernel gives the port of a stopped broker to
-        # any client that connects, even to one that tries to reconnect to it.
-        for chosen in random.SystemRandom().sample(_FREE_PORTS, k=20):
+        # any client that connects, even to one that tries to reconnect to it. And one after the
+        # other, from a start of its own for each process, so that no broker gets it soon either.
+        for _ in range(20):
+            chosen = _FREE_PORTS[(os.getpid() * _APART + next(_DRAWN)) % len(_FREE_PORTS)]
             with contextlib.suppress(OSError):
                 return self._bound(chosen)
         return self._bound(0)

@@ -258,6 +258,13 @@ def test_the_port_of_a_stopped_broker_is_given_to_no_client(fake_broker: FakeBro
     assert fake_broker.port < 32_768
 
 
+def test_the_port_of_a_stopped_broker_is_given_to_no_other_one(fake_broker: FakeBroker) -> None:
+    fake_broker.stop()
+    for _ in range(1_000):
+        with FakeBroker() as other:
+            assert other.port != fake_broker.port
+
+
 def test_stop_tells_the_clients_and_a_restart_keeps_the_port(fake_broker: FakeBroker) -> None:
     fake_broker.declare_queue("q")
     fake_broker.declare_exchange("brief", "direct", durable=False)
