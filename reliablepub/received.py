@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from reliablepub.errors import InvalidMessage
@@ -16,6 +17,7 @@ _SAME: Final = (
     *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
     *("message_id", "app_id"),
 )
+_NAMES: Final = (*_SAME, "headers", "delivery_mode", "expiration", "timestamp")
 _TRANSIENT: Final = 1
 """AMQP's ``delivery-mode`` of a message that need not survive a restart of the broker."""
 
@@ -27,8 +29,13 @@ def received_fields(properties: object) -> dict[str, Any]:
         properties: an object with an attribute for each property, or a mapping.
 
     Raises:
-        InvalidMessage: ``expiration`` or ``timestamp`` is none.
+        InvalidMessage: these are no properties, or ``expiration`` or ``timestamp`` is none.
     """
+    # A whole message has them, too: aio-pika's own expiration is in seconds, and kombu has none.
+    whole = getattr(properties, "properties", None)
+    properties = properties if whole is None else whole
+    if not isinstance(properties, Mapping) and not any(map(partial(hasattr, properties), _NAMES)):
+        raise InvalidMessage("properties", f"is {properties!r:.40}, not a message's properties")
 
     def found(*names: str) -> Any:  # noqa: ANN401 - whatever the client has made of it
         for name in names:

@@ -9,6 +9,7 @@ compresses. Only the channel is replaced: it stores the message that py-amqp wou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -80,8 +81,10 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     if not hasattr(outbox, "enqueue"):
         kind = type(outbox).__name__
         raise ConfigurationError(f"outbox is of type {kind}; give an Outbox, or a framework's")
-    if app.configured:  # else reading it here would load it, perhaps before Django's settings
+    if app.configured:
         _check_broker(app)
+    else:  # not `conf`, which would load the rest, perhaps before Django's settings
+        _check_transport(vars(app).get("_preconf", {}).get("broker_url"))
     base = app.amqp_cls.base if isinstance(app.amqp_cls, _Way) else app.amqp_cls
     app.amqp_cls = way = _Way(base, outbox, hold_eta)
     if "amqp" in vars(app):  # a cached property, already computed
@@ -252,7 +255,13 @@ def _binding(queue: str, bound: KombuBinding) -> Binding:
 
 
 def _check_broker(app: Celery) -> None:
-    transport = app.connection_for_write().transport_cls
+    _check_transport(app.conf.broker_transport or app.conf.broker_write_url)
+
+
+def _check_transport(url: str | Sequence[str] | None) -> None:
+    """Check the scheme of a broker's URL, several URLs, or None for Celery's default."""
+    first = (url if isinstance(url, str) else next(iter(url or ()), "")) or "amqp"
+    transport = first.partition(";")[0].partition("://")[0]
     if transport not in {"amqp", "amqps", "pyamqp", "librabbitmq"}:
         msg = f"broker_url is of transport {transport!r}; tasks in the outbox go to RabbitMQ"
         if transport == "memory":

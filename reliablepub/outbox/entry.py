@@ -234,34 +234,20 @@ size_of: Final[Callable[[Entry], int]] = attrgetter("message.size")
 
 @dataclass(frozen=True, slots=True)  # in sets
 class Attempt:
-    """An ended attempt, kept as history of an entry that was not confirmed at once.
-
-    Attributes:
-        entry: the entry that was sent.
-        epoch: name of the channel epoch (``"7-3"``: run 7, its third channel).
-        tag: delivery tag within the epoch.
-        outcome: how the attempt ended.
-        at: when it ended: wall clock, seconds since 1970.
-    """
+    """An ended attempt, kept as history of an entry that was not confirmed at once."""
 
     entry: Entry
-    epoch: str
-    tag: int
+    epoch: str  # name of the channel epoch (``"7-3"``: run 7, its third channel)
+    tag: int  # delivery tag within the epoch
     outcome: Outcome
-    at: float
+    at: float  # when it ended: wall clock, seconds since 1970
 
 
 class Sent(Protocol):
-    """Entries written together on one channel, as far as a store records them.
+    """Entries written together on one channel, as far as a store records them."""
 
-    Attributes:
-        epoch: number of the channel epoch in this run.
-        first_tag: delivery tag of the first entry; ``keys[i]`` has tag ``first_tag + i``.
-        keys: the entries.
-    """
-
-    epoch: int
-    first_tag: int
+    epoch: int  # number of the channel epoch in this run
+    first_tag: int  # delivery tag of the first entry; ``keys[i]`` has tag ``first_tag + i``
     keys: Sequence[Entry]
 
 
@@ -272,55 +258,33 @@ def epoch_name(run: int, epoch: int) -> str:
 
 @dataclass(slots=True)
 class Touched:
-    """An operator's intervention in one message, made beside the relay.
+    """An operator's intervention in one message, made beside the relay."""
 
-    Attributes:
-        id: id of the entry.
-        message_id: id of the message.
-        exchange: exchange before the intervention.
-        routing_key: routing key before the intervention.
-        action: ``retry``, ``park``, ``discard``, ``reroute`` or ``skip``.
-        person: the operator.
-        note: the operator's reason.
-        is_open: whether the message is still to be published.
-        is_kept: whether the message is parked.
-        may_have_arrived: whether an earlier attempt may have brought it into a queue.
-        ordering_key: the relay must look for the next message of this key, which may have been
-            stored while the change was made. None in stores that exclude this.
-    """
-
-    id: int
+    id: int  # of the entry
     message_id: str
-    exchange: str
+    exchange: str  # before the intervention, as the routing key
     routing_key: str
-    action: str
+    action: str  # ``retry``, ``park``, ``discard``, ``reroute`` or ``skip``
     person: str
     note: str
-    is_open: bool
-    is_kept: bool
-    may_have_arrived: bool
+    is_open: bool  # whether the message is still to be published
+    is_kept: bool  # whether it is parked
+    may_have_arrived: bool  # whether an earlier attempt may have brought it into a queue
+    # The relay must look for the next message of this key, which may have been stored while the
+    # change was made. None in stores that exclude this.
     ordering_key: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)
 class DamagedRow:
-    """A stored entry that no longer is what was written.
-
-    The texts hold what can still be read of the message.
-
-    Attributes:
-        id: id of the entry.
-        message_id: id of the message.
-        exchange: exchange of the message.
-        routing_key: routing key of the message.
-        reason: what is wrong with the entry.
-    """
+    """A stored entry that no longer is what was written, and what can still be read of it."""
 
     id: int
     message_id: str
     exchange: str
     routing_key: str
-    reason: str
+    reason: str  # what is wrong
+    may_have_arrived: bool  # whether a queue may have the message, as far as its row tells
 
 
 class Intervened(Exception):
@@ -343,25 +307,15 @@ class RunEnded(Exception):
 
 @dataclass(slots=True)
 class Release:
-    """A request to make `HELD` entries due, oldest first, because their destination is not paused.
+    """A request to make `HELD` entries due, oldest first: their destination is not paused now."""
 
-    Attributes:
-        exchange: exchange of the destination; None for all exchanges.
-        routing_key: routing key of the destination; None for all of the exchange.
-        limit: how many entries to release, lowest ids first.
-        after: release only entries with a higher id.
-        is_counted: whether to count the entries that stay held.
-        count: how many entries were released. Set by the commit.
-        last: id of the last released entry; 0 if there is none. Set by the commit.
-        left: how many entries stay held, if ``is_counted`` and it could be counted. Set by the
-            commit.
-    """
-
-    exchange: str | None
-    routing_key: str | None
-    limit: int
-    after: int = 0
-    is_counted: bool = False
+    exchange: str | None  # None for all
+    routing_key: str | None  # None for all of the exchange
+    limit: int  # how many entries to release, lowest ids first
+    after: int = 0  # release only entries with a higher id
+    is_counted: bool = False  # whether to count the entries that stay held
+    # Set by the commit: how many entries were released; the id of the last one, or 0; how many stay
+    # held, if `is_counted` and they could be counted.
     count: int = 0
     last: int = 0
     left: int | None = None
@@ -369,30 +323,19 @@ class Release:
 
 @dataclass(slots=True)
 class HeldExchange:
-    """An exchange that has `HELD` entries.
+    """An exchange that has `HELD` entries."""
 
-    Attributes:
-        exchange: its name; None if the stored name is damaged.
-        count: number of held entries.
-        since: wall clock time since which the first of them waits, or None.
-    """
-
-    exchange: str | None
-    count: int
-    since: float | None
+    exchange: str | None  # None if the stored name is damaged
+    count: int  # of held entries
+    since: float | None  # wall clock time since which the first of them waits
 
 
 @dataclass(slots=True)
 class Rebase:
-    """The wall clock was set: retries that wait in the store are to wait as long as before.
+    """The wall clock was set: retries that wait in the store are to wait as long as before."""
 
-    Attributes:
-        by: seconds the clock was set forward, or back (below 0).
-        moved: ids of entries in memory, whose times the relay has moved itself.
-    """
-
-    by: float
-    moved: set[int]
+    by: float  # seconds the clock was set forward, or back (below 0)
+    moved: set[int]  # ids of entries in memory, whose times the relay has moved itself
 
 
 @dataclass(slots=True)

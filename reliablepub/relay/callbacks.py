@@ -315,7 +315,7 @@ class Notices:
                     *(row.message_id, row.exchange, row.routing_key, None, 0),
                     Outcome(OutcomeKind.UNCERTAIN, 0, row.reason),
                     attempts=0,
-                    may_have_arrived=True,  # an earlier relay may have sent it
+                    may_have_arrived=row.may_have_arrived,
                 )
                 for row in rows
             ]

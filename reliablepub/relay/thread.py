@@ -129,15 +129,15 @@ _ELSEWHERE: Final = (
 
 
 def _check_host() -> None:
-    """Refuse threads that eventlet has replaced, on which the relay would wait for ever.
+    """Refuse what eventlet has replaced, on which the relay would wait for ever.
 
     Warn of uWSGI without threads: the relay then runs only while a request is handled.
     """
     patcher = sys.modules.get("eventlet.patcher")
-    if patcher is not None and patcher.is_monkey_patched("thread"):
+    if patcher is not None and any(map(patcher.is_monkey_patched, ("thread", "socket", "select"))):
         raise ConfigurationError(
-            "the relay needs a thread, and eventlet has replaced those of this process. "
-            f"{_ELSEWHERE}"
+            "the relay needs a thread and sockets, and eventlet has replaced those of this "
+            f"process. {_ELSEWHERE}"
         )
     given = getattr(sys.modules.get("uwsgi"), "opt", None)
     if given is not None and not {"enable-threads", "threads"} & given.keys():

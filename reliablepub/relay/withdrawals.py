@@ -85,7 +85,7 @@ class Withdrawals:
                         exchange=row.exchange,
                         routing_key=row.routing_key,
                         reply_text=row.reason,
-                        may_have_arrived=True,  # an earlier run may have sent it
+                        may_have_arrived=row.may_have_arrived,
                     )
                 )
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kombu.pools
@@ -844,9 +845,16 @@ def test_another_broker_than_rabbitmq_is_refused(path: Path) -> None:
     with pytest.raises(ConfigurationError, match=said):  # it has read its configuration
         use_outbox(app, Outbox(path))
     app = Celery("shop", broker="memory://", set_as_current=False)
+    with pytest.raises(ConfigurationError, match=said):
+        use_outbox(app, Outbox(path))
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(SimpleNamespace(broker_url="memory://"))
     use_outbox(app, Outbox(path))
     with pytest.raises(ConfigurationError, match=said):
         app.send_task("add")
+    app = Celery("shop", broker=["redis://localhost"], set_as_current=False)  # redis is not here
+    with pytest.raises(ConfigurationError, match="transport 'redis'"):
+        use_outbox(app, Outbox(path))
     kombu.pools.reset()
     with pytest.raises(ConfigurationError, match="outbox is of type PosixPath; give an Outbox"):
         use_outbox(app, path)  # type: ignore[arg-type]

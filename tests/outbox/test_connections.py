@@ -124,7 +124,10 @@ def test_a_missing_folder_is_named(path: Path) -> None:
 def test_a_foreign_owner_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SqliteStore(path).close()
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
-    with pytest.raises(OutboxError, match="belongs to user"):
+    with pytest.raises(OutboxError, match=rf"belongs to user .*: chown 4321 {path} .*\.ballast$"):
+        SqliteStore(path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OutboxError, match=rf"\.ballast {path.parent}$"):
         SqliteStore(path)
     monkeypatch.undo()
     SqliteStore(path).close()  # the refused one left no relay lock behind

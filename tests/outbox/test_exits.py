@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -115,6 +116,18 @@ def test_a_trigger_of_another_program_keeps_no_message_out_without_an_error(
         app.execute("DROP TRIGGER nosy")
         assert outbox.audit().is_right
         assert outbox.status().open == 0
+
+
+@pytest.mark.parametrize("on", ["DELETE ON reliablepub_messages", "INSERT ON reliablepub_keys"])
+def test_a_trigger_of_another_program_keeps_nothing_there_or_out(tmp_path: Path, on: str) -> None:
+    with Outbox(tmp_path / "o.db") as outbox, closing(sqlite3.connect(tmp_path / "o.db")) as app:
+        outbox.enqueue(Message(b"", routing_key="q"), key="k")
+        app.execute(IGNORE.format(on))
+        call = outbox.cancel if "DELETE" in on else partial(outbox.enqueue, Message(b""))
+        with pytest.raises(OutboxError, match="drop that trigger"):
+            call(key="k" if "DELETE" in on else "other")
+        app.execute("DROP TRIGGER nosy")
+        assert outbox.audit().is_right
 
 
 def test_an_application_that_trusts_no_schema_can_cancel(tmp_path: Path) -> None:

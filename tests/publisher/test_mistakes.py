@@ -486,8 +486,9 @@ def test_uwsgi_without_threads_is_warned_of(
         assert caplog.text.count("set enable-threads") == warnings_
 
 
-def test_eventlet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == "thread")
+@pytest.mark.parametrize("part", ["thread", "socket", "select"])
+def test_eventlet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == part)
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
     with pytest.raises(ConfigurationError, match="eventlet has replaced those of this process"):
         Publisher("amqp://localhost/", outbox=tmp_path / "o.db")

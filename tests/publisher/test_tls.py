@@ -29,8 +29,10 @@ from reliablepub import (
     Topology,
     provision,
 )
-from reliablepub.certificates import _validity, _validity_in
+from reliablepub.certificates import Validity, _validity, _validity_in
 from reliablepub.cli.app import main
+from reliablepub.cli.doctor.diagnosis import of_certificate
+from reliablepub.cli.facts import Level
 from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.transport.pika_hooks import hooks
 from tests.amqp_probe import AmqpProbe
@@ -216,6 +218,12 @@ def publish_by(url: str, files: CertificateFiles) -> None:
             await publisher.publish(b"x", routing_key="q")
 
     asyncio.run(publish())
+
+
+def test_a_certificate_of_the_future_is_a_problem() -> None:
+    found = of_certificate(Validity(begins_at=1_500, ends_at=2_000), now=1_000)
+    assert found.level is Level.PROBLEM
+    assert "valid only in 8 min 20 s" in found.found
 
 
 def test_the_certificate_logs_in(certificate: Path, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Confirms that trickle in are taken in together, unless a caller waits for them."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from reliablepub.outbox.patience import Patience
 from reliablepub.relay import thread
 from reliablepub.relay.thread import RelayThread
 
@@ -49,8 +51,8 @@ def test_it_looks_again_while_there_is_no_hurry(
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     both: Any = Trickle(list(heard), under_way=under_way)
-    nothing: Any = None
-    RelayThread(nothing)._listen(both, both, 0.5)
+    parts: Any = SimpleNamespace(patience=Patience(""))
+    RelayThread(parts)._listen(both, both, 0.5)
     assert both.waits == [0.5] + [0.0] * (looks - 1)
     assert both.taken == [event for events in heard[:looks] for event in events]
     assert slept == [thread.GATHER_S] * (looks - 1)

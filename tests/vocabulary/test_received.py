@@ -47,7 +47,9 @@ def by_aio_pika(url: str) -> Message:
             channel = await connection.channel()
             message = await (await channel.get_queue("q")).get(no_ack=True)
             assert message is not None
-            return Message.received(message.body, message.properties, routing_key="q")
+            received = Message.received(message.body, message.properties, routing_key="q")
+            assert received == Message.received(message.body, message, routing_key="q")
+            return received
 
     return asyncio.run(get())
 
@@ -55,7 +57,9 @@ def by_aio_pika(url: str) -> Message:
 def by_kombu(url: str) -> Message:
     with kombu.Connection(url) as connection:
         message: Any = kombu.Queue("q", channel=connection.channel()).get(no_ack=True)
-        return Message.received(message.body, message.properties, routing_key="q")
+        received = Message.received(message.body, message.properties, routing_key="q")
+        assert received == Message.received(message.body, message, routing_key="q")
+        return received
 
 
 @pytest.mark.parametrize("consume", [by_pika, by_aio_pika, by_kombu])
@@ -90,9 +94,11 @@ def test_a_field_replaces_a_property() -> None:
         ({"expiration": "soon"}, "expiration"),
         ({"timestamp": 10**20}, "timestamp"),
         ({"priority": "x"}, "priority"),
+        (None, "properties: is None"),
+        ("text", "properties: is 'text'"),
     ],
 )
-def test_what_is_no_property_is_named(properties: dict[str, object], words: str) -> None:
+def test_what_is_no_property_is_named(properties: object, words: str) -> None:
     with pytest.raises(InvalidMessage, match=words):
         Message.received(b"x", properties)
 

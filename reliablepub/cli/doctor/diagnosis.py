@@ -148,8 +148,12 @@ def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
 def of_certificate(validity: Validity, now: float) -> Finding:
     """The finding about the client certificate."""
     left_s, whole_s = validity.ends_at - now, validity.ends_at - validity.begins_at
+    level = Level.PROBLEM
     if left_s < 0:
-        words, level = f"the client certificate expired {age(-left_s)} ago", Level.PROBLEM
+        words = f"the client certificate expired {age(-left_s)} ago"
+    elif now < validity.begins_at:
+        wait = age(validity.begins_at - now)
+        words = f"the client certificate is valid only in {wait}, by the clock of this host"
     else:
         words = f"the client certificate is valid for another {age(left_s)}, of {age(whole_s)}"
         level = warn_unless(left_s > _RENEWED_BY * whole_s)

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from reliablepub.errors import InvalidMessage, OutboxDiskFull
+from reliablepub.errors import InvalidMessage, OutboxDiskFull, OutboxError
 from reliablepub.headers import FieldValue
 from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import (
@@ -485,7 +485,12 @@ class _Step:
     def _delete(self, name: str, ids: list[int]) -> int:
         """Delete rows; return their bytes."""
         # A damaged row may hold anything; `audit` then reports the difference.
-        sizes = self._session.run(name, {"chosen": ids})
+        sizes = self._session.run(name, {"chosen": ids}).fetchall()
+        if len(sizes) != len(ids):
+            raise OutboxError(
+                "nothing was changed, because a trigger that another program has put on a table of "
+                "the outbox keeps rows there; drop that trigger"
+            )
         return sum(size for (size,) in sizes if isinstance(size, int))
 
     def _make_due(self, ids: list[int], state: str) -> dict[str, int]:

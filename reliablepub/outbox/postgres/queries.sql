@@ -480,7 +480,7 @@ FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS su
 WHERE shard = :shard AND turn = :turn;
 
 -- name: damaged
-SELECT id, message_id, exchange, routing_key, reply_text FROM reliablepub_parked
+SELECT id, message_id, exchange, routing_key, reply_text, nacked + uncertain > 0 FROM reliablepub_parked
 WHERE id = ANY (:ids::bigint[]) ORDER BY id;
 
 -- name: reschedule

@@ -799,9 +799,9 @@ class PostgresStore:
         words = [reason.replace("\0", "\ufffd") for reason in self._unfit.values()]
         values = {"ids": list(self._unfit), "reasons": words, "at": self._clock()}
         self._take_turn([("park_damaged", values)])
-        for id_, *texts in self._link.read("damaged", {"ids": values["ids"]}):
-            decoded = (text.decode(errors="replace") for text in texts)
-            self._damaged.append(DamagedRow(id_, *decoded))
+        for id_, *texts, doubt in self._link.read("damaged", {"ids": values["ids"]}):
+            message_id, exchange, key, why = (text.decode(errors="replace") for text in texts)
+            self._damaged.append(DamagedRow(id_, message_id, exchange, key, why, doubt))
         self._unfit.clear()
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:

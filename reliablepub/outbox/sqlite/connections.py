@@ -193,7 +193,8 @@ def _refuse_stranger(path: Path, found: os.stat_result) -> None:
     """Refuse a process whose user is not the owner, who could not use the files it makes."""
     user = os.geteuid()
     if found.st_uid != user:
-        beside = (Path(f"{path}{suffix}") for suffix in ("", *OF_SQLITE, *OURS))
+        beside = [Path(f"{path}{suffix}") for suffix in ("", *OF_SQLITE, *OURS)]
+        beside += [] if os.access(path.parent, os.W_OK) else [path.parent]  # to make these files in
         files = " ".join(shlex.quote(os.fspath(file)) for file in beside if file.exists())
         raise OutboxError(
             f"outbox {path} belongs to user {found.st_uid}, and this process runs as user {user}; "

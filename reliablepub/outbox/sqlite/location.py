@@ -45,7 +45,7 @@ import re
 import shlex
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import count
@@ -622,16 +622,19 @@ def _is_whole(log_fds: Sequence[int], index_fds: Sequence[int]) -> bool:
 def _has_header(log_fds: Sequence[int], index_fds: Sequence[int]) -> bool:
     """Look once. Several connections may have the files open, and other threads close some."""
     # `os.pread` on SQLite's own descriptors: closing others would drop SQLite's locks.
-    frames = next(_read_each(index_fds, _FRAMES_BYTES, _FRAMES_AT), b"")
-    return not any(frames) or any(
-        magic in _LOG_MAGICS for magic in _read_each(log_fds, len(_LOG_MAGICS[0]), 0)
-    )
+    frames = _read_each(index_fds, _FRAMES_BYTES, _FRAMES_AT)
+    if not frames or not any(frames[0]):
+        return True
+    return any(magic in _LOG_MAGICS for magic in _read_each(log_fds, len(_LOG_MAGICS[0]), 0))
 
 
-def _read_each(fds: Sequence[int], count: int, offset: int) -> Iterator[bytes]:
+# A list: the end of a generator that is left unfinished would swallow the exit of a signal handler.
+def _read_each(fds: Sequence[int], count: int, offset: int) -> list[bytes]:
+    found = []
     for fd in fds:
         with suppress(OSError):
-            yield os.pread(fd, count, offset)
+            found.append(os.pread(fd, count, offset))
+    return found
 
 
 RESCUED: Final = ".rescued-"

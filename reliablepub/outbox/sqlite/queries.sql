@@ -157,7 +157,7 @@ WHERE due_at = 9e999 GROUP BY exchange LIMIT ?;
 SELECT refused_at FROM reliablepub_messages WHERE id = ?;
 
 -- name: parked_address
-SELECT CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB)
+SELECT CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB), nacked + uncertain > 0
 FROM reliablepub_parked WHERE id = ?;
 
 -- name: insert_attempt

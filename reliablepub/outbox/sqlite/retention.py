@@ -25,7 +25,7 @@ from reliablepub.outbox.entry import Intervened
 from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import transaction, waiting_at_most
+from reliablepub.outbox.sqlite.transactions import must_have_changed, transaction, waiting_at_most
 
 LOOK_S: Final = 1.0
 """Seconds from one look to the next."""
@@ -55,7 +55,8 @@ def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
 def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:
     """Store a key, and forget a few overdue ones."""
     forget_keys(lambda name, values: cursor.execute(QUERIES[name], values), now, KEYS_LOOKED_AT)
-    cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
+    row = key, id_, message_id, now + KEYS_KEPT_S
+    must_have_changed(cursor.execute(QUERIES["remember_key"], row))
 
 
 class Retention:

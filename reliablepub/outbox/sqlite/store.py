@@ -254,9 +254,9 @@ def park_damaged(
         connection.execute(QUERIES["park_as_it_is"], row)
         moved, _ = remove(connection, [id_])
         if moved:
-            texts = connection.execute(QUERIES["parked_address"], (id_,)).fetchone()
+            *texts, doubt = connection.execute(QUERIES["parked_address"], (id_,)).fetchone()
             message_id, exchange, routing_key = (text.decode(errors="replace") for text in texts)
-            rows.append(DamagedRow(id_, message_id, exchange, routing_key, reason))
+            rows.append(DamagedRow(id_, message_id, exchange, routing_key, reason, bool(doubt)))
     connection.execute(QUERIES["change_ledger"], NO_CHANGE | {"parked": len(rows)})
     connection.execute(QUERIES["recount_open_bytes"])
     return rows
