@@ -9,6 +9,7 @@ death signal even when the test run itself is killed. It must never know reliabl
 
 import contextlib
 import errno
+import fcntl
 import functools
 import json
 import os
@@ -566,6 +567,8 @@ def free_ports(count: int) -> list[int]:
             if error.errno != errno.EADDRINUSE:
                 raise
         else:
-            name.detach()  # so that it ends with this process
+            # It ends with this process. Its number is beyond those that tests use up.
+            fcntl.fcntl(name, fcntl.F_DUPFD_CLOEXEC, 500)
+            name.close()
             ports.append(port)
     return ports

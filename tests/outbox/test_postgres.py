@@ -241,10 +241,21 @@ def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
         outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
         outbox.enqueue(Message(b"", message_id="fast"))
         last_id = own.snapshot().last_id
-    own.read_due(time.time(), loaded=(), **ALL)  # which looks, and tells nothing
     assert ready_ids(own, 1, last_id) == ["fast"], "or it would be read again when it is told"
+    own.read_due(time.time(), loaded=(), **ALL)  # which looks, and tells nothing
+    assert own.read_ready(1, last_id, **ALL) == ([], 0), "the same"
     assert own.snapshot().late == ((1, 1),)
     assert ready_ids(own, 1, last_id) == ["slow", "fast"]
+
+
+def test_what_a_read_has_found_is_not_passed_over(
+    url: str, own: PostgresStore, entry: Make
+) -> None:
+    """The relay reads up to its own new message, whatever it was told of."""
+    Outbox(url).enqueue(Message(b"", message_id="other"))
+    own.read_due(time.time(), loaded=(), **ALL)  # which looks, and tells nothing
+    own.commit(Changes(new=[new := entry()]))
+    assert (ready_ids(own, 1, new.id - 1), own.snapshot().late) == (["other"], ())
 
 
 @pytest.mark.parametrize("kind", ["ordering key", "due", "expired"])
@@ -268,8 +279,6 @@ def test_what_is_not_told_yet_is_found_by_no_other_way(
 
     assert read() == []
     assert own.changed_elsewhere()
-    assert read() == []
-    own.snapshot()
     found = read()
     assert message_ids(found) == ["new"]
     own.commit(Changes(confirmed=found))
@@ -531,7 +540,7 @@ def test_an_owner_that_seems_silent_is_dismissed_only_if_what_is_changed_is_in_f
     outbox = Outbox(url)
     for key in ("a", "b"):
         outbox.enqueue(Message(b"", not_before=datetime(2100, 1, 1, tzinfo=UTC)), key=key)
-    own.snapshot()
+    own.changed_elsewhere()
     own.commit(Changes(sent=[Batch(1, 1, own.read_due(inf, loaded=(), **ALL)[0][:1])]))
     monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 0.0)
     if is_cancelled:

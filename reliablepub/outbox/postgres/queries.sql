@@ -569,7 +569,7 @@ AND (:routing_key::text IS NULL OR routing_key = :routing_key);
 SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
 
 -- A message is next of its ordering key if no earlier message of the key is open, or is parked and holds
--- the key. Rows that the relay was not told of are left out: it will read them when it is.
+-- the key. Rows that are not visible in the relay's snapshot are left out until its next look.
 -- name: ready
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,
@@ -590,7 +590,7 @@ FROM (
         )) AS is_first
         FROM reliablepub_messages AS m
         WHERE m.shard = :shard AND m.id BETWEEN :first_id AND :last_id AND m.due_at IS NULL
-        AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :told::text::pg_snapshot))
+        AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :seen::text::pg_snapshot))
         ORDER BY m.id LIMIT :limit
     ) AS p
 ) AS q
@@ -611,17 +611,17 @@ SELECT
     )) AS is_first
 FROM reliablepub_messages AS m WHERE m.id = ANY (:ids::bigint[]);
 
--- Only rows that the relay was told of, here and in the next two: others are not counted.
+-- Only rows that are visible in the relay's snapshot, here and in the next two: others are not counted.
 -- name: waiting
 SELECT id, due_at, size FROM reliablepub_messages
 WHERE shard = :shard AND due_at IS NOT NULL AND (due_at, id) > (:after_at, :after_id)
-AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :told::text::pg_snapshot))
+AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :seen::text::pg_snapshot))
 ORDER BY due_at, id LIMIT :limit;
 
 -- name: expiring
 SELECT id, expires_at, size FROM reliablepub_messages
 WHERE shard = :shard AND expires_at IS NOT NULL AND (expires_at, id) > (:after_at, :after_id)
-AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :told::text::pg_snapshot))
+AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :seen::text::pg_snapshot))
 ORDER BY expires_at, id LIMIT :limit;
 
 -- Operators' changes name keys of all shards. At most one row exceeds the limit in
@@ -637,7 +637,7 @@ FROM (
         SELECT * FROM reliablepub_messages AS f WHERE f.ordering_key = k.key ORDER BY f.id LIMIT 1
     ) AS m
     WHERE m.shard = :shard AND (m.due_at IS NULL OR m.due_at <= :now)
-    AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :told::text::pg_snapshot))
+    AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :seen::text::pg_snapshot))
     AND NOT EXISTS (
         SELECT 1 FROM reliablepub_parked AS p
         WHERE p.ordering_key = k.key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id

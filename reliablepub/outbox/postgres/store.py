@@ -238,7 +238,6 @@ class PostgresStore:
         [(snapshot,)] = self._link.read("counted", at | {"turn": self._turn})
         [(last_id,)] = self._link.read("last_id", {})
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
-        self._told = self._seen.text
         self._over_because = ""  # last: until then, the relay must be told of the new run
 
     def _raise_sequences(self) -> None:
@@ -296,9 +295,6 @@ class PostgresStore:
                 self._take_turn([("count_new", {})])
         self._is_changed = False
         late, self._seen.late = tuple(self._seen.late), []
-        # The snapshot of all reads. Statements after this call may look, and find more: a row that
-        # is read before the relay is told that it is late would be read, and sent, twice.
-        self._told = self._seen.text
         return replace(self._snapshot(), late=late)
 
     def changed_elsewhere(self) -> bool:
@@ -668,6 +664,8 @@ class PostgresStore:
     ) -> tuple[list[Entry], int]:
         """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
         self._check_usable()
+        if self._seen.late:  # found since `snapshot`: it would be read now, and again once told
+            return [], first_id - 1
         page = Page(limit, bytes_max, self._keys)
         first = self._next_id_stored(first_id, last_id)
         if first is None:
@@ -678,7 +676,7 @@ class PostgresStore:
             "last_id": last_id,
             "limit": limit,
             "bytes_max": bytes_max,
-            "told": self._told,
+            "seen": self._seen.text,
         }
         for _ in range(0, PASSED_MAX, limit) if limit else ():
             found = self._link.read("ready", values | {"first_id": first_id})
@@ -741,7 +739,7 @@ class PostgresStore:
         found: dict[int, float] = {}
         after, size = (-inf, 0), 0
         while True:
-            at_most = {"shard": self._shard, "told": self._told, "limit": _INDEX_ROWS}
+            at_most = {"shard": self._shard, "seen": self._seen.text, "limit": _INDEX_ROWS}
             values = {"after_at": after[0], "after_id": after[1]}
             read = self._link.read(query, at_most | values)
             for id_, at, row_size in read:
@@ -763,7 +761,7 @@ class PostgresStore:
         self._check_usable()
         page = Page(len(keys), bytes_max, self._keys)
         looked_at, size = len(keys), 0
-        where = {"shard": self._shard, "told": self._told}
+        where = {"shard": self._shard, "seen": self._seen.text}
         limits = {"limit": len(keys), "bytes_max": bytes_max}
         values = {**where, **limits, "keys": list(keys), "now": now}
         for *row_values, position in self._link.read("firsts_of_keys", values) if keys else ():
