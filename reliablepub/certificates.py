@@ -22,7 +22,7 @@ from reliablepub.errors import ConfigurationError
 LOGGER: Final = logging.getLogger("reliablepub.link")
 
 ContextProvider: TypeAlias = Callable[[], ssl.SSLContext]
-"""A callable that returns a TLS context. It is called at each connection, and must not block."""
+"""A callable that returns a TLS context. It is called for each connection, and must not block."""
 
 TLS: TypeAlias = ssl.SSLContext | ContextProvider | None
 """A TLS context, what returns one, or None for one that trusts the system's authorities."""
@@ -31,25 +31,25 @@ _Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class Validity(NamedTuple):
-    """Between which times a certificate is valid, in seconds since 1970."""
+    """Start and end of a certificate's validity, in seconds since 1970."""
 
     begins_at: float
     ends_at: float
 
 
 class CertificateFiles:
-    """TLS settings in PEM files, which are read again at the next connection once they changed.
+    """TLS settings in PEM files, which are read again at the next connection if they have changed.
 
-    So certificates can be renewed while a publisher runs. Files that cannot be used then are
-    reported in the log, and the settings read before stay in use.
+    Certificates can therefore be renewed while a publisher runs. If the new files cannot be used,
+    this is logged, and the previous settings stay in use.
 
     Args:
-        authorities: certificates of the authorities that verify the broker; None for the system's.
-        certificate: a client certificate, followed by its chain; None for none.
+        authorities: CA certificates that verify the broker; None for those of the system.
+        certificate: a client certificate, followed by its chain; None if there is none.
         key: the key of the client certificate; None if it is in the same file.
 
     Attributes:
-        validity: that of the client certificate in use; None without one.
+        validity: validity period of the client certificate in use; None if there is none.
 
     Raises:
         ConfigurationError: a file cannot be used; the text names it.

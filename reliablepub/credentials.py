@@ -33,15 +33,15 @@ class Credentials:
 
     Attributes:
         secret: password or token. Never printed.
-        user: user name; None for the one in the URL. RabbitMQ ignores it beside an OAuth 2 token.
-        lifetime_s: seconds, from now on, for which the secret is valid; None for no end. Before
-            that time ends, the publisher asks its provider again and gives the broker the new
-            secret.
+        user: user name; None for the one in the URL. RabbitMQ ignores it with an OAuth 2 token.
+        lifetime_s: seconds from now for which the secret is valid; None if it never expires. Before
+            it expires, the publisher calls its provider again and passes the new secret to the
+            broker.
 
     Raises:
-        ConfigurationError: the secret is not a text or is empty, secret or user has a character
-            U+0000 or one that cannot be encoded as UTF-8, or the lifetime is not finite and more
-            than 0.
+        ConfigurationError: the secret is not a string or is empty; the secret or user has a
+            character U+0000 or one that cannot be encoded as UTF-8; or the lifetime is not a finite
+            number greater than 0.
     """
 
     secret: str = field(repr=False)
@@ -66,16 +66,16 @@ _EXP_MAX = 1e12
 """An ``exp`` from this on is not a time in seconds: it would be in the year 33658."""
 
 CredentialsProvider: TypeAlias = Callable[[], Credentials]
-"""A callable that returns current credentials. It runs on a thread of its own, may block, and may
-raise: then the publisher does not connect, and calls it again later."""
+"""A callable that returns current credentials. It runs on its own thread, and may block or raise:
+the publisher then does not connect, and calls it again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordFile:
-    """A provider that reads a file at each connection: a password or token that is rotated there.
+    """A provider that reads a rotated password or token from a file at each connection.
 
-    The secret is the whole file, without trailing line ends. If it is a JSON Web Token, its
-    ``exp`` says how long it is valid; a file with anything else is read at each connection only.
+    The secret is the whole file, without trailing line breaks. If it is a JSON Web Token, its
+    ``exp`` says how long it is valid; any other secret is read only at each connection.
 
     Args:
         path: path of the file.

@@ -113,8 +113,8 @@ class PublishError(ReliablePubError):
         routing_key: routing key it was published with.
         reply_code: the broker's reply code; 0 if it sent none.
         reply_text: the broker's reply text.
-        attempts: number of attempts that ended without a confirm, those with an unknown outcome
-            included; 0 if there was none. Always 0 for `Damaged` and `Withdrawn`, whose attempts
+        attempts: number of attempts that ended without a confirm, including those with an unknown
+            outcome; 0 if there were none. Always 0 for `Damaged` and `Withdrawn`, whose attempts
             are not counted.
         may_have_arrived: whether a queue may hold the message: an attempt may have succeeded
             although its confirm never arrived. Always True for `Damaged`, whose attempts are not
@@ -224,7 +224,7 @@ class PublisherClosed(ReliablePubError):
 
 
 class PublisherFailed(PublisherClosed):
-    """The publisher's relay has failed, and publishes nothing more. The log has the cause.
+    """The publisher's relay has failed, and publishes nothing more. The log gives the cause.
 
     Unconfirmed messages stay in the outbox; the next publisher that opens it publishes them.
     """
@@ -243,7 +243,7 @@ class WrongThread(ReliablePubError, RuntimeError):
 
 
 class RelayHeldUp(ReliablePubError):
-    """The relay waits for a callback of the application that does not return."""
+    """The relay is waiting for an application callback that does not return."""
 
     retryable = True
 
@@ -259,15 +259,15 @@ class OutboxFull(OutboxError):
 
 
 class OutboxDiskFull(OutboxError):
-    """The disk is full; this message was not accepted. Messages accepted before are safe."""
+    """The disk is full; this message was not accepted. Messages accepted earlier are safe."""
 
     retryable = True
 
 
 class OutboxDiskFailed(OutboxError):
-    """The disk cannot be read or written; nothing of this call was stored.
+    """The disk cannot be read or written; this call stored nothing.
 
-    Messages that were accepted before stay in the outbox.
+    Messages that were accepted earlier stay in the outbox.
     """
 
     retryable = True
@@ -280,7 +280,7 @@ class OutboxInUse(OutboxError):
 
 
 class OutboxLocked(OutboxError):
-    """Another process kept the file or a table locked, or a fork lasts, for too long.
+    """Another process kept the file or a table locked for too long, or a fork took too long.
 
     A later call may succeed.
     """
@@ -307,7 +307,7 @@ class OutboxUnsure(OutboxError):
 
 
 class OutboxSealed(OutboxError):
-    """A message is encrypted, and its key was not given or does not fit; the message is kept."""
+    """A message is encrypted, and its key is missing or wrong; the message is kept."""
 
 
 class NotAnOutbox(OutboxError):

@@ -3,8 +3,8 @@
 Knows: the events, and the callback for each. Must never know: which hooks exist, or what they do
 (metrics, traces, logs).
 
-A hook is any object with one or more of the methods of `EventCallbacks`. The relay calls each at
-most once a turn, with all events of that turn, in order::
+A hook is any object with one or more of the methods of `EventCallbacks`. The relay calls each
+method at most once per turn, with all events of that turn, in order::
 
     class Slow:
         def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
@@ -14,15 +14,15 @@ most once a turn, with all events of that turn, in order::
 
     Publisher(url, outbox="outbox.db", hooks=[Slow()])
 
-Hooks run on the relay's thread, with asyncio too, so they must be quick, and no ``async def``. An
+Hooks run on the relay's thread, even with asyncio, so they must be quick and not ``async def``. An
 exception from a hook does not stop the relay: it is counted (``Status.callback_errors``), and the
 first one of each method is logged. Events without listeners are not collected.
 
 Three methods are not event callbacks. `Rejections.rejected` is called when a message is not
 accepted, and `Stamps.stamp` with each message before it is stored: both in the caller's context
-(``contextvars``), where its trace is. They run on the caller's thread, or on a thread that stores
-the message for a coroutine. `Watches.watch` receives the publisher when it is opened, so that the
-hook can read its status at any time.
+(``contextvars``), which holds its trace. They run on the caller's thread, or on a thread that
+stores the message for a coroutine. `Watches.watch` receives the publisher when it is opened, so
+that the hook can read its status at any time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MessageEvent:
         exchange: exchange it is published to.
         routing_key: routing key it is published with.
         headers: headers as the application set them, including trace context. Not in the `repr`.
-        size: bytes that it counts for in limits (`Message.size`).
+        size: bytes that count against limits (`Message.size`).
     """
 
     message_id: str
@@ -106,11 +106,11 @@ class MessageGivenUp(MessageEvent):
 
     Attributes:
         outcome: the reason, with the broker's reply code and text if it sent any. If the message's
-            row on disk is damaged, it is *uncertain* and its text names the damage; ``headers`` is
-            then None and ``size`` is 0.
+            row on disk is damaged, the outcome is *uncertain* and its text names the damage;
+            ``headers`` is then None and ``size`` is 0.
         attempts: number of attempts that have ended without a confirm.
-        may_have_arrived: whether a queue may hold the message because of one of them. Always True
-            if the row is damaged: its attempts are not known.
+        may_have_arrived: whether a queue may hold the message because of one of these attempts.
+            Always True if the row is damaged: its attempts are not known.
     """
 
     outcome: Outcome
@@ -138,7 +138,7 @@ class LinkChanged:
     Attributes:
         reason: why the connection was lost or blocked; may be empty.
         connects: connections made so far; more than 1 after a reconnect.
-        open: messages that are accepted and not settled.
+        open: messages accepted and not yet settled.
     """
 
     reason: str
@@ -153,10 +153,10 @@ class DestinationChanged:
     Attributes:
         exchange: exchange of the destination.
         routing_key: routing key of the destination; None if it is a whole exchange.
-        refusals: refusals in a row so far.
+        refusals: consecutive refusals so far.
         outcome: the last refusal, with the broker's reply code and text.
-        user_id: the ``user_id`` whose messages wait, to whatever exchange; None if it is an
-            exchange.
+        user_id: the ``user_id`` whose messages wait, whatever their exchange; None if the
+            destination is an exchange.
     """
 
     exchange: str
@@ -167,9 +167,9 @@ class DestinationChanged:
 
 
 class EventCallbacks(Protocol):
-    """The callbacks for events. A hook has any of them.
+    """The callbacks for events. A hook may have any of them.
 
-    Inherit nothing from this class: events without listeners are not collected.
+    Do not inherit from this class: a hook would then listen to every event.
     """
 
     def on_stored(self, events: Sequence[MessageStored]) -> None:
@@ -182,7 +182,7 @@ class EventCallbacks(Protocol):
         """The broker has taken responsibility for messages (ack, no return).
 
         The rows may still be on disk. A message that `RetryPolicy.decide` settles as
-        `GiveUp.ARRIVED` is among them; its outcome has the broker's answer to the duplicate.
+        `GiveUp.ARRIVED` is included; its outcome has the broker's answer to the duplicate.
         """
 
     def on_returned(self, events: Sequence[AttemptEnded]) -> None:
@@ -197,7 +197,7 @@ class EventCallbacks(Protocol):
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
         """Messages made the broker close a channel or the connection, or cannot be encoded.
 
-        Called when each message is proven to be the cause.
+        Called once each message has been proven to be the cause.
         """
 
     def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
@@ -233,7 +233,7 @@ class EventCallbacks(Protocol):
     def on_paused(self, events: Sequence[DestinationChanged]) -> None:
         """Destinations were paused because they kept refusing messages.
 
-        Not called again when one refuses a probe.
+        Not called again when a paused destination refuses a probe.
         """
 
     def on_resumed(self, events: Sequence[DestinationChanged]) -> None:
@@ -251,12 +251,12 @@ EVENTS: Final = tuple(
 
 
 class Rejections(Protocol):
-    """A hook that is told of messages that were not accepted, by a publisher or an `Outbox`."""
+    """A hook that is notified of messages that a publisher or an `Outbox` did not accept."""
 
     def rejected(self, event: MessagesRejected) -> None:
         """Called in the caller's context, before the exception is raised.
 
-        Several threads may call it at once. An exception of its own is suppressed.
+        Several threads may call it at once. An exception that it raises is suppressed.
         """
 
 
@@ -293,15 +293,15 @@ class Stamps(Protocol):
     def stamp(self, message: Message) -> Message:
         """Return the message to store. Called in the caller's context.
 
-        A ``message_id`` that the given message has is kept. An exception propagates to the caller,
-        and the message is not stored.
+        If the message already has a ``message_id``, that is kept. An exception propagates to the
+        caller, and the message is not stored.
         """
 
 
 def tell_rejected(
     hooks: Sequence[Callable[[MessagesRejected], None]], count: int, error: Exception
 ) -> None:
-    """Tell hooks that messages were not accepted; exceptions of hooks are suppressed."""
+    """Tell hooks that messages were not accepted; exceptions raised by hooks are suppressed."""
     for hook in hooks:
         with suppress(Exception):
             hook(MessagesRejected(count, error))

@@ -56,7 +56,7 @@ _RARE = (*_RARE_SHORT_STRINGS, "priority", "expiration", "timestamp", "expires_i
 
 
 class MessageFields(TypedDict, total=False):
-    """The fields of `Message` other than ``body``, by name, as ``publish`` takes them."""
+    """The fields of `Message` except ``body``, as keyword arguments of ``publish``."""
 
     exchange: str
     routing_key: str
@@ -86,14 +86,13 @@ class Message:
         body: payload. Encode text to bytes, and name the format in ``content_type``.
         exchange: exchange name, at most 255 bytes of UTF-8; empty for the default exchange.
         routing_key: routing key, at most 255 bytes of UTF-8.
-        headers: AMQP field table; a copy that cannot be changed. The name ``rp-attempt`` is
-            reserved.
+        headers: AMQP field table, kept as an immutable copy. The name ``rp-attempt`` is reserved.
         message_id: message identifier (AMQP ``message_id``), identical on every attempt, so that
             consumers can deduplicate. Generated on publish if it is None.
         persistent: delivery mode 2. A transient message is lost when the broker restarts, even if
             it was confirmed.
         priority: message priority, 0 to 255.
-        expiration: time to live in a queue, in milliseconds, at most ten years; the broker applies
+        expiration: time to live in a queue, in milliseconds, at most ten years; the broker enforces
             it.
         timestamp: application-defined time, with a time zone. AMQP keeps whole seconds.
         content_type: MIME type, such as ``application/json``.
@@ -104,12 +103,12 @@ class Message:
         user_id: name of the publishing user. RabbitMQ refuses the message if this is not the user
             of the connection.
         app_id: identifier of the publishing application (AMQP ``app_id``).
-        expires_in_s: publishing deadline, in seconds after the message was accepted. A message that
-            is not confirmed by then is not sent again: it expires. (``expiration`` limits the time
-            in a queue.)
+        expires_in_s: publishing deadline, in seconds after the message is accepted. A message that
+            has not been confirmed by then expires: it is not sent again. (``expiration`` limits the
+            time in a queue.)
         not_before: earliest time to publish, with a time zone. The message waits in the outbox.
-        ordering_key: messages of one key are sent one at a time, in the order in which they were
-            stored. At most 255 bytes of UTF-8. Not sent to the broker.
+        ordering_key: messages with the same key are sent one at a time, in the order in which they
+            were stored. At most 255 bytes of UTF-8. Not sent to the broker.
         size: bytes that count against window and outbox limits: body, exchange, routing key,
             properties, and 128 for frames and row.
         is_plain: whether only ``body``, ``exchange``, ``routing_key``, ``headers``, ``message_id``,
@@ -117,8 +116,8 @@ class Message:
             faster path.
 
     Raises:
-        InvalidMessage: the broker would answer this message with an error (RabbitMQ
-            rabbit_channel, rabbit_basic). The error names the field.
+        InvalidMessage: the broker would answer this message with an error (RabbitMQ rabbit_channel,
+            rabbit_basic). The exception names the field.
     """
 
     body: bytes
@@ -217,10 +216,10 @@ class Message:
         """Return a message whose body is JSON in UTF-8, and whose ``content_type`` says so.
 
         Args:
-            value: what JSON can express: dictionaries with text keys, lists, tuples, texts, finite
+            value: what JSON can express: dictionaries with str keys, lists, tuples, strings, finite
                 numbers, booleans, None; and dataclasses, as objects of their fields.
             fields: the other fields of the message; ``content_type`` is ``application/json`` unless
-                it is given.
+                given.
 
         Raises:
             InvalidMessage: JSON cannot express the value, or another field is invalid.
@@ -236,15 +235,15 @@ class Message:
         properties: object,
         **fields: Unpack[MessageFields],
     ) -> Message:
-        """Return a message like one that was consumed, to publish it again.
+        """Make a message from a consumed one, to publish it again.
 
         Args:
             body: the payload.
             properties: those of pika's callback, ``message.properties`` of aio-pika or kombu, or a
-                mapping. What belongs to the way on which the message came is left out: the header
-                ``rp-attempt``, and ``user_id``, by which RabbitMQ would refuse another user. A time
-                without a time zone is in UTC. Only a delivery mode of 1 makes it transient.
-            fields: where it goes, and fields that replace those of the properties.
+                mapping. The header ``rp-attempt`` and ``user_id`` are left out: they belong to the
+                earlier publish, and RabbitMQ would refuse the ``user_id`` of another user. A time
+                without a time zone is in UTC. Only delivery mode 1 makes the message transient.
+            fields: the destination, and fields that replace those of ``properties``.
 
         Raises:
             InvalidMessage: a property or field is invalid.

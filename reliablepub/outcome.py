@@ -12,7 +12,7 @@ from typing import Final
 
 
 class OutcomeKind(StrEnum):
-    """How an attempt ended; or that a message expired, which no attempt does."""
+    """How an attempt ended. `EXPIRED` describes a message, not an attempt."""
 
     CONFIRMED = "confirmed"
     RETURNED = "returned"

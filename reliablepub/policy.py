@@ -44,8 +44,8 @@ class GiveUp(StrEnum):
     DISCARD = "discard"
     """Delete the message, and count it as discarded."""
     ARRIVED = "arrived"
-    """Settle the message as confirmed: an earlier attempt has delivered it, and the broker dropped
-    this copy as a duplicate. Only `RetryPolicy.decide` can say so, of a refusal that
+    """Settle the message as confirmed: an earlier attempt delivered it, and the broker dropped this
+    copy as a duplicate. Only `RetryPolicy.decide` can return this, and only for a refusal that
     ``may_be_duplicate``."""
 
 
@@ -62,7 +62,7 @@ class RetryIn:
         seconds: length of the wait; 0 or more, and finite. More than 1e9 (31 years) counts as 1e9.
 
     Raises:
-        ConfigurationError: the wait is not a number, negative or not finite.
+        ConfigurationError: the wait is not a number, is negative, or is not finite.
     """
 
     seconds: float
@@ -118,13 +118,13 @@ class Retries:
     Attributes:
         stop: tenacity stop strategy. Its *attempt number* is the number of refusals of this kind,
             so ``stop_after_attempt(1)`` never retries. Its *delay* is the time since the message
-            was first refused, in any way, or first had to wait for a paused destination.
+            was first refused, for any reason, or first had to wait for a paused destination.
         wait: tenacity wait strategy, such as ``wait_random_exponential()``; returns seconds.
         then: what happens to the message when ``stop`` ends the retries: ``GiveUp.PARK`` or
             ``GiveUp.DISCARD``.
 
     Raises:
-        ConfigurationError: a strategy cannot be called, or ``then`` is neither of the two.
+        ConfigurationError: a strategy is not callable, or ``then`` is neither of the two.
     """
 
     stop: StopStrategy
@@ -149,8 +149,8 @@ class Retries:
 
         Args:
             refusals: number of refusals of this kind, including this one.
-            age_s: seconds since the message was first refused, in any way, or first had to wait for
-                a paused destination.
+            age_s: seconds since the message was first refused, for any reason, or first had to wait
+                for a paused destination.
 
         Raises:
             ConfigurationError: the wait that the strategy returns is not finite.
@@ -161,10 +161,10 @@ class Retries:
 
     @property
     def lasts_s(self) -> float | None:
-        """The seconds after which the budget ends; None if it is a number of attempts, or endless.
+        """Seconds after which the budget ends; None if it is a number of attempts, or has no end.
 
         Raises:
-            Exception: the strategy has raised it.
+            Exception: the strategy raised it.
         """
         if not self.is_patient or not self.stop(_state(1, _WAIT_S_MAX)):
             return None
@@ -188,30 +188,30 @@ _ONCE: Final = Retries(stop_after_attempt(1), wait_random_exponential(multiplier
 class Breaker:
     """A circuit breaker: pauses a destination that keeps refusing messages.
 
-    Messages for a paused destination wait; all others are sent. After the pause, a message is sent
-    as a probe, each time another one. If the probe is refused, another pause begins. If it is
+    Messages for a paused destination wait; all others are sent. After each pause, a message is sent
+    as a probe, each time a different one. If the probe is refused, another pause begins. If it is
     confirmed, the waiting messages follow: two for each confirm, or as fast as the window allows if
     the broker had refused the exchange or the ``user_id``.
 
     A destination is an exchange and a routing key. It is a whole exchange if the exchange does not
     exist (404), the user may not write to it (403), or three of its routing keys were nacked
-    without a confirm in between. It is a ``user_id`` if that is not the user of the connection
-    (406).
-    Only a refusal that is to be retried pauses a destination. Where the policy gives messages up
-    at once, every message is tried. There is one exception: if an exchange refuses a message whose
-    time is over, it is paused, too, and others whose time is over are given up without being sent,
-    because each would cost a channel.
+    without a confirm in between. It is a ``user_id`` if that is not the connection's user (406).
+
+    Only a refusal that will be retried pauses a destination. Where the policy gives up messages at
+    once, every message is tried. There is one exception: if an exchange refuses a message whose
+    time is over, the exchange is paused too. Other messages whose time is over are then given up
+    without being sent, because each would cost a channel.
 
     Attributes:
-        refusals_max: number of refusals in a row (nacked, returned) that pause a destination.
+        refusals_max: number of consecutive refusals (nacked, returned) that pause a destination.
         pause: tenacity wait strategy for the length of a pause. Its *attempt number* is the number
-            of pauses since the destination last confirmed a message. Messages that were never sent
-            are probes at least once a minute.
+            of pauses since a message to the destination was last confirmed. Messages that were
+            never sent are used as probes at least once a minute.
         destinations_max: maximum number of refusing destinations that are tracked.
 
     Raises:
-        ConfigurationError: a limit is not a whole number from 1 to 2**31 - 1, or ``pause`` cannot
-            be called.
+        ConfigurationError: a limit is not a whole number from 1 to 2**31 - 1, or ``pause`` is not
+            callable.
     """
 
     refusals_max: int = 5
@@ -240,7 +240,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused message, the argument of `RetryPolicy.decide`. It has no body.
+    """A refused message, the argument of `RetryPolicy.decide`, without its body.
 
     Attributes:
         message_id: AMQP ``message_id``.
@@ -249,15 +249,15 @@ class Refusal:
         outcome: the refusal (nacked, returned or refused), with the broker's reply code and text.
         refusals: number of refusals of this kind, including this one. 0 is possible for a message
             that has only waited for a paused destination.
-        age_s: seconds since the message was first refused, in any way, or first had to wait for a
-            paused destination.
+        age_s: seconds since the message was first refused, for any reason, or first had to wait for
+            a paused destination.
         verdict: what the policy will do if ``decide`` returns None.
         may_have_arrived: whether a queue may hold the message because of an earlier attempt or this
             one: an attempt was nacked, or its outcome is unknown.
         may_be_duplicate: whether the broker may have dropped this copy as a duplicate: it returned
             or nacked the copy, and the outcome of an earlier attempt is unknown. A broker that does
-            not deduplicate gives the same answers if no queue is bound, or a queue is full. Only
-            then is ``GiveUp.ARRIVED`` accepted.
+            not deduplicate gives the same answers if no queue is bound, or a queue is full.
+            ``GiveUp.ARRIVED`` is accepted only if this is True.
     """
 
     message_id: str
@@ -279,24 +279,23 @@ class RetryPolicy:
         nacked: budget for nacked messages (a queue is full or has failed). Default: 24 hours.
         returned: budget for returned messages (no queue is bound: the binding is missing during a
             deployment, or the routing key is wrong). Default: 15 minutes.
-        refused: budget for messages because of which the broker closed the channel (406, for
-            example), while it accepted others around them. Repeating such a message has the same
-            result, so the default (None) is a single attempt.
+        refused: budget for messages that made the broker close the channel (406, for example),
+            while it accepted others around them. Sending such a message again has the same result,
+            so the default (None) is a single attempt.
         decide: called with every refusal, and when the budget of a message that waits for a paused
-            destination runs out. Its return value replaces the policy's verdict; None keeps the
-            policy's verdict. Called on the relay's thread, so it must be quick. If it raises, or
-            returns ``GiveUp.ARRIVED`` of a refusal that cannot be a duplicate, the policy's verdict
+            destination runs out. Its return value replaces the policy's verdict; None keeps it.
+            Called on the relay's thread, so it must be quick. If it raises, or returns
+            ``GiveUp.ARRIVED`` for a refusal that cannot be a duplicate, the policy's verdict
             stands; the mistake is logged and counted (``Status.callback_errors``).
-        breaker: pauses destinations that keep refusing. None disables pauses, and takes each
-            message that was alone on a channel for the cause of its close. The default breaker
+        breaker: pauses destinations that keep refusing messages. None disables pauses; a message
+            that was alone on a channel that closed is then taken as the cause. The default breaker
             pauses only for refusals whose budget is a time: a waiting message makes no attempts, so
-            a pause would stretch a budget of attempts. A breaker that the caller gives pauses for
-            both.
+            a pause would prolong a budget of attempts. A breaker that you pass pauses for both.
         unavailable: budget for messages whose exchange does not exist (404) or may not be written
             to by this user (403). Default (None): ``refused`` if that is given, otherwise 24 hours.
 
     Raises:
-        ConfigurationError: a value is of another type.
+        ConfigurationError: a value has the wrong type.
     """
 
     nacked: Retries = Retries(

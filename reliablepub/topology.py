@@ -64,9 +64,9 @@ class Exchange:
 
     Attributes:
         name: exchange name; not empty, because the default exchange always exists.
-        type: ``direct``, ``fanout``, ``topic``, ``headers`` or a type of a plug-in.
+        type: ``direct``, ``fanout``, ``topic``, ``headers``, or a type from a plugin.
         durable: the exchange survives a restart of the broker.
-        auto_delete: the broker deletes the exchange with its last binding.
+        auto_delete: the broker deletes the exchange when its last binding is removed.
         internal: only other exchanges may publish to it.
         arguments: optional arguments, such as ``alternate-exchange``.
 
@@ -104,11 +104,11 @@ class Queue:
     Attributes:
         name: queue name; not empty.
         durable: the queue survives a restart of the broker.
-        auto_delete: the broker deletes the queue with its last consumer.
+        auto_delete: the broker deletes the queue when its last consumer leaves.
         arguments: optional arguments, such as ``x-queue-type``.
 
     Raises:
-        ConfigurationError: the name is empty, or longer than 255 bytes, or AMQP cannot hold an
+        ConfigurationError: the name is empty or longer than 255 bytes, or AMQP cannot hold an
             argument.
     """
 
@@ -140,7 +140,7 @@ class Binding:
         exchange: source exchange.
         queue: destination queue; empty if the destination is an exchange.
         to_exchange: destination exchange; empty if the destination is a queue.
-        routing_key: binding key, interpreted by the type of the source exchange.
+        routing_key: binding key; its meaning depends on the type of the source exchange.
         arguments: optional arguments, such as the headers that a ``headers`` exchange matches.
 
     Raises:
@@ -182,7 +182,7 @@ class Topology:
         declare: whether missing objects are declared; if False, everything is only checked.
 
     Raises:
-        ConfigurationError: something is of another type, such as a name in a list.
+        ConfigurationError: a value has the wrong type, such as a name in place of a `Queue`.
     """
 
     exchanges: Sequence[Exchange] = ()

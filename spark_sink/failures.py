@@ -49,8 +49,8 @@ class RowsNotConfirmed(ReliablePubError):
 
     Attributes:
         partition: number of the partition.
-        row: number of one such row within this attempt of the task, from 0. A report has all
-            that are known, in its folder ``fatal``.
+        row: number of one such row within this attempt of the task, from 0. A report lists all that
+            are known, in its directory ``fatal``.
         key: the row's values of ``idColumns``, or of its column ``message_id``; may be empty.
         message_id: id of the row's message; empty if the row cannot be an AMQP message.
         outcome: ``unroutable``, ``nacked``, ``refused`` or ``invalid``.
@@ -99,7 +99,7 @@ class RowsNotConfirmed(ReliablePubError):
 
 
 class PartitionStalled(ReliablePubError):
-    """No row was settled within ``deliveryTimeout``: the broker is away, or does not confirm.
+    """No row was settled within ``deliveryTimeout``: the broker is unavailable or does not confirm.
 
     Attributes:
         partition: number of the partition.
@@ -126,7 +126,7 @@ class BrokerRefused(ReliablePubError):
     """The broker or TLS refuses the connection: wrong credentials, vhost or certificate.
 
     Attributes:
-        reason: text of the broker or of TLS.
+        reason: error text of the broker or of TLS.
     """
 
     def __init__(self, reason: str) -> None:
@@ -138,7 +138,7 @@ class BrokerRefused(ReliablePubError):
 
 
 class TasksNotHeard(ReliablePubError):
-    """A commit lacks the commit message of a task: whether its rows were sent is unknown.
+    """A commit lacks the commit message of a task: it is unknown whether its rows were sent.
 
     Attributes:
         missing: number of tasks without a commit message.
@@ -161,7 +161,7 @@ class RowsNotKept(ReliablePubError):
 
     Attributes:
         partition: number of the partition.
-        reason: text of the file system.
+        reason: error text of the file system.
     """
 
     def __init__(self, *, partition: int, reason: str) -> None:
@@ -180,7 +180,7 @@ class ReportNotWritten(ReliablePubError):
     Attributes:
         rows: number of rows of the write.
         confirmed: number of those that the broker has confirmed.
-        reason: text of the file system.
+        reason: error text of the file system.
     """
 
     def __init__(self, *, rows: int, confirmed: int, reason: str) -> None:

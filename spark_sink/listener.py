@@ -36,11 +36,11 @@ METRICS: Final = (
 
 
 def with_metrics(progress: StreamingQueryProgress, report_folder: str) -> StreamingQueryProgress:
-    """The progress, with the counts of its micro-batch in ``sink.metrics``.
+    """Return the progress, with the counts of its micro-batch in ``sink.metrics``.
 
     Args:
         progress: such as ``query.lastProgress``; unchanged if its trigger found no data.
-        report_folder: the option ``report`` of the query, as this process can open it.
+        report_folder: the option ``report`` of the query, as a path that this process can open.
     """
     counts = report.counts_of(report_folder, f"{progress.id}-{progress.batchId}")
     if counts is not None:
@@ -64,7 +64,7 @@ class SinkListener(StreamingQueryListener):
 
     Args:
         report_folder: the option ``report`` of the queries.
-        told: called with the progress of each micro-batch, its counts in ``sink.metrics``.
+        told: called with the progress of each micro-batch, with its counts in ``sink.metrics``.
     """
 
     def __init__(

@@ -82,9 +82,9 @@ class OutboxDataSource(DataSource):
     """Outboxes as a DataFrame.
 
     Options: the path (``load("/var/lib/app/*.db")``; wildcards and ``{a,b}`` are allowed, and all
-    hosts must share the disk) or the URL of a PostgreSQL without its password; ``url``: such a URL,
-    or several with commas between them, which may have passwords; ``view``: ``open`` (the default)
-    or another of `COLUMNS`; ``numPartitions``: into how many ranges each outbox is divided (1);
+    hosts must share the disk) or the URL of a PostgreSQL database without its password; ``url``:
+    such a URL, or several separated by commas, which may have passwords; ``view``: ``open`` (the
+    default) or another of `COLUMNS`; ``numPartitions``: number of ranges per outbox (1);
     ``unreadable``: ``fail`` (the default), or ``collect`` for a row with the outbox and the reason.
     """
 

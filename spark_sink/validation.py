@@ -35,20 +35,20 @@ def validate(
 ) -> None:
     """Check a write before it is started.
 
-    A batch write makes the checks of its options when it starts, and gives no warning. A stream
-    reports a wrong option or a continuous trigger only after its start, in ``awaitTermination()``.
-    So call this before ``start()``.
+    A batch write checks its options when it starts, but gives no warnings. A stream reports an
+    invalid option or a continuous trigger only after its start, in ``awaitTermination()``, so call
+    this before ``start()``.
 
     Args:
         df: the DataFrame to write, batch or streaming.
         trigger: a mapping with the arguments of ``writeStream.trigger()``, such as
             ``{"processingTime": "1 second"}``.
         output_mode: output mode of a stream, as for ``writeStream.outputMode()``.
-        options: options of the write; None means "not given", as for Spark.
+        options: options of the write; None means "not given", as in Spark.
 
     Raises:
-        ConfigurationError: an option is wrong.
-        SchemaError: a column is wrong.
+        ConfigurationError: an option is invalid.
+        SchemaError: a column is invalid.
         TopologyError: the exchange or queue does not exist (with ``checkTopology``).
         BrokerRefused: the broker or TLS refuses the connection.
     """

@@ -48,34 +48,34 @@ _BREATH_S: Final = 0.002
 class AsyncPublisher:
     """A reliable publisher for RabbitMQ, for asyncio.
 
-    When `publish` returns, the message is on disk. From then on it is published until the broker
-    has confirmed it without returning it, or it is parked in the outbox with a reason. It may
-    arrive more than once, always under the same ``message_id``.
+    When `publish` returns, the message is on disk. From then on, the relay sends it until the
+    broker confirms it without returning it, or until it is parked in the outbox with a reason. It
+    may arrive more than once, always under the same ``message_id``.
 
     Use it as ``async with AsyncPublisher(url, outbox=path) as publisher``, or call `open` and
     `aclose`. It belongs to the event loop that opens it, and must not be used in a child process
     after a fork. It never blocks the loop: a thread does the disk and network I/O.
 
-    With ``connection``, it opens channels of its own on the application's aio-pika connection,
-    instead of connecting itself. It never closes that connection. While the connection is down, it
-    waits: a robust connection reconnects by itself.
+    With ``connection``, it opens its own channels on the application's aio-pika connection instead
+    of connecting itself. It never closes that connection. While the connection is down, the
+    publisher waits: a robust connection reconnects by itself.
 
     Any ``await`` may be cancelled at any time. This only ends the wait: no message is lost, sent
-    twice, or given the outcome of another one. But it is not known whether a cancelled `publish`
-    has stored its message; pass a ``message_id`` of your own if you intend to retry it.
+    twice, or given the outcome of another one. But a cancelled `publish` may or may not have stored
+    its message; pass your own ``message_id`` if you intend to retry it.
 
-    Further options are those of `PublisherOptions`.
+    `PublisherOptions` lists the other options.
 
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
-        connection: an aio-pika connection, instead of a URL; opened in the event loop that opens
-            the publisher.
-        outbox: path of the outbox, which is created if missing, or the URL of one in PostgreSQL.
-            None keeps messages in memory only: those not confirmed when the process ends are lost.
+        connection: an aio-pika connection, instead of a URL; opened in the same event loop as the
+            publisher.
+        outbox: path of the outbox, created if missing, or URL of an outbox in PostgreSQL. None
+            keeps messages in memory only: those not confirmed when the process ends are lost.
 
     Raises:
         ConfigurationError: an argument is invalid.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class AsyncPublisher:
         self._bridge: Bridge | None = None
 
     async def open(self) -> Self:
-        """Open the outbox, and start connecting. If cancelled, it closes again.
+        """Open the outbox, and start connecting. If this is cancelled, the publisher closes again.
 
         Raises:
             NotAnOutbox: the file is not an outbox.
-            OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
+            OutboxInUse: another process relays this outbox; use `Outbox.enqueue` instead.
             OutboxError: the outbox cannot be opened for another reason.
-            PublisherForked: this process is not the one that made the publisher.
-            WrongEventLoop: another event loop has opened the publisher or its ``connection``; or no
-                asyncio event loop is running, for instance under trio.
+            PublisherForked: another process made the publisher.
+            WrongEventLoop: another event loop opened the publisher or its ``connection``, or no
+                asyncio event loop is running (for instance under trio).
         """
         self._client.check_process()
         if self._bridge is None:
@@ -117,17 +117,17 @@ class AsyncPublisher:
 
     @classmethod
     def from_env(cls, **options: Unpack[PublisherOptions]) -> Self:
-        """Make a publisher from the variables that the command line reads too.
+        """Make a publisher from the environment variables that the command line also reads.
 
-        ``RELIABLEPUB_URL`` (several are separated by spaces) and ``RELIABLEPUB_OUTBOX`` must be
-        set; ``RELIABLEPUB_PASSWORD_FILE`` and ``RELIABLEPUB_OUTBOX_KEYS`` may be.
+        ``RELIABLEPUB_URL`` (one URL, or several separated by spaces) and ``RELIABLEPUB_OUTBOX``
+        must be set; ``RELIABLEPUB_PASSWORD_FILE`` and ``RELIABLEPUB_OUTBOX_KEYS`` are optional.
 
         Args:
-            options: all further options are given here.
+            options: all other options, as in `PublisherOptions`.
 
         Raises:
-            ConfigurationError: a variable is missing, or its value or an option cannot be used.
-            TypeError: there is no such option.
+            ConfigurationError: a variable is missing or unusable, or an option is invalid.
+            TypeError: an option is unknown.
         """
         check_names(options)
         return cls(
@@ -144,28 +144,28 @@ class AsyncPublisher:
         """Store a message to be published. It is on disk when this returns.
 
         Args:
-            message: the body, or a whole message.
-            fields: with a body, the other fields of the `Message`.
+            message: the body as bytes, or a `Message`.
+            fields: the other fields of the `Message`, if ``message`` is a body.
 
         Returns:
-            a receipt; ``await`` it for the broker's confirm. That includes the time until
-            ``not_before``, and until earlier messages of the ``ordering_key`` are confirmed.
+            a receipt; ``await`` it for the broker's confirm. This includes the time until
+            ``not_before``, and until earlier messages with this ``ordering_key`` are confirmed.
 
         Raises:
             InvalidMessage: the broker would refuse the message, or close the channel because of it.
                 Nothing was stored or sent.
-            TypeError: there is no such field.
-            OutboxFull: the outbox had no room in time. The message was not accepted.
+            TypeError: a field is unknown.
+            OutboxFull: no room became free in the outbox in time. The message was not accepted.
             OutboxDiskFull: the disk is full. The message was not accepted.
-            OutboxUnsure: the disk, the network or the relay failed during the commit. Whether the
-                message is stored is unknown.
+            OutboxUnsure: the disk, the network or the relay failed during the commit. The message
+                may or may not be stored.
             OutboxMoved: the file was moved. The copy that the error names may hold the message.
             OutboxError: another problem with the outbox. The message was not accepted.
             PublisherClosed: the publisher is closed or has failed. The message was not accepted.
-            PublisherForked: this process is not the one that opened the publisher.
-            RelayHeldUp: a callback of the application does not return. The message was not
+            PublisherForked: another process opened the publisher.
+            RelayHeldUp: an application callback is blocking the relay. The message was not
                 accepted.
-            WrongEventLoop: this event loop is not the one that opened the publisher.
+            WrongEventLoop: another event loop opened the publisher.
         """
         bridge = self._check()
         await bridge.admission()
@@ -186,28 +186,28 @@ class AsyncPublisher:
     ) -> AsyncBatchReceipt:
         """Store many messages to be published, in chunks. All are on disk when this returns.
 
-        An error has a note that says how many of the messages were stored before it.
+        An exception carries a note that says how many of the messages were stored before it.
 
         Args:
-            messages: read one by one, so that memory stays bounded. A plain iterable that blocks
-                blocks the event loop; an asynchronous one may wait.
-            source: a name under which the outbox counts the stored messages, in the same
-                transactions. After a crash, `Outbox.position` tells where to resume.
+            messages: an iterable, read one by one so that memory use stays bounded. A plain
+                iterable that blocks also blocks the event loop; an asynchronous one may wait.
+            source: a name under which the outbox counts the messages, in the transactions that
+                store them. After a crash, `Outbox.position` says where to resume.
 
         Returns:
-            a receipt that counts their outcomes.
+            a receipt that counts the outcomes of these messages.
 
         Raises:
             InvalidMessage: an item is not a `Message`, or ``source`` is longer than 2 600 bytes.
-            OutboxFull: the outbox had no room in time.
+            OutboxFull: no room became free in the outbox in time.
             OutboxDiskFull: the disk is full.
-            OutboxUnsure: the disk, the network or the relay failed during a commit. Whether its
-                messages are stored is unknown.
+            OutboxUnsure: the disk, the network or the relay failed during a commit. The messages of
+                that commit may or may not be stored.
             OutboxError: another problem with the outbox.
             PublisherClosed: the publisher is closed or has failed.
-            PublisherForked: this process is not the one that opened the publisher.
-            RelayHeldUp: a callback of the application does not return.
-            WrongEventLoop: this event loop is not the one that opened the publisher.
+            PublisherForked: another process opened the publisher.
+            RelayHeldUp: an application callback is blocking the relay.
+            WrongEventLoop: another event loop opened the publisher.
         """
         bridge, client = self._check(), self._client
         receipt = IssuedBatch(bridge)
@@ -261,24 +261,24 @@ class AsyncPublisher:
         return self._client.status
 
     async def flush(self, timeout_s: float | None = None) -> Status:
-        """Wait until every message that the outbox holds now, and that may be sent now, is settled.
+        """Wait until each message that is stored now and may be sent now is settled.
 
-        It does not wait for messages whose ``not_before`` has not come, nor for those behind such a
-        message, or a parked one, of their ordering key; nor does `aclose`.
+        Neither `flush` nor `aclose` waits for messages whose ``not_before`` is still to come, or
+        for those behind such a message, or behind a parked one, with the same ordering key.
 
         Args:
-            timeout_s: seconds, or None to wait without limit; a negative time is 0.
+            timeout_s: seconds, or None to wait without limit; a negative value counts as 0.
 
         Returns:
-            the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
-            messages are open.
+            the status: ``is_flushed`` says whether all of these messages are settled, and ``open``
+            how many messages are still open.
 
         Raises:
             ConfigurationError: ``timeout_s`` is not a number.
             PublisherClosed: the publisher is closed or has failed.
-            PublisherForked: this process is not the one that opened the publisher.
-            RelayHeldUp: a callback of the application does not return.
-            WrongEventLoop: this event loop is not the one that opened the publisher.
+            PublisherForked: another process opened the publisher.
+            RelayHeldUp: an application callback is blocking the relay.
+            WrongEventLoop: another event loop opened the publisher.
         """
         done = Signal(self._check())
         flush = self._client.relay.begin_flush(done)
@@ -292,23 +292,23 @@ class AsyncPublisher:
     async def aclose(self, timeout_s: float | None = None) -> Status:
         """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
-        Messages still open then stay in the outbox, for the next publisher or relay that opens it.
-        If cancelled, the publisher still closes. Once its event loop is closed, for instance at the
-        end of ``asyncio.run``, any other loop can close it.
+        Messages still open stay in the outbox for the next publisher or relay that opens it. If
+        this call is cancelled, the publisher still closes. Once its event loop is closed, for
+        instance at the end of ``asyncio.run``, any other loop can close the publisher.
 
         Args:
             timeout_s: seconds; None for ``close_timeout_s``.
 
         Returns:
-            the last status; ``open`` tells how many messages are left.
+            the last status; ``open`` is the number of messages left.
 
         Raises:
             ConfigurationError: ``timeout_s`` is not a number.
             PublisherFailed: the publisher has failed. Open messages stay in the outbox.
-            PublisherForked: this process is not the one that opened the publisher.
-            RelayHeldUp: a callback of the application does not return. The publisher ends when the
-                callback does.
-            WrongEventLoop: this event loop is not the one that opened the publisher.
+            PublisherForked: another process opened the publisher.
+            RelayHeldUp: an application callback is blocking the relay. The publisher ends once the
+                callback returns.
+            WrongEventLoop: another event loop opened the publisher.
         """
         self._client.check_process()
         bridge = self._bridge

@@ -41,7 +41,7 @@ class AsyncReceipt(SingleOutcome):
     """The receipt of one stored message; ``await`` it for the outcome.
 
     Attributes:
-        message_id: the AMQP ``message_id``, under which consumers see every attempt.
+        message_id: the AMQP ``message_id`` that consumers see on every attempt.
         is_settled: whether the outcome is known.
     """
 
@@ -60,25 +60,25 @@ class AsyncReceipt(SingleOutcome):
         """Wait for the outcome.
 
         Args:
-            timeout_s: seconds, or None to wait without limit; a negative time is 0.
+            timeout_s: seconds, or None to wait without limit; a negative value counts as 0.
 
         Returns:
             the confirm.
 
         Raises:
-            Unroutable: the broker returned the message: no queue is bound.
+            Unroutable: the broker returned the message; no queue is bound for it.
             Nacked: the broker nacked the message as often as the policy allows.
-            Refused: the broker closed a channel or the connection because of the message, or it
-                cannot be encoded.
+            Refused: the message made the broker close a channel or the connection, or cannot be
+                encoded.
             Expired: the message's own deadline passed.
             Withdrawn: an operator parked or discarded the message.
             Damaged: the message's row in the outbox is damaged; it was parked.
             ConfigurationError: ``timeout_s`` is not a number.
-            StillOpen: the time is up. The publisher continues to publish the message.
+            StillOpen: the wait timed out. The publisher keeps trying to publish the message.
             PublisherClosed: the publisher ended first. The message is in the outbox, if there is
                 one.
-            RelayHeldUp: a callback of the application does not return.
-            WrongEventLoop: the publisher was opened in another event loop.
+            RelayHeldUp: an application callback is blocking the relay.
+            WrongEventLoop: another event loop opened the publisher.
         """
         if not await self._waiting.until(lambda: self._result is not None, timeout_s):
             raise self._waiting.in_vain(f"message {self.message_id}", timeout_s)
@@ -98,8 +98,8 @@ class AsyncBatchReceipt(Counts):
         stored: number of messages stored so far.
         confirmed: number of stored messages that are confirmed.
         failed: number of stored messages that were given up.
-        open: number of stored messages without an outcome yet.
-        is_settled: whether no message is open.
+        open: number of stored messages whose outcome is not known yet.
+        is_settled: whether the outcomes of all stored messages are known.
         failures: the errors of the first 1 000 messages that were given up.
     """
 
@@ -114,21 +114,21 @@ class AsyncBatchReceipt(Counts):
         return self.wait().__await__()
 
     async def wait(self, timeout_s: float | None = None) -> AsyncBatchReceipt:
-        """Wait until every message has its outcome. Then ``failures`` holds those given up.
+        """Wait until every message has its outcome. ``failures`` then holds the errors.
 
         Args:
-            timeout_s: seconds, or None to wait without limit; a negative time is 0.
+            timeout_s: seconds, or None to wait without limit; a negative value counts as 0.
 
         Returns:
             this receipt.
 
         Raises:
             ConfigurationError: ``timeout_s`` is not a number.
-            StillOpen: the time is up. The publisher continues to publish the messages.
+            StillOpen: the wait timed out. The publisher keeps trying to publish the messages.
             PublisherClosed: the publisher ended first. Open messages are in the outbox, if there is
                 one.
-            RelayHeldUp: a callback of the application does not return.
-            WrongEventLoop: the publisher was opened in another event loop.
+            RelayHeldUp: an application callback is blocking the relay.
+            WrongEventLoop: another event loop opened the publisher.
         """
         if not await self._waiting.until(lambda: self.is_settled, timeout_s):
             raise self._waiting.in_vain("a batch", timeout_s)

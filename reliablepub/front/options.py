@@ -41,62 +41,62 @@ HEARTBEAT_S_MAX: Final = 65_535
 
 
 class PublisherOptions(TypedDict, total=False):
-    """Options of `Publisher` and `AsyncPublisher`, all of which may be left out."""
+    """Options of `Publisher` and `AsyncPublisher`. All are optional."""
 
     outbox_keys: OutboxKeys | None
-    """Keys with which to encrypt bodies and properties in the outbox; None, the default, stores
-    them as they are."""
+    """Keys that encrypt bodies and properties in the outbox; None, the default, stores both
+    unencrypted."""
     keep_confirmed_s: float
-    """Seconds for which the outbox keeps confirmed messages, for operators to see; 0, the default,
-    deletes them at once."""
+    """Seconds for which the outbox keeps confirmed messages, for operators to inspect; 0, the
+    default, deletes them at once."""
     window_min: int
-    """Most messages in flight on a new connection; 32 by default. The window adapts, unless
-    ``window_max`` is equal to it."""
+    """Maximum number of messages in flight on a new connection; 32 by default. The window then
+    adapts, unless ``window_max`` equals ``window_min``."""
     window_max: int
-    """Most messages in flight at any time; 4096 by default."""
+    """Maximum number of messages in flight at any time; 4096 by default."""
     window_bytes_max: int
-    """Most bytes in flight; 16 MiB by default. A larger message is sent alone."""
+    """Maximum number of bytes in flight; 16 MiB by default. A larger message is sent alone."""
     rate_max: float | None
-    """Most messages per second that are sent; None, the default, for no limit but the window. For
-    consumers or queues that a whole backlog at once would overrun."""
+    """Maximum number of messages sent per second; None, the default, sets no limit but the window.
+    Use it if a whole backlog, sent at once, would overwhelm consumers or queues."""
     rate_burst: int | None
-    """With ``rate_max``, most messages at once after a rest; None, the default, stands for the
-    messages of one second."""
+    """With ``rate_max``, maximum number of messages sent at once after an idle time; None, the
+    default, allows as many as ``rate_max`` does in one second."""
     confirm_timeout_s: float
     """Seconds that the broker may take to confirm the oldest message in flight, once it has left
-    this host; 30 by default. Then new messages get another channel. The old one is closed once only
-    overdue messages are left on it, and those are sent again."""
+    this host; 30 by default. After that, new messages use another channel. The old one is closed
+    once only overdue messages are left on it, and these are sent again."""
     heartbeat_s: int
-    """AMQP heartbeat in seconds; 10 by default. A dead broker is noticed within twice that time. A
-    ``connection`` that is lent to an `AsyncPublisher` has a heartbeat of its own."""
+    """AMQP heartbeat in seconds; 10 by default. A dead broker is detected within twice that time. A
+    ``connection`` passed to an `AsyncPublisher` has its own heartbeat."""
     retry: RetryPolicy | None
-    """How often to retry messages that the broker refuses, and what to do then; None, the default,
-    stands for ``RetryPolicy()``."""
+    """How often to retry messages that the broker refuses, and what to do with them afterwards;
+    None, the default, means ``RetryPolicy()``."""
     hooks: Sequence[object]
     """Objects with callbacks for events (`reliablepub.hooks`), invoked on the relay's thread."""
     topology: Topology | None
     """Exchanges, queues and bindings to declare or check on each connection. While the broker does
-    not match, nothing is sent, and ``status.reason`` lists every problem."""
+    not match them, nothing is sent, and ``status.reason`` lists every problem."""
     open_messages_max: int | None
-    """Most open messages in the outbox. None, the default, stands for 10 million, and without an
-    outbox for four times ``window_max``, at least 2000."""
+    """Maximum number of open messages in the outbox. None, the default, means 10 million, or
+    without an outbox four times ``window_max``, but at least 2000."""
     open_bytes_max: int | None
-    """Most bytes of open messages in the outbox. None, the default, stands for 8 GiB, and without
-    an outbox for twice ``window_bytes_max``, at least 32 MiB."""
+    """Maximum size of the open messages in the outbox, in bytes. None, the default, means 8 GiB, or
+    without an outbox twice ``window_bytes_max``, but at least 32 MiB."""
     full_timeout_s: float | None
     """Seconds that ``publish`` waits for room in the outbox before it raises `OutboxFull`; None,
-    the default, waits without limit, 0 raises at once."""
+    the default, waits without limit; 0 raises at once."""
     close_timeout_s: float
-    """Seconds that closing, or the end of a ``with`` block, waits for open messages unless it is
-    told otherwise; 10 by default."""
+    """Seconds that closing the publisher, or leaving its ``with`` block, waits for open messages
+    unless another timeout is given; 10 by default."""
     ssl_context: ssl.SSLContext | ContextProvider | None
-    """For ``amqps``: a context, `CertificateFiles`, or another callable that returns a context at
+    """For ``amqps``: a context, `CertificateFiles`, or another callable that returns a context for
     each connection; None, the default, verifies certificates and host names against the system's
     certificate authorities."""
     credentials: CredentialsProvider | None
-    """A callable that returns `Credentials`, asked at each connection and before their lifetime
-    ends; None, the default, takes user and password from the URL. It runs on a thread of its own.
-    While it raises or hangs there is no connection, and ``status.reason`` says why."""
+    """A callable that returns `Credentials`, called for each connection and before their lifetime
+    ends; None, the default, takes user and password from the URL. The callable runs on its own
+    thread. While it raises or hangs, there is no connection, and ``status.reason`` says why."""
     connection_name: str | None
     """Name of the connection on RabbitMQ's management page; None, the default, names the outbox,
     the host and the process."""

@@ -31,24 +31,24 @@ def provision(
     ssl_context: TLS = None,
     credentials: CredentialsProvider | None = None,
 ) -> None:
-    """Declare or check a topology at the first broker that answers.
+    """Declare or check a topology on the first broker that answers.
 
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         topology: the topology; ``topology.declare`` says whether to declare or to check it.
         timeout_s: seconds for the whole call; each broker, and each IP address of its host name,
-            gets an equal share of what is left.
+            gets an equal share of the time left.
         ssl_context: for ``amqps``: a context, `CertificateFiles`, or another callable that returns
-            a context at each connection; None verifies certificates and host names against the
+            a context for each connection; None verifies certificates and host names against the
             system's certificate authorities.
-        credentials: a callable that returns `Credentials`, asked at each connection; None for the
-            user and password in the URL.
+        credentials: a callable that returns `Credentials`, called for each connection; None takes
+            the user and password from the URL.
 
     Raises:
-        TopologyError: the topology differs, with every problem; or no broker answered in time, with
-            the reason of each.
+        TopologyError: the broker differs from the topology (the error lists every problem), or no
+            broker answered in time (it lists the reasons).
         ConfigurationError: an argument is invalid.
-        OSError: this process has no file descriptor left.
+        OSError: this process has no file descriptors left.
     """
     addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
     check_login(addresses, ssl_context, credentials)

@@ -37,27 +37,27 @@ from reliablepub.relay.status import Status
 class Publisher:
     """A reliable publisher for RabbitMQ.
 
-    When `publish` returns, the message is on disk. From then on it is published until the broker
-    has confirmed it without returning it, or it is parked in the outbox with a reason. It may
-    arrive more than once, always under the same ``message_id``.
+    When `publish` returns, the message is on disk. From then on, the relay sends it until the
+    broker confirms it without returning it, or until it is parked in the outbox with a reason. It
+    may arrive more than once, always under the same ``message_id``.
 
     Publisher confirms and ``mandatory`` are always on. A publisher is thread-safe. It must not be
-    used in a child process after a fork. In an asyncio event loop use `AsyncPublisher`: this one
-    blocks the loop while it waits for the disk, and warns of it once.
+    used in a child process after a fork. In an asyncio event loop, use `AsyncPublisher`: a
+    `Publisher` blocks the loop while it waits for the disk, and warns about this once.
 
-    Further options are those of `PublisherOptions`.
+    `PublisherOptions` lists the other options.
 
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
-        outbox: path of the outbox, which is created if missing, or the URL of one in PostgreSQL.
-            None keeps messages in memory only: those not confirmed when the process ends are lost.
+        outbox: path of the outbox, created if missing, or URL of an outbox in PostgreSQL. None
+            keeps messages in memory only: those not confirmed when the process ends are lost.
 
     Raises:
         ConfigurationError: an argument is invalid.
         NotAnOutbox: the file is not an outbox.
-        OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
+        OutboxInUse: another process relays this outbox; use `Outbox.enqueue` instead.
         OutboxError: the outbox cannot be opened for another reason.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class Publisher:
 
     @classmethod
     def from_env(cls, **options: Unpack[PublisherOptions]) -> Self:
-        """Make a publisher from the variables that the command line reads too.
+        """Make a publisher from the environment variables that the command line also reads.
 
-        ``RELIABLEPUB_URL`` (several are separated by spaces) and ``RELIABLEPUB_OUTBOX`` must be
-        set; ``RELIABLEPUB_PASSWORD_FILE`` and ``RELIABLEPUB_OUTBOX_KEYS`` may be.
+        ``RELIABLEPUB_URL`` (one URL, or several separated by spaces) and ``RELIABLEPUB_OUTBOX``
+        must be set; ``RELIABLEPUB_PASSWORD_FILE`` and ``RELIABLEPUB_OUTBOX_KEYS`` are optional.
 
         Args:
-            options: all further options are given here.
+            options: all other options, as in `PublisherOptions`.
 
         Raises:
-            ConfigurationError: a variable is missing, or its value or an option cannot be used.
+            ConfigurationError: a variable is missing or unusable, or an option is invalid.
             NotAnOutbox: the file is not an outbox.
-            OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
+            OutboxInUse: another process relays this outbox; use `Outbox.enqueue` instead.
             OutboxError: the outbox cannot be opened for another reason.
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
         """
         check_names(options)
         return cls(
@@ -104,27 +104,27 @@ class Publisher:
         """Store a message to be published. It is on disk when this returns.
 
         Args:
-            message: the body, or a whole message.
-            fields: with a body, the other fields of the `Message`.
+            message: the body as bytes, or a `Message`.
+            fields: the other fields of the `Message`, if ``message`` is a body.
 
         Returns:
-            a receipt, whose ``result`` waits for the broker's confirm. That includes the time until
-            ``not_before``, and until earlier messages of the ``ordering_key`` are confirmed.
+            a receipt, whose ``result`` waits for the broker's confirm. This includes the time until
+            ``not_before``, and until earlier messages with this ``ordering_key`` are confirmed.
 
         Raises:
             InvalidMessage: the broker would refuse the message, or close the channel because of it.
                 Nothing was stored or sent.
-            TypeError: there is no such field.
-            OutboxFull: the outbox had no room in time. The message was not accepted.
+            TypeError: a field is unknown.
+            OutboxFull: no room became free in the outbox in time. The message was not accepted.
             OutboxDiskFull: the disk is full. The message was not accepted.
-            OutboxUnsure: the disk, the network or the relay failed during the commit. Whether the
-                message is stored is unknown.
+            OutboxUnsure: the disk, the network or the relay failed during the commit. The message
+                may or may not be stored.
             OutboxMoved: the file was moved. The copy that the error names may hold the message.
             OutboxError: another problem with the outbox. The message was not accepted.
             PublisherClosed: the publisher is closed or has failed. The message was not accepted.
-            PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread, for instance in a hook.
-            RelayHeldUp: a callback of the application does not return. The message was not
+            PublisherForked: another process opened the publisher.
+            WrongThread: called on the relay's thread, for instance by a hook.
+            RelayHeldUp: an application callback is blocking the relay. The message was not
                 accepted.
         """
         message = identified(message, fields)
@@ -146,27 +146,27 @@ class Publisher:
     ) -> BatchReceipt:
         """Store many messages to be published, in chunks. All are on disk when this returns.
 
-        An error has a note that says how many of the messages were stored before it.
+        An exception carries a note that says how many of the messages were stored before it.
 
         Args:
-            messages: read one by one, so that memory stays bounded.
-            source: a name under which the outbox counts the stored messages, in the same
-                transactions. After a crash, `Outbox.position` tells where to resume.
+            messages: an iterable, read one by one so that memory use stays bounded.
+            source: a name under which the outbox counts the messages, in the transactions that
+                store them. After a crash, `Outbox.position` says where to resume.
 
         Returns:
-            a receipt that counts their outcomes.
+            a receipt that counts the outcomes of these messages.
 
         Raises:
             InvalidMessage: an item is not a `Message`, or ``source`` is longer than 2 600 bytes.
-            OutboxFull: the outbox had no room in time.
+            OutboxFull: no room became free in the outbox in time.
             OutboxDiskFull: the disk is full.
-            OutboxUnsure: the disk, the network or the relay failed during a commit. Whether its
-                messages are stored is unknown.
+            OutboxUnsure: the disk, the network or the relay failed during a commit. The messages of
+                that commit may or may not be stored.
             OutboxError: another problem with the outbox.
             PublisherClosed: the publisher is closed or has failed.
-            PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread, for instance in a hook.
-            RelayHeldUp: a callback of the application does not return.
+            PublisherForked: another process opened the publisher.
+            WrongThread: called on the relay's thread, for instance by a hook.
+            RelayHeldUp: an application callback is blocking the relay.
         """
         client, receipt = self._client, IssuedBatch(self._client.relay)
         if not self._has_waited:
@@ -216,24 +216,24 @@ class Publisher:
         return self._client.status
 
     def flush(self, timeout_s: float | None = None) -> Status:
-        """Wait until every message that the outbox holds now, and that may be sent now, is settled.
+        """Wait until each message that is stored now and may be sent now is settled.
 
-        It does not wait for messages whose ``not_before`` has not come, nor for those behind such a
-        message, or a parked one, of their ordering key; nor does `close`.
+        Neither `flush` nor `close` waits for messages whose ``not_before`` is still to come, or for
+        those behind such a message, or behind a parked one, with the same ordering key.
 
         Args:
-            timeout_s: seconds, or None to wait without limit; a negative time is 0.
+            timeout_s: seconds, or None to wait without limit; a negative value counts as 0.
 
         Returns:
-            the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
-            messages are open.
+            the status: ``is_flushed`` says whether all of these messages are settled, and ``open``
+            how many messages are still open.
 
         Raises:
             ConfigurationError: ``timeout_s`` is not a number.
             PublisherClosed: the publisher is closed or has failed.
-            PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread, for instance in a hook.
-            RelayHeldUp: a callback of the application does not return.
+            PublisherForked: another process opened the publisher.
+            WrongThread: called on the relay's thread, for instance by a hook.
+            RelayHeldUp: an application callback is blocking the relay.
         """
         self._client.check_process()
         is_flushed = self._client.relay.flush(seconds_of(timeout_s))
@@ -243,21 +243,21 @@ class Publisher:
     def close(self, timeout_s: float | None = None) -> Status:
         """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
-        Messages still open then stay in the outbox, for the next publisher or relay that opens it.
+        Messages still open stay in the outbox for the next publisher or relay that opens it.
 
         Args:
             timeout_s: seconds; None for ``close_timeout_s``.
 
         Returns:
-            the last status; ``open`` tells how many messages are left.
+            the last status; ``open`` is the number of messages left.
 
         Raises:
             ConfigurationError: ``timeout_s`` is not a number.
             PublisherFailed: the publisher has failed. Open messages stay in the outbox.
-            PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread, for instance in a hook.
-            RelayHeldUp: a callback of the application does not return. The publisher ends when the
-                callback does.
+            PublisherForked: another process opened the publisher.
+            WrongThread: called on the relay's thread, for instance by a hook.
+            RelayHeldUp: an application callback is blocking the relay. The publisher ends once the
+                callback returns.
         """
         self._client.begin_close(timeout_s)
         self._client.end_close()

@@ -183,7 +183,7 @@ class _Waiting:
         Raises:
             StillOpen: the time is up.
             PublisherClosed: the relay ended first.
-            RelayHeldUp: a callback of the application does not return.
+            RelayHeldUp: an application callback is blocking the relay.
             WrongThread: this is the relay's own thread.
         """
         if receipt.is_settled:
@@ -316,10 +316,10 @@ class SettledMany(Counts):
 
 
 class Receipt(SingleOutcome):
-    """The receipt of one stored message, which waits for its outcome.
+    """The receipt of one stored message; `result` waits for its outcome.
 
     Attributes:
-        message_id: the AMQP ``message_id``, under which consumers see every attempt.
+        message_id: the AMQP ``message_id`` that consumers see on every attempt.
         is_settled: whether the outcome is known.
     """
 
@@ -334,40 +334,40 @@ class Receipt(SingleOutcome):
         """Wait for the outcome.
 
         Args:
-            timeout_s: seconds, or None to wait without limit; a negative time is 0.
+            timeout_s: seconds, or None to wait without limit; a negative value counts as 0.
 
         Returns:
             the confirm.
 
         Raises:
-            Unroutable: the broker returned the message: no queue is bound.
+            Unroutable: the broker returned the message; no queue is bound for it.
             Nacked: the broker nacked the message as often as the policy allows.
-            Refused: the broker closed a channel or the connection because of the message, or it
-                cannot be encoded.
+            Refused: the message made the broker close a channel or the connection, or cannot be
+                encoded.
             Expired: the message's own deadline passed.
             Withdrawn: an operator parked or discarded the message.
             Damaged: the message's row in the outbox is damaged; it was parked.
             ConfigurationError: ``timeout_s`` is not a number.
-            StillOpen: the time is up. The publisher continues to publish the message.
+            StillOpen: the wait timed out. The publisher keeps trying to publish the message.
             PublisherClosed: the publisher ended first. The message is in the outbox, if there is
                 one.
-            RelayHeldUp: a callback of the application does not return.
-            WrongThread: this is the relay's own thread, for instance in a hook.
+            RelayHeldUp: an application callback is blocking the relay.
+            WrongThread: called on the relay's thread, for instance by a hook.
         """
         self._waiting.until_settled(self, f"message {self.message_id}", timeout_s)
         return self._known()
 
     def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
-        """Call back with this receipt once the outcome is known, so that `result` does not wait.
+        """Call a function with this receipt once the outcome is known and `result` no longer waits.
 
-        The callback runs on the relay's thread, which publishes nothing until it returns; on this
-        thread, before this call returns, if the outcome is known already. Its exceptions are
-        suppressed: on the relay's thread they are counted (``Status.callback_errors``), and the
-        first one is logged; on this thread each is logged. It is never called if the publisher ends
-        before the outcome is known.
+        The callback runs on the relay's thread, which publishes nothing until it returns. If the
+        outcome is known already, it runs on the calling thread, before this call returns. Its
+        exceptions are suppressed: on the relay's thread they are counted
+        (``Status.callback_errors``), and the first one is logged; on the calling thread each is
+        logged. It is never called if the publisher ends before the outcome is known.
 
         Args:
-            callback: takes the receipt.
+            callback: a function that takes the receipt.
         """
         self._waiting.then_call(callback, self)
 
@@ -385,8 +385,8 @@ class BatchReceipt(Counts):
         stored: number of messages stored so far.
         confirmed: number of stored messages that are confirmed.
         failed: number of stored messages that were given up.
-        open: number of stored messages without an outcome yet.
-        is_settled: whether no message is open.
+        open: number of stored messages whose outcome is not known yet.
+        is_settled: whether the outcomes of all stored messages are known.
         failures: the errors of the first 1 000 messages that were given up.
     """
 
@@ -397,21 +397,21 @@ class BatchReceipt(Counts):
         super().__init__(_Waiting(relay))
 
     def wait(self, timeout_s: float | None = None) -> BatchReceipt:
-        """Wait until every message has its outcome. Then ``failures`` holds those given up.
+        """Wait until every message has its outcome. ``failures`` then holds the errors.
 
         Args:
-            timeout_s: seconds, or None to wait without limit; a negative time is 0.
+            timeout_s: seconds, or None to wait without limit; a negative value counts as 0.
 
         Returns:
             this receipt.
 
         Raises:
             ConfigurationError: ``timeout_s`` is not a number.
-            StillOpen: the time is up. The publisher continues to publish the messages.
+            StillOpen: the wait timed out. The publisher keeps trying to publish the messages.
             PublisherClosed: the publisher ended first. Open messages are in the outbox, if there is
                 one.
-            RelayHeldUp: a callback of the application does not return.
-            WrongThread: this is the relay's own thread, for instance in a hook.
+            RelayHeldUp: an application callback is blocking the relay.
+            WrongThread: called on the relay's thread, for instance by a hook.
         """
         self._waiting.until_settled(self, "a batch", timeout_s)
         return self

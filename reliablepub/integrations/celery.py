@@ -1,4 +1,4 @@
-"""`use_outbox`: stores the tasks that a Celery application sends in an outbox.
+"""`use_outbox`: stores in an outbox the tasks that a Celery application sends.
 
 Knows: where Celery hands a finished task message to kombu, and which messages end the running task.
 Must never know: routing, serialization, workers, results.
@@ -53,30 +53,30 @@ _BODIES: Final = (Signature.__call__.__code__, Task.apply.__code__)
 
 
 def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None:
-    """Store every task that this process sends in an outbox.
+    """Store in an outbox every task that this process sends.
 
     Covers ``delay``, ``apply_async``, ``send_task``, chains, groups and chords, retries by a
-    worker, and the schedule of beat. Workers need no change; a worker whose tasks send or retry
-    tasks calls this as well, to store those too.
+    worker, and the schedule of beat. Workers need no change. A worker whose tasks send or retry
+    tasks calls this too, to store those as well.
 
     ``self.retry()`` and ``self.replace()`` raise, which rolls back the transaction of the task.
-    Within a joined transaction their tasks are published directly, as by Celery alone; so are the
-    errbacks (``link_error``) of a task that has failed, if its transaction is still open. If these
-    tasks, or those that follow a task (links, the rest of a chain, the body of a chord), cannot be
-    stored, for instance because the database is down, a worker publishes them directly too.
+    Within a joined transaction, their tasks are therefore published directly, as without an outbox.
+    So are the errbacks (``link_error``) of a failed task, if its transaction is still open. A
+    worker also publishes these tasks, and those that follow a task (links, the rest of a chain, the
+    body of a chord), directly if they cannot be stored, for instance because the database is down.
 
     Args:
         app: the application. Its broker URL stays: workers, remote control and results use it. It
-            must be one of AMQP, or sending a task raises `ConfigurationError`; so does this
-            function if the application has read its configuration.
-        outbox: stores the tasks: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
-            part of their transaction.
+            must use AMQP, or sending a task raises `ConfigurationError`; so does this function if
+            the application has already read its configuration.
+        outbox: stores the tasks: an `Outbox` stores each at once, an outbox of SQLAlchemy or Django
+            as part of its transaction.
         hold_eta: whether a task with an ETA or a countdown waits in the outbox, not in a worker. It
-            is sent when it is due. Until then its id is its key in the outbox, for `Outbox.cancel`
+            is sent when due. Until then, the task id is its key in the outbox, for `Outbox.cancel`
             and `Outbox.reschedule`. The key of a retry is ``"<id> retry <number>"``.
 
     Raises:
-        ConfigurationError: ``outbox`` cannot store messages, or the broker is none of AMQP.
+        ConfigurationError: ``outbox`` cannot store messages, or the broker does not use AMQP.
     """
     if not hasattr(outbox, "enqueue"):
         kind = type(outbox).__name__
@@ -201,8 +201,8 @@ def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401
 def topology(app: Celery) -> Topology:
     """Return the queues of an application, for the relay: ``Publisher(topology=...)``.
 
-    Celery's own producer declares the queue of each task. With an outbox the relay declares them
-    when it connects, so that tasks are routed even before a worker has ever started. A queue named
+    Celery's own producer declares the queue of each task. With an outbox, the relay declares them
+    when it connects, so that tasks are routed even before any worker has started. A queue named
     only in ``task_routes`` or in a call that sends a task is declared by its worker.
 
     Args:

@@ -24,16 +24,16 @@ _FOLLOWING: Final = ("process_message", "skip_message")
 
 
 class OutboxBroker(RabbitmqBroker):
-    """A `RabbitmqBroker` that stores the messages it sends in an outbox, and consumes as before.
+    """A `RabbitmqBroker` that sends messages through an outbox, and consumes as before.
 
     Messages that a worker sends are stored too: retries, pipelines, callbacks. Those that cannot be
     stored, for instance because the database is down, are published directly: dramatiq would only
-    log the error, and acknowledge the message that they follow. So are those that follow a failed
-    actor within a transaction that a middleware has joined, which will be rolled back.
+    log the error, and acknowledge the message that they follow. So are messages that follow a
+    failed actor if a middleware has joined its transaction, which will be rolled back.
 
     Args:
-        outbox: stores the messages: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
-            part of their transaction.
+        outbox: stores the messages: an `Outbox` stores each at once, an outbox of SQLAlchemy or
+            Django as part of its transaction.
         options: options of `RabbitmqBroker`, such as ``url``.
 
     Example:

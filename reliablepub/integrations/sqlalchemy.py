@@ -1,7 +1,7 @@
 """`SessionOutbox`: stores messages as part of a SQLAlchemy transaction.
 
-Knows: sessions and connections of SQLAlchemy, also asynchronous ones, and the driver's connection
-below them. Must never know: the tables of the outbox.
+Knows: sessions and connections of SQLAlchemy, including asynchronous ones, and the driver's
+connection below them. Must never know: the tables of the outbox.
 
 The message is a row in the transaction of the session: the commit stores it, and a rollback of the
 transaction, or of the savepoint it was enqueued in, removes it.
@@ -81,8 +81,8 @@ class SessionOutbox:
             message: the message. It gets a ``message_id`` if it has none.
             key: deduplication key (`Outbox.enqueue`).
             within: session or connection whose transaction the message joins; a transaction begins
-                if there is none. None: the transaction of `joined`; without it the message is
-                stored at once.
+                if there is none. None: the transaction of `joined`; outside `joined`, the message
+                is stored at once.
 
         Returns:
             The ``message_id``, or that of the first message with this key.
@@ -110,7 +110,7 @@ class SessionOutbox:
         return self._through_or_alone(within, partial(self.outbox.enqueue_many, messages))
 
     def cancel(self, key: str, *, note: str = "", within: Within | None = None) -> ScheduleChange:
-        """Cancel the message of a key, unless it was sent, as part of a transaction.
+        """Cancel the message with a key, unless it was sent, as part of a transaction.
 
         Args:
             key: the key that was given to `enqueue`.
@@ -118,7 +118,7 @@ class SessionOutbox:
             within: as in `enqueue`.
 
         Returns:
-            Whether the message was cancelled, it was too late, or the key is not known.
+            Whether the message was cancelled, it was already too late, or the key is unknown.
 
         Raises:
             ConfigurationError: the transaction cannot be joined (`Outbox.cancel`).
@@ -129,16 +129,16 @@ class SessionOutbox:
     def reschedule(
         self, key: str, not_before: datetime, *, note: str = "", within: Within | None = None
     ) -> ScheduleChange:
-        """Send the message of a key at another time, unless it was sent; part of a transaction.
+        """Reschedule the message with a key, unless it was sent, as part of a transaction.
 
         Args:
             key: the key that was given to `enqueue`.
-            not_before: the new time, with a time zone; one in the past sends the message now.
+            not_before: the new time, with a time zone; a time in the past sends the message now.
             note: the reason, for ``reliablepub outbox explain``.
             within: as in `enqueue`.
 
         Returns:
-            Whether the message has its new time, it was too late, or the key is not known.
+            Whether the message was rescheduled, it was already too late, or the key is unknown.
 
         Raises:
             ConfigurationError: the transaction cannot be joined (`Outbox.reschedule`).
@@ -169,7 +169,7 @@ class SessionOutbox:
     ) -> list[str]:
         """Store many messages, as `enqueue_async` stores one.
 
-        ``messages`` are read where the database is used, often in another thread: give a list.
+        ``messages`` is read where the database is used, often in another thread: pass a list.
         """
         return await self._awaited(partial(self.enqueue_many, messages), within)
 
@@ -184,19 +184,19 @@ class SessionOutbox:
 
     @contextmanager
     def joined(self, within: Within | WithinAsync) -> Iterator[None]:
-        """Make all messages of the block join a transaction, for code that cannot pass a session.
+        """Make all messages in the block join a transaction, for code that cannot pass a session.
 
         The block covers its thread or task, and the tasks that it starts, until it ends. With an
-        `AsyncSession`, a synchronous `enqueue` in the block runs below
+        `AsyncSession`, a synchronous `enqueue` in the block must run within
         ``await session.run_sync(...)``.
 
         Args:
             within: session or connection whose transaction the messages join.
 
         Raises:
-            ConfigurationError: the block has ended in another context than it began in, such as
-                that of a thread that is lent for each step of a generator. What was enqueued in
-                between may not have joined the transaction.
+            ConfigurationError: the block ended in a different context from the one it began in, for
+                instance because each step of a generator runs on a borrowed thread. Messages
+                enqueued in between may not have joined the transaction.
         """
         block, joined = _Block(within), _JOINED.get({})
         token = _JOINED.set({**joined, self._name: (*joined.get(self._name, ()), block)})
@@ -215,7 +215,7 @@ class SessionOutbox:
 
     @property
     def is_joined(self) -> bool:
-        """Whether this is a block of `joined`, so that a message joins its transaction."""
+        """Whether a block of `joined` is active, so that a message joins its transaction."""
         return self._joined() is not None
 
     def _joined(self) -> Within | WithinAsync | None:
@@ -223,7 +223,7 @@ class SessionOutbox:
         return next((block.within for block in reversed(blocks) if not block.has_ended), None)
 
     def create(self, connection: Connection) -> None:
-        """Add the outbox to the database, if it is not there yet: for a migration.
+        """Add the outbox to the database, if it is not there yet, in a migration.
 
         Args:
             connection: the connection, such as ``op.get_bind()`` of Alembic.

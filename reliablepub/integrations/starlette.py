@@ -40,19 +40,19 @@ def lifespan(
     *,
     standby: bool = False,
 ) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
-    """Return a lifespan: a publisher that is open as long as the application runs.
+    """Return a lifespan that keeps a publisher open while the application runs.
 
     The publisher also relays messages enqueued by an earlier run of the application. An outbox has
-    one relay at a time: with several worker processes, give ``standby=True``, or run one
-    ``reliablepub relay`` beside them.
+    one relay at a time: with several worker processes, pass ``standby=True``, or run one
+    ``reliablepub relay`` alongside.
 
     Args:
-        open_publisher: makes the publisher at each start of the application, such as
+        open_publisher: makes the publisher each time the application starts, such as
             ``lambda: AsyncPublisher(url, outbox="app.db")``.
         inner: the application's own lifespan, if any. The publisher is open while it runs.
-        standby: start also while another process relays the outbox, as in a rolling deployment:
-            endpoints enqueue with an `Outbox`, and this process takes over when the other ends.
-            False raises `OutboxInUse` at the start.
+        standby: start even while another process relays the outbox, as in a rolling deployment.
+            Endpoints enqueue with an `Outbox`, and this process takes over when the other ends. If
+            False, the start then raises `OutboxInUse`.
 
     Example:
         In FastAPI::
@@ -136,9 +136,9 @@ class _Standby:
 
 
 def publisher_of(connection: HTTPConnection) -> AsyncPublisher:
-    """Return the publisher of an application: a dependency for FastAPI.
+    """Return the publisher of an application, as a dependency for FastAPI.
 
-    ``Depends(publisher_of)`` passes it to an endpoint that publishes outside of a transaction, or
+    ``Depends(publisher_of)`` passes it to an endpoint that publishes outside a transaction, or
     reads its status. In Starlette, call it with the request.
 
     Args:
@@ -146,7 +146,7 @@ def publisher_of(connection: HTTPConnection) -> AsyncPublisher:
 
     Raises:
         ConfigurationError: the application does not use `lifespan`, or has not started.
-        OutboxInUse: this process stands by, because another one relays the outbox.
+        OutboxInUse: this process is on standby, because another one relays the outbox.
     """
     publisher = getattr(connection.app.state, _NAME, None)
     if isinstance(publisher, _Standby):
@@ -163,7 +163,7 @@ def health_routes(prefix: str = "/outbox") -> list[Route]:
     """Return routes for probes: ``/outbox/live`` and ``/outbox/ready``, with status 200 or 503.
 
     *Live*: the relay takes turns; otherwise only a restart helps. *Ready*: messages can be stored,
-    whether the broker is there or not. A process that stands by is both.
+    whether or not the broker is there. A process on standby is both.
 
     Args:
         prefix: path before ``/live`` and ``/ready``.

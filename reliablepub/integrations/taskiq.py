@@ -20,24 +20,24 @@ _RESENT: Final = {"X-Taskiq-requeue", "_retries"}
 
 
 class OutboxBroker(AioPikaBroker):
-    """An `AioPikaBroker` that stores the tasks it sends in an outbox, and consumes as before.
+    """An `AioPikaBroker` that sends tasks through an outbox, and consumes as before.
 
     A process that only sends tasks has no connection to RabbitMQ, so it starts while the broker is
     down. Workers declare the exchange and the queues, as without an outbox.
 
     ``Context.requeue()`` raises, which rolls back the transaction of the task. Within a joined
-    transaction its task is published directly, as by taskiq alone; so are this task and retries if
-    they cannot be stored, for instance because the database is down.
+    transaction, its task is therefore published directly, as without an outbox. So are this task
+    and retries if they cannot be stored, for instance because the database is down.
 
     Args:
-        outbox: stores the tasks: an `Outbox` each at once, a `SessionOutbox` as part of the
-            transaction of an `AsyncSession` that it has `joined`, a `DjangoOutbox` as part of the
-            ``atomic`` block around ``async_to_sync(task.kiq)(...)``.
+        outbox: stores the tasks: an `Outbox` stores each at once, a `SessionOutbox` as part of the
+            transaction of an `AsyncSession` that it has `joined`, and a `DjangoOutbox` as part of
+            the ``atomic`` block around ``async_to_sync(task.kiq)(...)``.
         options: options of `AioPikaBroker`, such as ``url``.
 
     Raises:
-        ConfigurationError: the options have ``delayed_message_exchange_plugin``, whose exchange
-            returns each message that it delays, so that the message would be sent again.
+        ConfigurationError: the options set ``delayed_message_exchange_plugin``, whose exchange
+            returns each message that it delays, so the message would be sent again.
 
     Example:
         In place of ``AioPikaBroker(url)``::

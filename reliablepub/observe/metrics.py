@@ -154,8 +154,8 @@ class Metrics:
         metrics = Metrics("orders", outbox="outbox.db")
         Publisher(url, outbox="outbox.db", hooks=[metrics])
 
-    A process that only enqueues may use it without a publisher; then only the metrics of the file
-    are exposed, and the messages that were not accepted (``Outbox(path, hooks=[metrics])``).
+    A process that only enqueues may use it without a publisher (``Outbox(path, hooks=[metrics])``).
+    It then exposes only the metrics of the file and the number of messages not accepted.
 
     Args:
         name: value of the label ``outbox``; unique in the registry.
@@ -165,7 +165,7 @@ class Metrics:
             registry unless given.
 
     Raises:
-        ConfigurationError: the registry has metrics of this name already.
+        ConfigurationError: the registry already has metrics with this name.
     """
 
     def __init__(

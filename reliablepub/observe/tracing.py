@@ -65,7 +65,7 @@ class Tracing:
 
     Where messages are accepted, it stores the current context with them. Where they are relayed, it
     creates a span for each attempt. Each side may use its own object; publishers that are open at
-    the same time must::
+    the same time must not share one::
 
         Publisher(url, outbox="outbox.db", hooks=[Tracing()])  # both sides
 
@@ -79,7 +79,7 @@ class Tracing:
         tracer_provider: tracer provider; the global one unless given.
         propagator: propagator of the context; the global one unless given.
         baggage: whether the caller's baggage, which may hold personal data, is written into the
-            message, and so to disk and to consumers, as far as the propagator writes it.
+            message, and so reaches disk and consumers, if the propagator writes it.
     """
 
     def __init__(

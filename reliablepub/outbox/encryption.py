@@ -92,9 +92,9 @@ def _key_of(text: str) -> bytes:
 class OutboxKeys:
     """Encryption keys of an outbox, by name. The first one encrypts; all of them decrypt.
 
-    To rotate keys without an interruption: add the new key at the end in every process, then make
-    it the first in every process, then run ``reliablepub outbox rekey``, then remove the old key.
-    Use a key for at most 4 billion (2^32) messages: each has a random nonce of 96 bits.
+    To rotate keys without interruption, add the new key at the end in every process; then make it
+    the first in every process; then run ``reliablepub outbox rekey``; then remove the old key. Use
+    a key for at most 4 billion (2^32) messages: each has a random nonce of 96 bits.
 
     Args:
         keys: keys of 32 bytes by name. The names, such as ``"2026-11"``, are stored unencrypted.
@@ -137,17 +137,16 @@ class OutboxKeys:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, accept_plaintext: bool = False) -> Self:
-        """Read keys from a file. A line is a name, a space and 64 hexadecimal digits.
+        """Read keys from a file. Each line is a name, a space and 64 hexadecimal digits.
 
-        The first line is the key that encrypts. Empty lines, and lines that begin with ``#``, are
-        ignored.
+        The first key encrypts. Empty lines, and lines that begin with ``#``, are ignored.
 
         Args:
             path: path of the file.
             accept_plaintext: whether to publish messages that are not encrypted.
 
         Raises:
-            ConfigurationError: the file cannot be used. The error shows nothing of its content.
+            ConfigurationError: the file cannot be used. The error does not show its contents.
         """
         keys: dict[str, bytes] = {}
         is_repeated = False

@@ -385,8 +385,8 @@ class Counters:
     Attributes:
         stored: messages ever accepted.
         confirmed: of those, confirmed.
-        parked: of those, parked now.
-        expired: of those, parked as expired now.
+        parked: of those, currently parked.
+        expired: of those, currently parked as expired.
         discarded: of those, discarded by an operator or the retry policy.
         open_bytes: sum of `Message.size` over the open messages.
     """

@@ -44,21 +44,21 @@ class Outbox:
     ``reliablepub relay``) publishes. The database is opened when it is first used.
 
     Args:
-        path: path of the SQLite file, which may be the application's own database. The first
-            message creates the file, or adds the outbox to it. Or the URL of a PostgreSQL database,
-            in which `create` has made the outbox.
-        keys: keys to encrypt enqueued messages; the relay needs them too, inspection does not.
-        open_messages_max: `enqueue` raises `OutboxFull` when so many messages are open, whichever
+        path: path of the SQLite file, which may be the application's own database: the first
+            message creates the file, or adds the outbox to it. Or URL of a PostgreSQL database in
+            which `create` has made the outbox.
+        keys: keys that encrypt enqueued messages. The relay needs them too; inspection does not.
+        open_messages_max: `enqueue` raises `OutboxFull` when this many messages are open, whichever
             process stored them. None: no limit but the disk.
-        open_bytes_max: `enqueue` raises `OutboxFull` if open messages would have more bytes
-            (`Message.size`). None: no limit but the disk.
+        open_bytes_max: `enqueue` raises `OutboxFull` if open messages would exceed this total size
+            in bytes (`Message.size`). None: no limit but the disk.
         hooks: objects that add to each message, such as headers (`reliablepub.hooks.Stamps`), or
-            are told of messages that are not accepted (`reliablepub.hooks.Rejections`).
-            Other hooks belong to the relay's publisher.
+            are notified of messages that are not accepted (`reliablepub.hooks.Rejections`). Other
+            hooks belong to the relay's publisher.
 
     Raises:
-        ConfigurationError: the path or URL cannot be one of an outbox, a limit is below 1, a hook
-            has neither ``stamp`` nor ``rejected``, or an argument is of another type.
+        ConfigurationError: the path or URL cannot be that of an outbox, a limit is below 1, a hook
+            has neither ``stamp`` nor ``rejected``, or an argument has the wrong type.
 
     Example:
         The message exists if, and only if, the order does::
@@ -93,7 +93,7 @@ class Outbox:
 
     @property
     def name(self) -> str:
-        """Where it is: the absolute path of its file, or its URL without user and password."""
+        """Its location: the absolute path of its file, or its URL without user and password."""
         return str(self._database.file or self._database.name)
 
     @property
@@ -116,24 +116,24 @@ class Outbox:
         """Store one message; the relay publishes it.
 
         Args:
-            message: the body, or a whole message. It gets a ``message_id`` if it has none.
+            message: the body as bytes, or a `Message`. It gets a ``message_id`` if it has none.
             key: deduplication key, such as ``"order 17 created"``. A second message with this key
-                is not stored, whichever process enqueues it. Keys are kept for 7 days, and as long
-                as their message is open or parked.
+                is not stored, whichever process enqueues it. Keys are kept for 7 days, and for as
+                long as their message is open or parked.
             connection: the application's connection to the same database. The message becomes
                 part of its open transaction, or of a new one that the application commits. In
                 autocommit mode the message is stored at once. The first message adds the outbox
                 to a SQLite database.
-            fields: with a body, the other fields of the `Message`.
+            fields: the other fields of the `Message`, if ``message`` is a body.
 
         Returns:
             The ``message_id``, or that of the first message with this key. If no ``connection`` is
             given, the message is on disk.
 
         Raises:
-            InvalidMessage: the broker would refuse the message, the database cannot store a text
-                of it, or the key is empty; nothing was stored.
-            TypeError: there is no such field.
+            InvalidMessage: the broker would refuse the message, the database cannot store a string
+                in it, or the key is empty; nothing was stored.
+            TypeError: a field is unknown.
             OutboxFull: a limit of this outbox is reached; the message was not stored. An open
                 transaction of the application stays open, and blocks the relay until it ends.
             OutboxDiskFull: the disk is full; the message was not stored.
@@ -144,8 +144,8 @@ class Outbox:
             OutboxForked: the file was open when this process was forked; the message was not
                 stored.
             ConfigurationError: the connection is to another SQLite file.
-            NotAnOutbox: there is no outbox, and the first message cannot make one; or it is of
-                another version.
+            NotAnOutbox: there is no outbox and the first message cannot create one, or the outbox
+                has another version.
             OutboxError: the message was not stored.
         """
         if key is not None and not utf8("key", key):
@@ -168,26 +168,26 @@ class Outbox:
     ) -> list[str]:
         """Store many messages, in chunks of at most 1 000; a relay publishes them.
 
-        An error has a note that says how many of the messages were stored before it.
+        An exception carries a note that says how many of the messages were stored before it.
 
         Args:
-            messages: read one by one, a chunk before it is stored, so that memory stays bounded.
+            messages: an iterable, read and stored chunk by chunk so that memory use stays bounded.
                 To deduplicate, call `enqueue` with a key.
             connection: the application's connection to the same database, as in `enqueue`. All
                 messages become part of its transaction; after an error, roll it back. In autocommit
-                mode, as without ``connection``, each chunk is stored at once.
+                mode, or without ``connection``, each chunk is stored at once.
 
         Returns:
-            The ``message_id`` of each, in order. If no ``connection`` is given, all messages are on
-            disk.
+            The ``message_id`` of each message, in order. If no ``connection`` is given, all
+            messages are on disk.
 
         Raises:
-            InvalidMessage: an item is not a `Message`, or the database cannot store a text of it.
+            InvalidMessage: an item is not a `Message`, or the database cannot store a string in it.
             OutboxFull: a limit of this outbox is reached.
-            OutboxUnsure: the disk or the network failed during a commit. Whether the messages of
-                its chunk are stored is unknown.
+            OutboxUnsure: the disk or the network failed during a commit. The messages of that chunk
+                may or may not be stored.
             ConfigurationError: the connection is to another SQLite file.
-            OutboxError: as in `enqueue`.
+            OutboxError: a message was not stored.
         """
         cutter = Cutter(
             min(_CHUNK_MESSAGES, self._limits.messages_max or _CHUNK_MESSAGES),
@@ -217,25 +217,25 @@ class Outbox:
         note: str = "",
         connection: Any = None,  # noqa: ANN401 - of the library that the application uses
     ) -> ScheduleChange:
-        """Remove the message of a deduplication key, unless it was sent; a relay may run.
+        """Remove the message with a deduplication key, unless it was sent. A relay may be running.
 
-        The message is cancelled or sent, never both. It counts as discarded, and its key is
-        forgotten: a later message with this key is stored. Any message with a key can be cancelled,
-        also one without ``not_before``.
+        The message is cancelled or sent, never both. A cancelled message counts as discarded, and
+        its key is forgotten: a later message with this key is stored. Any message with a key can be
+        cancelled, even without ``not_before``.
 
         Args:
             key: the key that was given to `enqueue`.
             note: the reason, for ``reliablepub outbox explain``.
-            connection: the application's connection to the same database. The message is cancelled
-                by the commit of its transaction, and stays if that is rolled back. No relay of the
-                outbox sends anything until the transaction has ended, so keep it short. On
-                PostgreSQL, it must be open and ``READ COMMITTED``.
+            connection: the application's connection to the same database. The commit of its
+                transaction cancels the message; a rollback keeps it. No relay of this outbox sends
+                anything until the transaction has ended, so keep it short. On PostgreSQL, the
+                transaction must be open and ``READ COMMITTED``.
 
         Returns:
-            Whether the message was cancelled, it was too late, or the key is not known.
+            Whether the message was cancelled, it was already too late, or the key is unknown.
 
         Raises:
-            InvalidMessage: the key is not a text, or cannot be encoded as UTF-8.
+            InvalidMessage: the key is not a string, or cannot be encoded as UTF-8.
             ConfigurationError: the connection is to another SQLite file, or in a transaction that
                 cannot be joined.
             NotAnOutbox: there is no outbox.
@@ -256,25 +256,25 @@ class Outbox:
         note: str = "",
         connection: Any = None,  # noqa: ANN401 - of the library that the application uses
     ) -> ScheduleChange:
-        """Change the time of the message of a deduplication key, unless it was sent.
+        """Change the ``not_before`` of the message with a deduplication key, unless it was sent.
 
-        A relay may run. The deadline of the message (``expires_in_s``) stays.
+        A relay may be running. The deadline of the message (``expires_in_s``) stays the same.
 
         Args:
             key: the key that was given to `enqueue`.
-            not_before: the new time, with a time zone; one in the past sends the message now.
+            not_before: the new time, with a time zone; a time in the past sends the message now.
             note: the reason, for ``reliablepub outbox explain``.
-            connection: the application's connection to the same database. The message is
-                rescheduled by the commit of its transaction. No relay of the outbox sends anything
-                until the transaction has ended, so keep it short. On PostgreSQL, it must be open
-                and ``READ COMMITTED``.
+            connection: the application's connection to the same database. The commit of its
+                transaction reschedules the message. No relay of this outbox sends anything until
+                the transaction has ended, so keep it short. On PostgreSQL, the transaction must be
+                open and ``READ COMMITTED``.
 
         Returns:
-            Whether the message has its new time, it was too late, or the key is not known.
+            Whether the message was rescheduled, it was already too late, or the key is unknown.
 
         Raises:
             InvalidMessage: the time is not a datetime with a time zone, or is before 1970; or the
-                key is not a text, or cannot be encoded as UTF-8.
+                key is not a string, or cannot be encoded as UTF-8.
             ConfigurationError: the connection is to another SQLite file, or in a transaction that
                 cannot be joined.
             NotAnOutbox: there is no outbox.
@@ -318,16 +318,16 @@ class Outbox:
         self._database.create(connection)
 
     def upgrade(self) -> list[str]:
-        """Bring an outbox that an earlier version has created to this version.
+        """Upgrade an outbox that an earlier version created to this version.
 
-        Stop all processes that use a file first: one with the earlier version that has it open goes
-        on storing. In PostgreSQL, `enqueue` with a ``connection`` works with either version.
+        First stop all processes that use a file: one with the earlier version would go on storing.
+        In PostgreSQL, `enqueue` with a ``connection`` works with either version.
 
         Returns:
-            what was done, in words; empty if the outbox is of this version.
+            what was done, in words; empty if the outbox already has this version.
 
         Raises:
-            NotAnOutbox: there is no outbox, or it is of a later version, or too old.
+            NotAnOutbox: there is no outbox, its version is later than this one, or it is too old.
             OutboxInUse: a relay runs on the file.
             OutboxError: nothing was changed.
         """
@@ -348,7 +348,7 @@ class Outbox:
         """Return parked messages, oldest first.
 
         Args:
-            limit: at most so many messages.
+            limit: maximum number of messages.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
@@ -364,17 +364,17 @@ class Outbox:
         """Iterate over the rows of a view, as dictionaries by column, without loading all of them.
 
         Bodies and headers are not among the columns. Times are text, in UTC. Rows are read in
-        pieces of 2 000, each in a transaction of its own. A row that is in the view all the time
-        is returned once; one that comes or goes meanwhile may be left out.
+        pieces of 2 000, each in its own transaction. A row that stays in the view throughout is
+        returned once; one that appears or disappears meanwhile may be left out.
 
         Args:
             view: ``open``, ``parked``, ``confirmed`` (messages kept for the retention time),
                 ``history`` (attempts of messages that were not confirmed at once, kept for 7 days
-                after the message has left), ``interventions`` (of operators, kept for 7 days after
+                after the message has left), ``interventions`` (by operators, kept for 7 days after
                 the message has left) or ``audit`` (the ledger, recounted).
             first: lowest number in the view's first column.
-            last: highest number in the view's first column; None for no limit. A range is not for
-                ``audit``, whose one row has no number.
+            last: highest number in the view's first column; None for no limit. ``audit`` takes no
+                range: its only row has no number.
 
         Raises:
             ConfigurationError: there is no such view.
@@ -388,10 +388,10 @@ class Outbox:
     def span(self, view: str) -> tuple[int, int] | None:
         """Return the lowest and the highest number in the first column of a view of `rows`.
 
-        Programs that share the work of reading a view divide this range between them.
+        Programs that share the work of reading a view can divide this range between them.
 
         Returns:
-            The two numbers; None if the view is empty, and of ``audit``.
+            The two numbers; None for ``audit``, and if the view is empty.
 
         Raises:
             ConfigurationError: there is no such view.
@@ -420,14 +420,14 @@ class Outbox:
         copied. If the damage hides that a message was confirmed, the message is sent again.
 
         Args:
-            damaged: path of the damaged outbox. No process may use it, and this one must not have
-                opened it before: the file is read without SQLite, and closing it would drop the
-                locks of an open connection.
+            damaged: path of the damaged outbox. No process may be using it, and this one must not
+                have opened it before: the file is read without SQLite, and closing it would drop
+                the locks of an open SQLite connection.
 
         Raises:
             ConfigurationError: this outbox is on a server.
             OutboxInUse: a relay still uses the damaged outbox.
-            NotAnOutbox: the damaged file holds no outbox, and no message of one.
+            NotAnOutbox: the damaged file holds neither an outbox nor a message of one.
             OutboxError: the damaged file cannot be read, or this one exists or cannot be written.
         """
         from reliablepub.outbox.sqlite.salvage import salvage
@@ -468,10 +468,10 @@ class Outbox:
         """Put parked messages back: they are due now, and their refusals no longer count.
 
         Args:
-            ids: ids of the messages (`ParkedMessage.id`), in one transaction; None for all that are
-                parked or expired, 500 in each transaction, between which relays commit. Expired
-                ones lose their deadlines. An open message that waits for a retry becomes due too.
-                Other ids are ignored.
+            ids: ids of the messages (`ParkedMessage.id`), put back in one transaction. None puts
+                back all parked and expired messages, 500 per transaction, so that relays can commit
+                in between. Expired messages lose their deadlines. An open message that waits for a
+                retry becomes due too. Other ids are ignored.
 
         Returns:
             How many messages are due now.
@@ -497,9 +497,9 @@ class Outbox:
         return self._database.write(lambda own: change(own, wanted, what, time.time()).changed)
 
     def clear(self) -> None:
-        """Delete all messages and all deduplication keys: between two tests.
+        """Delete all messages and all deduplication keys, for use between tests.
 
-        Messages that a running relay has in flight stay. Deleted messages count as discarded.
+        Messages that a running relay has in flight are kept. Deleted messages count as discarded.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
@@ -515,7 +515,7 @@ class Outbox:
         `resume_key` retries them; `skip_key` lets the later messages go first.
 
         Args:
-            limit: at most so many messages.
+            limit: maximum number of messages.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
@@ -526,7 +526,7 @@ class Outbox:
         return read_held_keys(self._database, limit=limit)
 
     def resume_key(self, ordering_key: str) -> int:
-        """Retry the parked messages that hold an ordering key; the later ones follow after them.
+        """Retry the parked messages that hold an ordering key; the later messages follow them.
 
         Returns:
             How many messages were put back; 0 if nothing holds the key.
@@ -541,9 +541,9 @@ class Outbox:
         return self.retry(self._holding(ordering_key))
 
     def skip_key(self, ordering_key: str) -> int:
-        """Let the later messages of an ordering key go first; those that hold it stay parked.
+        """Let the later messages of an ordering key go first; those that hold the key stay parked.
 
-        If one of them is retried afterwards, messages that were sent before it stay ahead of it.
+        If a parked message is retried afterwards, messages sent in the meantime stay ahead of it.
 
         Returns:
             How many messages no longer hold the key; 0 if none did.
@@ -568,16 +568,16 @@ class Outbox:
             return [id_ for (id_,) in session.run("ids_holding_key", values)]
 
     def rekey(self) -> Rekeyed:
-        """Encrypt every message under the first of ``keys``. A relay with these keys may run.
+        """Encrypt every message with the first of ``keys``. A relay with these keys may be running.
 
-        Afterwards, and once every process has this key as its first, the other keys can be removed.
+        The other keys can be removed afterwards, once every process has this key as its first.
 
         Raises:
             ConfigurationError: this `Outbox` has no ``keys``.
             NotAnOutbox: there is no outbox at this path.
             OutboxSealed: a message is encrypted with a key that was not given.
-            OutboxError: a relay runs that does not have the first key, or the outbox cannot be
-                written; messages encrypted until then stay so.
+            OutboxError: a running relay does not have the first key, or the outbox cannot be
+                written; messages already encrypted with it stay so.
         """
         if self._keys is None:
             raise ConfigurationError("rekey needs the keys of the outbox: Outbox(path, keys=...)")

@@ -121,19 +121,19 @@ class Paused:
 
     Attributes:
         exchange: the exchange to which nothing is sent for now.
-        routing_key: the routing key with which nothing is sent there; None for every one.
-        refusals: refusals in a row; 0 once a message was confirmed, or if an earlier run of the
-            relay has paused the destination.
+        routing_key: the routing key with which nothing is sent there; None for all of them.
+        refusals: consecutive refusals; 0 once a message has been confirmed, or if an earlier run of
+            the relay paused the destination.
         probe_in_s: seconds until the next message is sent as a probe.
         since: when the destination was paused; wall clock, seconds since 1970.
         reason: the last refusal, with the broker's reply text.
-        waiting: messages that wait for the destination. Those that expire, that an operator parks
-            or discards, or that could not be stored, are counted until the next probe.
-        user_id: the ``user_id`` whose messages wait, to whatever exchange; None if it is an
-            exchange.
-        gives_up_at: when the first of these messages are given up, by the budget of the retry
-            policy, unless the destination accepts them before; wall clock, seconds since 1970. None
-            if the budget is no time.
+        waiting: messages that wait for the destination. Messages that expire, could not be stored,
+            or are parked or discarded by an operator are counted until the next probe.
+        user_id: the ``user_id`` whose messages wait, whatever their exchange; None if an exchange
+            is paused.
+        gives_up_at: when the retry policy gives up the first of these messages, unless the
+            destination accepts them earlier; wall clock, seconds since 1970. None if the budget is
+            not a time.
     """
 
     exchange: str
@@ -153,53 +153,53 @@ class Status:
 
     Attributes:
         link: state of the connection.
-        reason: why the connection is blocked, was last lost, or has failed; while connected, the
-            same text as ``trouble``, or which message the damaged file of the outbox hides from the
-            relay; empty if there is nothing to report.
-        counters: the ledger of the outbox, of all processes that use it.
-        in_flight: messages written and not settled.
-        window: most messages in flight at present.
+        reason: why the connection is blocked, was last lost, or has failed. While connected: the
+            same text as ``trouble``, or which message the damaged outbox file hides from the relay.
+            Empty if there is nothing to report.
+        counters: the ledger of the outbox, across all processes that use it.
+        in_flight: messages written and not yet settled.
+        window: current limit of messages in flight.
         buffered: messages in memory that wait for room in the window.
         connects: connections made so far.
         server: host and port of the broker that the last connection was made to; empty before the
             first one. Ignored when statuses are compared.
         violations: confirms and returns from the broker that match no message in flight.
-        stale: events of channels that had ended.
-        aside: messages set aside: each time one of them was in flight alone, its channel or the
-            connection ended, and no other message has shown that it alone is at fault. Each is
-            retried alone, after waits of up to a minute, or once another message to its exchange
-            was accepted.
-        aside_reason: why the last of them was set aside, in the broker's words if there are any.
-        is_flushed: in the status that ``flush`` returns: whether all messages that it waits for
-            are settled.
+        stale: events from channels that had already ended.
+        aside: messages set aside: whenever one of them was the only message in flight, its channel
+            or the connection ended, and nothing has shown that the message alone is at fault. Each
+            is retried alone, after waits of up to a minute, or once another message to its exchange
+            is accepted.
+        aside_reason: why the last of them was set aside, in the broker's words if it gave a reason.
+        is_flushed: in the status that ``flush`` returns, whether all messages that ``flush`` waits
+            for are settled.
         paused: destinations to which nothing is sent for now (`Breaker`), the oldest pause first;
             at most 100.
         paused_destinations: number of all paused destinations.
-        hooks_off: why pika is used through its public interface only, which is slower and equally
+        hooks_off: why pika is used through its public interface only, which is slower but equally
             safe: an untested version of pika, or a hook into pika that failed. Empty if the hooks
             are on.
         certificate_ends_at: when the client certificate in use expires, in seconds since 1970; None
-            if that is not known: only of `CertificateFiles` it is.
-        rate_max: most messages per second that are sent; None for no limit but the window.
+            if that is not known. It is known only for `CertificateFiles`.
+        rate_max: maximum number of messages sent per second; None for no limit but the window.
         callback_errors: number of exceptions raised by the application's callbacks.
-        trouble: why the outbox accepts or records nothing for now, such as "disk full: ..."; else
-            empty.
-        refusals: attempts to connect in a row for which the broker refused the credentials or the
+        trouble: why the outbox accepts or records nothing for now, such as "disk full: ...";
+            otherwise empty.
+        refusals: consecutive attempts to connect in which the broker refused the credentials or the
             vhost, or TLS verification failed; ``reason`` says which. 0 if the last attempt was not
-            refused. The publisher retries, but this takes a change of its configuration or of the
-            broker's. Ignored when statuses are compared.
+            refused. The publisher keeps trying, but only a change to its configuration or the
+            broker's helps. Ignored when statuses are compared.
         commits: number of commits so far. Ignored when statuses are compared.
         commit_s: seconds spent in commits so far, waits for the lock included. Ignored when
             statuses are compared.
-        lock_wait_s: of these, seconds in which the outbox waited for SQLite's lock, which another
-            process or the application held. Ignored when statuses are compared.
-        turns: number of turns that the relay has taken. An idle relay takes at least two a second;
-            if the number does not grow, the relay is stuck. Ignored when statuses are compared.
+        lock_wait_s: of ``commit_s``, seconds spent waiting for SQLite's lock, held by another
+            process or the application. Ignored when statuses are compared.
+        turns: number of turns taken by the relay. An idle relay takes at least two per second; if
+            the number does not grow, the relay is stuck. Ignored when statuses are compared.
         turn_age_s: seconds since the last turn began; 0 before the first one. If it exceeds a few
             seconds, the relay is stuck. Ignored when statuses are compared.
-        trying: host and port of the broker to which a connection is being made; else empty. Ignored
-            when statuses are compared.
-        counters_at_start: the ledger when this publisher took the outbox over, before it sent
+        trying: host and port of the broker to which a connection is being made; otherwise empty.
+            Ignored when statuses are compared.
+        counters_at_start: the ledger when this publisher took over the outbox, before it sent
             anything. Ignored when statuses are compared.
     """
 
@@ -234,7 +234,7 @@ class Status:
 
     @property
     def open(self) -> int:
-        """Number of messages accepted and not settled yet."""
+        """Number of messages accepted and not yet settled."""
         return self.counters.open
 
 

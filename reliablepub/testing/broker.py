@@ -44,7 +44,7 @@ class FakeBroker:
 
     Args:
         host: Address to listen on; must be loopback unless `allow_remote` is set.
-        port: Port to listen on; 0 picks one that a restart can take again.
+        port: Port to listen on; 0 picks a free one, which a restart reuses.
         allow_remote: Permit a host that other machines can reach. A fake broker is not secure.
         options: Settings of the node, as in rabbitmq.conf.
         tls: Server-side context with a certificate; the broker then accepts AMQPS only.
@@ -95,7 +95,7 @@ class FakeBroker:
 
     @property
     def url(self) -> str:
-        """`amqp://guest:guest@127.0.0.1:PORT/%2F`; `amqps://` with TLS."""
+        """The URL: `amqp://guest:guest@127.0.0.1:PORT/%2F`, or `amqps://` with TLS."""
         return self.url_of(next(iter(self._node.options.users)))
 
     def url_of(self, user: str, virtual_host: str | None = None) -> str:
@@ -118,7 +118,7 @@ class FakeBroker:
             return self._server is not None and self._server.is_up
 
     def start(self) -> None:
-        """Start serving; after a crash or a stop, on the same port. Do nothing if it is up."""
+        """Start serving; after a crash or a stop, on the same port. Do nothing if already up."""
         with self._changed:
             if self._server is None:
                 self._server = Server(self._node, self._changed, self._host, self._port, self._tls)
@@ -158,7 +158,7 @@ class FakeBroker:
         """Crash, as on kill -9: reset connections, and refuse new ones until `start`.
 
         Transient messages are lost. With `lose_unsynced`, so are persistent messages whose batch
-        was not written yet.
+        had not been written yet.
         """
         with self._changed:
             server = self._running()
@@ -173,14 +173,14 @@ class FakeBroker:
         """Add faults; each applies to later events only.
 
         Raises:
-            TypeError: One is not a fault, such as a class without its parentheses.
+            TypeError: An argument is not a fault, such as a class without its parentheses.
         """
         with self._changed:
             self._node.script.inject(*faults)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The faults in force: injected, and not used up."""
+        """The faults in force: injected and not yet used up."""
         with self._changed:
             return self._node.script.faults
 
@@ -194,7 +194,7 @@ class FakeBroker:
         self._act(clear)
 
     def release_confirms(self) -> None:
-        """Send every confirm that `HoldConfirms` holds back, and remove these faults."""
+        """Send every confirm that `HoldConfirms` faults hold back, and remove these faults."""
         self._act(self._node.release_confirms)
 
     def block(self, reason: str = "low on memory") -> None:
@@ -223,7 +223,7 @@ class FakeBroker:
         self._act(lambda: self._running().thaw())
 
     def advance(self, seconds: float, *, clients_are_silent: bool = False) -> None:
-        """Set the broker's clock ahead, so that a test need not wait.
+        """Move the broker's clock forward, so that a test need not wait.
 
         Events that become due happen in order, as if the time had passed: messages, queues and
         tokens expire, deliveries that were not acknowledged in time close their channels, delayed
@@ -236,7 +236,7 @@ class FakeBroker:
                 client that missed its heartbeats.
 
         Raises:
-            ValueError: `seconds` is negative, not a number, or leads beyond the year 9998.
+            ValueError: `seconds` is negative, not a number, or goes beyond the year 9998.
         """
 
         def advance() -> None:
@@ -305,7 +305,7 @@ class FakeBroker:
             vhost.bind(exchange, binding)
 
     def delete_queue(self, name: str, *, virtual_host: str | None = None) -> None:
-        """Delete a queue; its publishes that are not confirmed yet are acked, as by RabbitMQ."""
+        """Delete a queue; publishes to it that are not confirmed yet are acked, as in RabbitMQ."""
         self._act(lambda: self._node.remove_queue(self._vhost(virtual_host), name))
 
     def delete_exchange(self, name: str, *, virtual_host: str | None = None) -> None:
@@ -322,7 +322,7 @@ class FakeBroker:
         properties: Mapping[str, Any] | None = None,
         virtual_host: str | None = None,
     ) -> bool:
-        """Route a message to queues, as if a client had published it before.
+        """Route a message to queues, as if a client had published it earlier.
 
         The message is on disk at once. No fault applies to it, and `published` does not list it.
 
@@ -362,7 +362,7 @@ class FakeBroker:
     def set_permissions(
         self, user: str, permissions: Permissions, *, virtual_host: str | None = None
     ) -> None:
-        """Set a user's permissions, also on open connections."""
+        """Set a user's permissions, including on open connections."""
         name = virtual_host or self._options.virtual_hosts[0]
         self._act(lambda: self._node.set_permissions(user, name, permissions))
 
@@ -370,7 +370,7 @@ class FakeBroker:
         """Change the password of a user, or add a user with all rights.
 
         Open connections stay open, as in RabbitMQ; `drop_connections` makes clients log in again.
-        `url` and `url_of` have the new password.
+        `url` and `url_of` then contain the new password.
         """
         self._act(lambda: self._node.set_password(user, password))
 
@@ -378,10 +378,10 @@ class FakeBroker:
         """Issue a token that replaces the password in a login, as RabbitMQ's OAuth 2 plugin does.
 
         It is a JSON Web Token with an expiry (``exp``) and an empty signature. After its expiry, a
-        login with it is refused. An open connection stays open, as before RabbitMQ 4.3, but each
+        login with it is refused. An open connection stays open, as in RabbitMQ before 4.3, but each
         method that needs a permission closes its channel with 403, until
-        ``connection.update-secret`` brings another token. RabbitMQ caches a permission for up to a
-        minute while a channel is busy; this broker does not. Since 4.3, RabbitMQ closes the
+        ``connection.update-secret`` provides another token. RabbitMQ caches a permission for up to
+        a minute while a channel is busy; this broker does not. Since 4.3, RabbitMQ closes the
         connection: 320 "credential expired".
 
         Args:
@@ -395,7 +395,7 @@ class FakeBroker:
         return secret
 
     def expire_tokens(self) -> None:
-        """Expire every token that was issued so far."""
+        """Expire every token that has been issued so far."""
         self._act(self._node.expire_tokens)
 
     # ------------------------------------------------------------------ looking
@@ -422,12 +422,12 @@ class FakeBroker:
             return views.consumers(self._node, self._vhost(virtual_host))
 
     def clients(self, *, virtual_host: str | None = None) -> tuple[ClientState, ...]:
-        """Return the clients that have logged in, with what they told of themselves."""
+        """Return the clients that have logged in, with the properties that they sent."""
         with self._changed:
             return views.clients(self._node, self._vhost(virtual_host))
 
     def unacked(self, *, virtual_host: str | None = None) -> tuple[UnackedMessage, ...]:
-        """Return the messages that were delivered and are not acknowledged."""
+        """Return the messages that were delivered and are not yet acknowledged."""
         with self._changed:
             return views.unacknowledged(self._node, self._vhost(virtual_host))
 
@@ -439,7 +439,7 @@ class FakeBroker:
 
     @property
     def published_count(self) -> int:
-        """Number of publishes that arrived completely, also those dropped from `published`."""
+        """Number of publishes that arrived completely, including those dropped from `published`."""
         with self._changed:
             return self._node.history.total
 

@@ -24,7 +24,7 @@ _decoded = functools.lru_cache(maxsize=64)(decode_properties)
 
 
 class Fate(enum.StrEnum):
-    """The fate of a publish that reached the broker whole."""
+    """The fate of a publish that reached the broker completely."""
 
     WITHHELD = "withheld"
     """Not processed yet: held back by an alarm, a freeze or an open transaction."""
@@ -33,13 +33,13 @@ class Fate(enum.StrEnum):
     RETURNED = "returned"
     """Mandatory and unroutable: basic.return was sent, then its confirm."""
     UNROUTABLE = "unroutable"
-    """Not mandatory and unroutable: dropped, and confirmed nevertheless."""
+    """Not mandatory and unroutable: dropped, but confirmed."""
     NACKED = "nacked"
     """Refused by basic.nack (`x-overflow=reject-publish`, or a fault)."""
     REFUSED = "refused"
     """The broker closed the channel or the connection because of the publish."""
     LOST = "lost"
-    """Arrived, and gone: dropped before a queue accepted it, or lost in a crash."""
+    """Arrived but gone: dropped before a queue accepted it, or lost in a crash."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +93,7 @@ class Published:
     """A publish as the broker saw it.
 
     `delivery_tag` is 0 outside confirm mode; `connection` counts connections from 1; `header` is
-    the encoded content header, which has the properties.
+    the encoded content header, which holds the properties.
     """
 
     fate: Fate
@@ -108,7 +108,7 @@ class Published:
 
     @property
     def properties(self) -> Basic.Properties:
-        """Its properties, decoded at each access."""
+        """The properties of the message, decoded on each access."""
         return decode_properties(self.header)
 
 
@@ -124,7 +124,7 @@ class StoredMessage:
 
     @property
     def properties(self) -> Basic.Properties:
-        """Its properties, decoded at each access."""
+        """The properties of the message, decoded on each access."""
         return decode_properties(self.header)
 
 

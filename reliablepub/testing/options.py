@@ -46,31 +46,31 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """Settings, as in rabbitmq.conf and of rabbitmqctl.
+    """Settings of a node, as made in rabbitmq.conf or with rabbitmqctl.
 
     Attributes:
         users: Passwords by user name.
-        virtual_hosts: Names; `FakeBroker.url` and its methods use the first by default.
+        virtual_hosts: Names; `FakeBroker` uses the first one by default, in its URL and methods.
         permissions: By user and virtual host. A user that is listed may enter only the virtual
             hosts listed for it; a user that is not listed has all rights.
         heartbeat_s: Heartbeat in seconds, proposed in connection.tune; 0 for none.
-        channel_max: Limit of open channels of a connection.
-        user_channel_max: Limit of open channels of a user on all connections together; a user that
-            is not listed has no limit.
+        channel_max: Maximum number of open channels per connection.
+        user_channel_max: Maximum number of open channels by user, on all connections together; a
+            user that is not listed has no limit.
         frame_max: Frame size in bytes, proposed in connection.tune.
-        max_message_size: Limit of a body in bytes; a larger one is refused with 406.
+        max_message_size: Maximum size of a body in bytes; a larger one is refused with 406.
         flush_delay_s: Seconds for which persistent messages are collected before they are written
             and confirmed together. 0 writes them as soon as no more input is waiting.
         history_max: Maximum number of publishes kept in the history.
         history_bytes_max: Maximum total size of their bodies; the last publish is always kept.
         consumer_timeout_s: Seconds within which a delivery must be acknowledged; otherwise its
             channel is closed with 406. None for no limit.
-        connections_max: Limit of connections; further ones are closed at once, with a warning in
-            the log of `reliablepub.testing`.
+        connections_max: Maximum number of connections; further ones are closed at once, with a
+            warning in the log of `reliablepub.testing`.
         seed: Seed of all random choices.
 
     Raises:
-        ValueError: There is no user or no virtual host, or permissions name one that does not
+        ValueError: No user or no virtual host is given, or permissions name one that does not
             exist.
     """
 

@@ -52,7 +52,7 @@ class ConsumerState:
 class ClientState:
     """A client that has logged in; `connection` counts connections from 1.
 
-    `properties` is what it told of itself (connection.start-ok).
+    `properties` holds the client properties that it sent (connection.start-ok).
     """
 
     connection: int
@@ -62,7 +62,7 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True)
 class UnackedMessage(StoredMessage):
-    """A message that was delivered and is not acknowledged.
+    """A message that was delivered and is not yet acknowledged.
 
     `consumer_tag` is None after basic.get.
     """

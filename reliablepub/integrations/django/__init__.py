@@ -9,7 +9,7 @@ Settings::
     RELIABLEPUB = {"URL": "amqp://...", "DATABASES": ["default"]}
 
 ``URL`` is used by the command ``relay_outbox``. ``DATABASES`` names the databases that have an
-outbox; the default database unless given.
+outbox; by default, the default database.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DjangoOutbox:
     """The outbox in one of Django's databases.
 
     Args:
-        using: alias of the database, one of the setting ``DATABASES``; by default the first.
+        using: alias of the database, from the setting ``DATABASES``; by default the first.
 
     Example:
         The message exists if, and only if, the order does::
@@ -64,7 +64,7 @@ class DjangoOutbox:
         """Alias of the database.
 
         Raises:
-            ImproperlyConfigured: the setting ``DATABASES`` does not name it, so nothing relays it.
+            ImproperlyConfigured: the setting ``DATABASES`` does not name it, so no relay serves it.
         """
         known = aliases()
         using = known[0] if self._using is None else self._using
@@ -87,7 +87,7 @@ class DjangoOutbox:
 
     @property
     def outbox(self) -> Outbox:
-        """The `Outbox`, to inspect it or to intervene. It uses connections of its own.
+        """The `Outbox`, to inspect it or to intervene. It uses its own connections.
 
         Raises:
             ImproperlyConfigured: the database cannot hold an outbox.
@@ -96,7 +96,7 @@ class DjangoOutbox:
 
     @property
     def is_joined(self) -> bool:
-        """Whether a transaction is open, such as that of an atomic block, which messages join."""
+        """Whether messages join an open transaction, such as that of an atomic block."""
         connection = connections[self.using]
         is_connected = connection.connection is not None
         return connection.in_atomic_block or (is_connected and not connection.autocommit)
@@ -104,8 +104,8 @@ class DjangoOutbox:
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message, as part of the transaction of Django's connection.
 
-        Within ``transaction.atomic`` the commit stores the message, and a rollback, also of an
-        inner block, removes it. Outside of a transaction it is stored at once.
+        Within ``transaction.atomic``, the commit stores the message, and a rollback, even of an
+        inner block, removes it. Outside a transaction, it is stored at once.
 
         Args:
             message: the message. It gets a ``message_id`` if it has none.
@@ -118,23 +118,23 @@ class DjangoOutbox:
             TransactionManagementError: the block has failed, and can only be rolled back.
             ImproperlyConfigured: the database cannot hold an outbox.
             OutboxError: the message was not stored (`Outbox.enqueue`).
-            DatabaseError: PostgreSQL did not store the message, such as Django's `ProgrammingError`
-                if there is no outbox (run ``migrate``), or if this user may not use it (a note of
-                the error names the role).
+            DatabaseError: PostgreSQL did not store the message. Django raises its
+                `ProgrammingError` if there is no outbox (run ``migrate``), or if this user may not
+                use it (a note on the error names the role).
         """
         outbox, connection = self._through()
         return outbox.enqueue(message, key=key, connection=connection)
 
     async def enqueue_async(self, message: Message, *, key: str | None = None) -> str:
-        """Store one message from a coroutine, in the thread that asgiref keeps for Django.
+        """Store one message from a coroutine, on the thread that asgiref keeps for Django.
 
-        Below ``async_to_sync``, that is the caller's thread, so the message joins the caller's
+        Within ``async_to_sync``, this is the caller's thread, so the message joins the caller's
         ``transaction.atomic``. The arguments, results and errors are those of `enqueue`.
         """
         return await sync_to_async(self.enqueue)(message, key=key)
 
     def enqueue_many(self, messages: Iterable[Message]) -> list[str]:
-        """Store many messages, as part of the transaction; outside of one, all or none.
+        """Store many messages, as part of the transaction; outside one, all or none.
 
         Args:
             messages: read in chunks (`Outbox.enqueue_many`).
@@ -157,14 +157,14 @@ class DjangoOutbox:
         return await sync_to_async(self.enqueue_many)(messages)
 
     def cancel(self, key: str, *, note: str = "") -> ScheduleChange:
-        """Cancel the message of a key, unless it was sent, as part of the transaction.
+        """Cancel the message with a key, unless it was sent, as part of the transaction.
 
         Args:
             key: the key that was given to `enqueue`.
             note: the reason, for ``reliablepub outbox explain``.
 
         Returns:
-            Whether the message was cancelled, it was too late, or the key is not known.
+            Whether the message was cancelled, it was already too late, or the key is unknown.
 
         Raises:
             TransactionManagementError: the block has failed, and can only be rolled back.
@@ -176,15 +176,15 @@ class DjangoOutbox:
             return outbox.cancel(key, note=note, connection=connection)
 
     def reschedule(self, key: str, not_before: datetime, *, note: str = "") -> ScheduleChange:
-        """Send the message of a key at another time, unless it was sent; part of the transaction.
+        """Reschedule the message with a key, unless it was sent, as part of the transaction.
 
         Args:
             key: the key that was given to `enqueue`.
-            not_before: the new time, with a time zone; one in the past sends the message now.
+            not_before: the new time, with a time zone; a time in the past sends the message now.
             note: the reason, for ``reliablepub outbox explain``.
 
         Returns:
-            Whether the message has its new time, it was too late, or the key is not known.
+            Whether the message was rescheduled, it was already too late, or the key is unknown.
 
         Raises:
             TransactionManagementError: the block has failed, and can only be rolled back.

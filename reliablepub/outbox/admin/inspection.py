@@ -37,12 +37,12 @@ class OutboxStatus:
         parked: messages given up, kept for an operator.
         expired: messages whose deadline passed before a confirm, kept for an operator.
         discarded: messages deleted without a confirm, by an operator or by the retry policy.
-        waiting: open messages with a time at which they are sent, or sent again.
+        waiting: open messages that have a time at which they are to be sent, or sent again.
         held_keys: ordering keys that a parked message holds.
         oldest_open_at: when the open message with the lowest id was stored (seconds since 1970);
             None if no message is open. Damaged rows do not count.
-        relay: id of the process that relays the outbox now, or None. With shards, that of the
-            first shard that has one.
+        relay: id of the process that relays the outbox now, or None. With shards, that of the first
+            shard that has a relay.
         bytes_on_disk: size of the database and its write-ahead log.
         log_bytes: size of the write-ahead log. More than about 20 MiB means that a read transaction
             stays open and keeps SQLite from resetting the log.

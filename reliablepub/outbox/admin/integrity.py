@@ -27,16 +27,16 @@ class Audit:
     """Result of `audit`. The outbox is intact if nothing is listed.
 
     Attributes:
-        rows: number of messages, open and parked, whose checksum was compared.
+        rows: number of open and parked messages whose checksums were compared.
         differences: ledger counters that differ from the sum over the rows, each with the
             difference (ledger minus rows).
         damaged: ids of rows with a wrong checksum, or with a size, time or count that this library
-            never writes; each with what is wrong. A relay parks such a row, and never sends it.
+            never writes; each with its defect. A relay parks such a row, and never sends it.
         structure: errors that the database reports about its pages. If there are any, neither the
             ledger nor the rows are read.
-        passed_over: ids of messages in PostgreSQL, at most 1,000 of a shard, that have been due for
-            a minute and that a relay, although at work, does not send.
-        lost: fail-overs of PostgreSQL that have lost commits of a relay, the newest first. They are
+        passed_over: ids of messages in PostgreSQL, at most 1,000 per shard, that have been due for
+            a minute and that a working relay does not send.
+        lost: PostgreSQL failovers that lost commits of a relay, the newest first. They are in the
             past, so they do not count against `is_right`.
     """
 

@@ -31,7 +31,7 @@ class ScheduleChange(Enum):
     MADE = "made"
     """The message is cancelled, or has its new time."""
     TOO_LATE = "too late"
-    """The message is in flight, was sent or may have been; or it was given up, and cannot be
+    """The message is in flight, was sent or may have been sent, or was given up and cannot be
     rescheduled. Nothing was changed."""
     UNKNOWN = "unknown"
     """The outbox has no message with this key: none was enqueued, it was cancelled, or the key was

@@ -346,8 +346,8 @@ class Salvaged:
         broken: rows that were recognized as messages and are damaged.
         has_sources: whether the positions of named sources, and the deduplication keys, could also
             be read and copied.
-        unreadable: parts of the damaged file and its log that the disk cannot read. Rows in them
-            are missing.
+        unreadable: parts of the damaged file and its log that cannot be read from disk. Rows in
+            these parts are missing.
     """
 
     open: int
