@@ -82,22 +82,20 @@ class Aftermath(Generic[K]):
             return
         # Losses count against a message only if it was alone in flight each time.
         losses = self._quarantine.losses if is_trying else 0
-        since = self._evidence.suspicion()
         outcome = Outcome(OutcomeKind.UNCERTAIN, 0, reason)
         suspects = [key for lane in lanes for key in self.close(lane, outcome)]
         if len(suspects) == 1:
-            self._quarantine.set_aside(suspects[0], now, reason, since=since, losses=losses)
+            self._quarantine.set_aside(suspects[0], now, reason, losses=losses)
         else:
-            self._quarantine.suspect((), suspects, since=since, is_alone=True)
+            self._quarantine.suspect((), suspects, is_alone=True)
 
     def refused(self, lane: Lane[K], event: ChannelClosed, now: float) -> Verdict:
         """End a lane's epoch: by a soft error, one of its publishes made the broker close it."""
-        since = self._evidence.suspicion(event.reply_code)
         is_alone, losses = False, 0
         if lane is self._quarantine:
             is_alone, losses = self._quarantine.is_alone, self._quarantine.losses
-            if self._quarantine.since.reply_code == event.reply_code:
-                since = self._quarantine.since
+        else:
+            self._evidence.fresh_suspects()
         refused = Outcome(OutcomeKind.REFUSED, event.reply_code, event.reply_text)
         suspects = lane.suspects
         if len(suspects) != 1:  # several were in flight, or none
@@ -107,10 +105,10 @@ class Aftermath(Generic[K]):
             others: list[K] = []
             for key in self.close(lane, uncertain):
                 (named if self._is_named(key, event.reply_text) else others).append(key)
-            self._quarantine.suspect(named, others, since=since, is_alone=is_alone)
+            self._quarantine.suspect(named, others, is_alone=is_alone)
             return Verdict.UNCLEAR
         [key] = suspects
-        verdict = self._evidence.verdict(key, refused, since)
+        verdict = self._evidence.verdict(key, refused)
         if verdict is Verdict.REFUSED:
             self.close(lane, refused)
         elif verdict is Verdict.PLACE:
@@ -120,12 +118,10 @@ class Aftermath(Generic[K]):
             known = Persistence.NOT_WRITTEN
             self.close(lane, Outcome(OutcomeKind.UNCERTAIN, event.reply_code, text, known))
             if verdict is Verdict.BROKER:
-                self._quarantine.expect(key, since=since)
+                self._quarantine.expect(key)
             else:
                 why = f"{event.reply_code} {text}"
-                self._quarantine.set_aside(
-                    key, now, why, since=since, losses=losses, is_alone=False
-                )
+                self._quarantine.set_aside(key, now, why, losses=losses, is_alone=False)
         return verdict
 
     def overdue(self, lane: Lane[K], reason: str, *, late_before: float) -> None:

@@ -9,7 +9,9 @@ connection *hard*. A soft error may be about one message; a hard error, such as 
 
 A message is *suspected* when a channel closes while it is in flight, and it is *passed* when the
 broker answers it otherwise: by an ack, a nack or a return. So a message that was alone on a channel
-when the broker closed it is judged by what passed:
+when the broker closed it is judged by what passed. Each message that passes speaks against one
+suspect; but none does that passed before another close of a channel with fresh messages, which may
+be the beginning of an outage.
 
     ===============================================  ==============================================
     evidence                                         verdict
@@ -17,9 +19,8 @@ when the broker closed it is judged by what passed:
     the reply text names an exchange or a user       `Verdict.REFUSED`: where the outcome concerns
     (404, 403, ``user_id``)                          more than this message, its destination is
                                                      paused, and its messages wait
-    since this message was first suspected by this   `Verdict.REFUSED`: it alone is at fault
-    reply code, on this connection, another message
-    passed to its place
+    another message has passed to its place, on      `Verdict.REFUSED`: it alone is at fault
+    this connection, and spoke against none yet
     `SEVERAL` different messages to this place in a  `Verdict.PLACE`: refused, as the whole place
     row closed their channels; none passed there,
     but elsewhere
@@ -37,10 +38,10 @@ broker and an outage look alike.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from reliablepub.outcome import Concern, Outcome
 
@@ -48,6 +49,8 @@ K = TypeVar("K")
 
 SEVERAL: Final = 3
 """Different messages in a row whose refusals are no longer about the messages."""
+_CREDIT_MAX: Final = 10
+"""Most messages in a row that are refused by what passed before them: an outage may have begun."""
 STRIKES_MAX: Final = 3
 """Connections lost in a row, before the broker answered any message in flight, after which the
 messages in flight are suspected."""
@@ -69,41 +72,20 @@ class Verdict(Enum):
     UNCLEAR = auto()
 
 
-class Suspicion(NamedTuple):
-    """When messages were first suspected, and of what."""
-
-    passed: int  # messages that had passed by then
-    reply_code: int  # of the close; 0 if a connection was lost
-
-
-NEVER: Final = Suspicion(0, 0)
-"""Of messages that are sent alone for another reason."""
-
-
-@dataclass(slots=True)
-class _Run(Generic[K]):
-    """Messages to one place that closed their channels in a row, without one that passed there."""
-
-    since: int  # messages that had passed, to any place, when it began
-    keys: set[K] = field(default_factory=set)
-
-
 class Evidence(Generic[K]):
     """Answers and closes, as far as a verdict needs them."""
 
-    __slots__ = (
-        *("_has_heard", "_is_weighed", "_passed", "_place_of", "_runs", "_strikes"),
-        *("count", "doubt"),
-    )
+    __slots__ = "_credits", "_has_heard", "_is_weighed", "_place_of", "_runs", "_strikes", "doubt"
 
     def __init__(self, place_of: Callable[[K], Hashable], *, is_weighed: bool) -> None:
         self._place_of = place_of
         self._is_weighed = is_weighed  # else a soft error is about the message alone with it
-        self._passed: dict[Hashable, int] = {}  # value of `count` after the last one to a place
-        self._runs: dict[Hashable, _Run[K]] = {}
+        # By place: messages that passed, each of which speaks against one suspect; and messages
+        # that closed their channels in a row, without one that passed there.
+        self._credits: Counter[Hashable] = Counter()
+        self._runs: dict[Hashable, set[K]] = {}
         self._strikes = 0
         self._has_heard = False
-        self.count = 0  # messages that passed while there were suspects
         self.doubt: Outcome | None = None  # the reply by which the broker refuses every message
 
     @property
@@ -113,8 +95,16 @@ class Evidence(Generic[K]):
 
     def connected(self) -> None:
         """Start with a new connection: what passed on an earlier one proves nothing here."""
-        self._passed.clear()
+        self._credits.clear()
         self._has_heard = False
+
+    def fresh_suspects(self) -> None:
+        """Note a close with messages that were not suspected before: perhaps an outage begins."""
+        self._credits.clear()
+
+    def sent_alone(self, key: K) -> None:
+        """Note that a message is sent alone: what passed before says nothing about it."""
+        del self._credits[self._place_of(key)]
 
     def nothing_heard(self) -> None:
         """Forget earlier answers: nothing is in flight, and suspects are about to be written."""
@@ -132,34 +122,38 @@ class Evidence(Generic[K]):
         """
         self.doubt = None
         for key in keys:
-            self.count += 1
             place = self._place_of(key)
-            self._passed[place] = self.count
+            self._credits[place] = min(self._credits[place] + 1, _CREDIT_MAX)
             self._runs.pop(place, None)
 
-    def suspicion(self, reply_code: int = 0) -> Suspicion:
-        """A suspicion that begins now."""
-        return Suspicion(self.count, reply_code)
+    def judges(self) -> Callable[[K], bool]:
+        """A function that tells of one message after the other whether it can be judged now."""
+        left = self._credits.copy()
 
-    def is_against(self, key: K, since: Suspicion) -> bool:
-        """Whether another message has passed to the place of this one since it was suspected."""
-        return self._passed.get(self._place_of(key), 0) > since.passed
+        def can_judge(key: K) -> bool:
+            left.subtract((self._place_of(key),))
+            return left[self._place_of(key)] >= 0
+
+        return can_judge
 
     def is_refusing(self, key: K) -> bool:
         """Whether the place of this message has a run."""
         return self._place_of(key) in self._runs
 
-    def verdict(self, key: K, outcome: Outcome, since: Suspicion) -> Verdict:
+    def verdict(self, key: K, outcome: Outcome) -> Verdict:
         """Judge a message that was alone on a channel which the broker closed by a soft error."""
-        is_told = outcome.concern is not Concern.MESSAGE or not self._is_weighed
-        if is_told or self.is_against(key, since):
+        place = self._place_of(key)
+        if outcome.concern is not Concern.MESSAGE or not self._is_weighed:
             return Verdict.REFUSED
-        run = self._runs.setdefault(self._place_of(key), _Run(self.count))
-        if len(run.keys) < SEVERAL:
-            run.keys.add(key)
-        if len(run.keys) == SEVERAL and self.count > run.since:
+        if self._credits[place]:
+            self._credits[place] -= 1
+            return Verdict.REFUSED
+        run = self._runs.setdefault(place, set())
+        if len(run) < SEVERAL:
+            run.add(key)
+        if len(run) == SEVERAL and self._credits.total():  # all of other places
             return Verdict.PLACE
-        if len(run.keys) == SEVERAL or self.doubt is not None:
+        if len(run) == SEVERAL or self.doubt is not None:
             self.doubt = outcome
             return Verdict.BROKER
         return Verdict.UNCLEAR

@@ -35,7 +35,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from reliablepub._core.confirms import Violation
-from reliablepub._core.evidence import NEVER, Suspicion
 from reliablepub._core.lane import Lane, without
 
 K = TypeVar("K")
@@ -51,7 +50,6 @@ class _Group(Generic[K]):
     """Suspects that are tried together."""
 
     keys: deque[K]  # not written yet
-    since: Suspicion = NEVER
     is_alone: bool = False  # nothing else may be in flight on the connection meanwhile
     losses: int = 0  # channels or connections that have ended while its one message was alone
 
@@ -85,11 +83,6 @@ class Quarantine(Lane[K]):
         return self._trial.is_alone
 
     @property
-    def since(self) -> Suspicion:
-        """When the group under trial was first suspected, and of what."""
-        return self._trial.since
-
-    @property
     def losses(self) -> int:
         """Channels or connections that have ended while the message under trial was alone."""
         return self._trial.losses
@@ -99,45 +92,36 @@ class Quarantine(Lane[K]):
         """When the next message that is set aside is due; None if there is none."""
         return min((at for at, _ in self.aside), default=None)
 
-    def suspect(
-        self, named: Sequence[K], others: Sequence[K], *, since: Suspicion, is_alone: bool
-    ) -> None:
+    def suspect(self, named: Sequence[K], others: Sequence[K], *, is_alone: bool) -> None:
         """Try these next: one of them made the broker close a channel or the connection."""
         if self.buffer:  # not written, so innocent of this close: they wait behind
-            self._groups.appendleft(_Group(self.buffer, self.since, self.is_alone))
+            self._groups.appendleft(_Group(self.buffer, self.is_alone))
             self.buffer = deque()
         # Halves: all of them together would close the next channel too. The first of those named
         # goes alone: its outcome shows whether the broker's text is true of the named messages.
         groups = [named[:1], *_halves(named[1:]), others] if named else _halves(others)
         self._groups.extendleft(
-            _Group(deque(group), since, is_alone) for group in reversed(groups) if group
+            _Group(deque(group), is_alone) for group in reversed(groups) if group
         )
 
-    def expect(self, key: K, *, since: Suspicion, is_next: bool = False) -> None:
+    def expect(self, key: K, *, is_next: bool = False) -> None:
         """Queue a message that is likely to make the broker close its channel; it is sent alone."""
-        group = _Group(deque([key]), since)
+        group = _Group(deque([key]))
         (self._groups.appendleft if is_next else self._groups.append)(group)
 
     def set_aside(
-        self,
-        key: K,
-        now: float,
-        why: str,
-        *,
-        since: Suspicion,
-        losses: int,
-        is_alone: bool = True,
+        self, key: K, now: float, why: str, *, losses: int, is_alone: bool = True
     ) -> None:
         """Set aside a message that was alone when its channel or connection ended."""
         self.why = why
         wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** min(losses, 10))  # 2.0 ** 1024 overflows
-        self.aside.append((now + wait_s, _Group(deque([key]), since, is_alone, losses + 1)))
+        self.aside.append((now + wait_s, _Group(deque([key]), is_alone, losses + 1)))
 
-    def recall(self, now: float, is_against: Callable[[K, Suspicion], bool]) -> None:
+    def recall(self, now: float, can_judge: Callable[[K], bool]) -> None:
         """Queue, behind the other groups, what was set aside and is due or can be judged now."""
         waiting, self.aside = self.aside, []
         for at, group in waiting:
-            is_due = at <= now or (not group.is_alone and is_against(group.keys[0], group.since))
+            is_due = at <= now or (not group.is_alone and can_judge(group.keys[0]))
             if is_due:
                 self._groups.append(group)
             else:

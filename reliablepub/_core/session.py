@@ -399,7 +399,8 @@ class Session(Generic[K]):
             RuntimeError: the session is draining.
         """
         self._check_takes_more()
-        self._quarantine.expect(key, since=self._evidence.suspicion())
+        self._evidence.sent_alone(key)
+        self._quarantine.expect(key)
         self._open_lanes(now)
 
     def _check_takes_more(self) -> None:
@@ -629,21 +630,25 @@ class Session(Generic[K]):
         self._recall(now)
 
     def _recall(self, now: float) -> None:
-        self._quarantine.recall(self._clock.reading(now), self._evidence.is_against)
+        self._quarantine.recall(self._clock.reading(now), self._evidence.judges())
         self._open_lanes(now)
 
     def _choose_probe(self) -> None:
         """Choose what goes next while the broker refuses every message.
 
-        A message to a place that has not refused any shows whether it is the whole broker.
+        A message to a place that has not refused any shows whether it is the whole broker. Else the
+        newest one that is no suspect: the next ones may be unfit like those that were refused. If
+        there is none, the suspects take turns.
         """
-        fresh = self._main.buffered_keys()
-        key = next((key for key in fresh if not self._evidence.is_refusing(key)), None)
-        if key is None and not self._quarantine.waiting:
-            key = next(self._main.buffered_keys(), None)
+        buffered = self.buffered_keys()
+        key = next((key for key in buffered if not self._evidence.is_refusing(key)), None)
+        if key is None:
+            key = next(reversed([*self._main.buffered_keys()]), None)
         if key is not None:
             self._main.withdraw((key,))
-            self._quarantine.expect(key, since=self._evidence.suspicion(), is_next=True)
+            self._quarantine.withdraw((key,))
+            self._evidence.sent_alone(key)
+            self._quarantine.expect(key, is_next=True)
 
     def _next_suspects(self) -> None:
         """Go on to the next group of suspects; close the quarantine channel after the last."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from reliablepub._core.events import ChannelClosed
-from reliablepub._core.evidence import SEVERAL, Evidence, Suspicion, Verdict, is_soft
+from reliablepub._core.evidence import SEVERAL, Evidence, Verdict, is_soft
 from reliablepub.outcome import Concern, Outcome, OutcomeKind, Persistence
 from tests.acks import singly
 from tests.core.naive_broker import Rig, refused
@@ -23,9 +23,10 @@ def place_of(key: str) -> str:
 
 
 def judged(history: str) -> Verdict:
-    """The last verdict of a history: "+x1" has passed, "-x1" was refused alone; "new" connects.
+    """The last verdict of a history.
 
-    Each is suspected from the beginning.
+    "+x1" has passed, "-x1" was refused alone, "?x1" was sent alone without a suspicion; "new"
+    connects, and "close" is that of a channel with fresh messages.
     """
     evidence = Evidence(place_of, is_weighed=True)
     evidence.connected()
@@ -33,10 +34,14 @@ def judged(history: str) -> Verdict:
     for event in history.split():
         if event == "new":
             evidence.connected()
+        elif event == "close":
+            evidence.fresh_suspects()
+        elif event[0] == "?":
+            evidence.sent_alone(event[1:])
         elif event[0] == "+":
             evidence.passed([event[1:]])
         else:
-            verdict = evidence.verdict(event[1:], UNFIT, Suspicion(0, 406))
+            verdict = evidence.verdict(event[1:], UNFIT)
     return verdict
 
 
@@ -56,6 +61,16 @@ def judged(history: str) -> Verdict:
         ("-x1 -x2 -x3 -x3", Verdict.BROKER),
         ("-x1 -x2 -x3 -y1", Verdict.BROKER),
         ("-x1 -x2 -x3 +y1 -y2", Verdict.REFUSED),
+        ("+x1 -x2 -x3", Verdict.UNCLEAR),  # one that passes speaks against one
+        ("+x1 +x2 -x3 -x4", Verdict.REFUSED),
+        ("+x1 -x2 -x3 -x4 -x5", Verdict.BROKER),
+        ("+x1 " * 20 + "-a -b -c -d -e -f -g -h -i -j".replace("-", "-x"), Verdict.REFUSED),
+        ("+x1 " * 20 + "-a -b -c -d -e -f -g -h -i -j -k".replace("-", "-x"), Verdict.UNCLEAR),
+        ("+x1 close -x2", Verdict.UNCLEAR),  # perhaps the beginning of an outage
+        ("+x1 ?x2 -x2", Verdict.UNCLEAR),  # that was before
+        ("+x1 ?y2 -x2", Verdict.REFUSED),
+        ("+y1 -x1 -x2 -x3", Verdict.PLACE),
+        ("+y1 -y2 -x1 -x2 -x3", Verdict.BROKER),
         ("-x1 -x2 +y1 -x3", Verdict.PLACE),
         ("-x1 -x2 -x3 +y1 -x1", Verdict.PLACE),
         ("-x1 -x2 +y1 -x3 +x4 new -x5", Verdict.UNCLEAR),
@@ -68,7 +83,7 @@ def test_a_message_is_judged_by_what_passed(history: str, verdict: Verdict) -> N
 def test_a_doubt_about_the_broker_ends_with_the_first_message_that_passes() -> None:
     evidence = Evidence(place_of, is_weighed=True)
     for number in range(SEVERAL):
-        evidence.verdict(f"x{number}", UNFIT, Suspicion(0, 406))
+        evidence.verdict(f"x{number}", UNFIT)
     assert evidence.doubt is UNFIT
     evidence.passed(["y1"])
     assert evidence.doubt is None
@@ -81,12 +96,12 @@ def test_a_doubt_about_the_broker_ends_with_the_first_message_that_passes() -> N
 def test_a_reply_that_names_a_place_or_a_user_needs_no_evidence(text: str) -> None:
     outcome = Outcome(REFUSED, 404 if "exchange" in text else 406, text)
     evidence = Evidence(place_of, is_weighed=True)
-    assert evidence.verdict("x1", outcome, Suspicion(0, 404)) is Verdict.REFUSED
+    assert evidence.verdict("x1", outcome) is Verdict.REFUSED
 
 
 def test_without_a_breaker_each_soft_error_is_about_its_message() -> None:
     evidence = Evidence(place_of, is_weighed=False)
-    assert evidence.verdict("x1", UNFIT, Suspicion(0, 406)) is Verdict.REFUSED
+    assert evidence.verdict("x1", UNFIT) is Verdict.REFUSED
 
 
 @pytest.mark.parametrize("code", [311, 313, 403, 404, 405, 406])
@@ -238,3 +253,24 @@ def test_without_a_breaker_all_are_refused() -> None:
     rig = rig_of(16, *range(16), is_weighed=False)
     rig.run_until_idle()
     assert len(refused(rig)) == 16
+
+
+def flows(rig: Rig) -> int:
+    """Submit a good message, and step until it is confirmed; the connections that it took."""
+    connects, fresh = rig.broker.connects, rig.submit()
+    for _ in range(200):
+        assert rig.step()
+        if fresh in rig.settling:
+            break
+    assert rig.settling[fresh].kind is CONFIRMED
+    return rig.broker.connects - connects
+
+
+@pytest.mark.parametrize("count", [SEVERAL, 10, 50])
+def test_unfit_messages_in_a_row_keep_no_later_one_waiting(count: int) -> None:
+    rig = rig_of(count, *range(count))
+    while not rig.session.refuses_all:
+        assert rig.step()
+    while len(refused(rig)) < count:
+        assert flows(rig) <= 2
+    assert rig.session.refuses_all == ""

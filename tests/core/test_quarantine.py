@@ -9,7 +9,6 @@ import pytest
 
 from reliablepub._core.confirms import Violation
 from reliablepub._core.events import ChannelClosed, CloseChannel, ConnectionLost, OpenChannel
-from reliablepub._core.evidence import NEVER
 from reliablepub._core.quarantine import ASIDE_MAX_S, Quarantine
 from reliablepub._core.window import Window
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -259,6 +258,6 @@ def test_the_suspects_are_told_why_they_are_uncertain() -> None:
 
 def test_the_wait_aside_stays_bounded_however_many_connections_are_lost() -> None:
     quarantine = Quarantine[int](Counter(), lambda _: 1)
-    quarantine.set_aside(7, 0.0, "gone", since=NEVER, losses=5_000)
+    quarantine.set_aside(7, 0.0, "gone", losses=5_000)
     [(at, _)] = quarantine.aside
     assert at == ASIDE_MAX_S

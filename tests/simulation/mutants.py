@@ -245,7 +245,13 @@ def a_refusal_needs_no_evidence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_passed_anywhere_is_evidence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Evidence, "is_against", lambda self, _key, since: self.count > since.passed)
+    real = Evidence.verdict
+
+    def verdict(evidence: Any, key: Any, outcome: Any) -> Verdict:
+        found = real(evidence, key, outcome)
+        return Verdict.REFUSED if evidence._credits.total() else found
+
+    patch.setattr(Evidence, "verdict", verdict)
 
 
 @mutant
