@@ -29,7 +29,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import status_file_path
-from reliablepub.testing import FakeBroker
+from reliablepub.testing import FakeBroker, faults
 from reliablepub.testing.faults import StallHandshake
 from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
@@ -435,6 +435,17 @@ def test_a_password_that_only_the_relay_has_wrong_is_a_problem(
     assert row["found"].startswith("the relay has not been connected for")
     assert "credentials" in row["found"]
     assert "its own URL, user, password" in row["remedy"]
+
+
+def test_of_a_broker_that_refuses_every_message_the_login_is_not_blamed(
+    run: Run, path: Path, fake: FakeBroker
+) -> None:
+    fake.inject(faults.CloseChannel(code=406, text="Server low on disk space", keep=True))
+    with Publisher(fake.url, outbox=path, close_timeout_s=0) as publisher:
+        publisher.publish_many(Message(b"", routing_key="all") for _ in range(5))
+        row = link_found(run, path, "disconnected")
+    assert "refuses every message: 406 PRECONDITION_FAILED - Server low" in row["found"]
+    assert "password" not in row["remedy"]
 
 
 def test_a_token_is_told_with_its_end(run: Run, fake: FakeBroker, tmp_path: Path) -> None:

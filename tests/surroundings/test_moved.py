@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -357,12 +357,12 @@ def test_a_log_that_is_truncated_while_it_is_looked_at_was_not_deleted(
     """As ``PRAGMA wal_checkpoint(TRUNCATE)`` of another process does."""
     read = location._read_each
 
-    def truncated_then(fds: Sequence[int], count: int, offset: int) -> Iterator[bytes]:
-        found = list(read(fds, count, offset))
+    def truncated_then(fds: Sequence[int], count: int, offset: int) -> list[bytes]:
+        found = read(fds, count, offset)
         if offset == location._FRAMES_AT:
             looks.append(offset)
             sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
-        return iter(found)
+        return found
 
     looks: list[int] = []
     with Outbox(path) as outbox:

@@ -323,6 +323,11 @@ def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
         "the relay keeps trying; compare its own URL, user, password and TLS files, which may "
         "differ from those given here, with the broker's, and read the broker's log"
     )
+    if "refuses every message" in reason:  # `Session.refuses_all`
+        remedy = (
+            "an alarm of the broker's disk ends when there is space; if the messages are unfit, "
+            "`reliablepub outbox list` shows them, and `outbox park` takes them out of the way"
+        )
     found = f"{whose} has not been connected {span}: {reason}"
     return finding("relay", Level.PROBLEM, found, remedy, about="broker")
 
