@@ -215,11 +215,12 @@ class Service:
                 raise
             self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
             return False
+        if self._publisher is None:  # a signal has ended the try
+            self.standing_by = self.standing_by or _NOT_OPENED
+            self._why = self._why or _NOT_OPENED
+            return False
         if self.standing_by:
             waited_at.close()
-        if self._publisher is None:
-            self.standing_by = self._why = _NOT_OPENED
-            return False
         self.standing_by = self._why = ""
         return True
 
