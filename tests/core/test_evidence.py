@@ -274,3 +274,15 @@ def test_unfit_messages_in_a_row_keep_no_later_one_waiting(count: int) -> None:
     while len(refused(rig)) < count:
         assert flows(rig) <= 2
     assert rig.session.refuses_all == ""
+
+
+def test_a_message_to_a_place_that_has_refused_none_is_the_first_probe() -> None:
+    rig = Rig(window_max=100, window_bytes_max=100, place_of=lambda key: key == SEVERAL)
+    rig.broker.connect()
+    rig.submit_many(SEVERAL, guilty=range(SEVERAL), kind="unfit")
+    while not rig.session.refuses_all:
+        assert rig.step()
+    connects, good, newest = rig.broker.connects, rig.submit(), rig.submit(kind="unfit")
+    while good not in rig.settling:
+        assert rig.step()
+    assert (rig.broker.connects - connects, rig.sent[newest]) == (1, 0)
