@@ -189,9 +189,9 @@ class Breaker:
     """A circuit breaker: pauses a destination that keeps refusing messages.
 
     Messages for a paused destination wait; all others are sent. After each pause, a message is sent
-    as a probe, each time a different one. If the probe is refused, another pause begins. If it is
-    confirmed, the waiting messages follow: two for each confirm, or as fast as the window allows if
-    the broker had refused the exchange or the ``user_id``.
+    as a probe, each time a different one; messages never sent go several at a time. If a probe is
+    refused, another pause begins. If it is confirmed, the waiting messages follow: two for each
+    confirm, or as fast as the window allows if the broker had refused the exchange or ``user_id``.
 
     A destination is an exchange and a routing key. It is a whole exchange if the exchange does not
     exist (404), the user may not write to it (403), or three of its routing keys were nacked
@@ -199,8 +199,8 @@ class Breaker:
 
     Only a refusal that will be retried pauses a destination. Where the policy gives up messages at
     once, every message is tried. There is one exception: if an exchange refuses a message whose
-    time is over, the exchange is paused too. Other messages whose time is over are then given up
-    without being sent, because each would cost a channel.
+    retry budget is spent, the exchange is paused too. Other messages whose budget is spent are then
+    given up without being sent, because each would cost a channel.
 
     Attributes:
         refusals_max: number of consecutive refusals (nacked, returned) that pause a destination.
