@@ -80,6 +80,7 @@ class Aftermath(Generic[K]):
             for lane in lanes:
                 self.send_again(lane, reason)
             return
+        self._evidence.fresh_suspects()
         # Losses count against a message only if it was alone in flight each time.
         losses = self._quarantine.losses if is_trying else 0
         outcome = Outcome(OutcomeKind.UNCERTAIN, 0, reason)

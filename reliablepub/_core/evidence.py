@@ -131,8 +131,9 @@ class Evidence(Generic[K]):
         left = self._credits.copy()
 
         def can_judge(key: K) -> bool:
-            left.subtract((self._place_of(key),))
-            return left[self._place_of(key)] >= 0
+            place = self._place_of(key)
+            left[place] -= 1
+            return left[place] >= 0
 
         return can_judge
 

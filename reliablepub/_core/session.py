@@ -630,7 +630,8 @@ class Session(Generic[K]):
         self._recall(now)
 
     def _recall(self, now: float) -> None:
-        self._quarantine.recall(self._clock.reading(now), self._evidence.judges())
+        if self._quarantine.aside:
+            self._quarantine.recall(self._clock.reading(now), self._evidence.judges())
         self._open_lanes(now)
 
     def _choose_probe(self) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from reliablepub._core.events import ChannelClosed
-from reliablepub._core.evidence import SEVERAL, Evidence, Verdict, is_soft
+from reliablepub._core.evidence import SEVERAL, STRIKES_MAX, Evidence, Verdict, is_soft
 from reliablepub.outcome import Concern, Outcome, OutcomeKind, Persistence
 from tests.acks import singly
 from tests.core.naive_broker import Rig, refused
@@ -180,6 +180,17 @@ def test_what_is_not_judged_yet_is_uncertain_and_did_not_arrive() -> None:
     words = "closed the channel, and no other message has passed since: no"
     assert (outcome.reply_code, outcome.reply_text) == (406, words)
     assert rig.session.why_aside == f"406 {words}"
+
+
+def test_suspects_of_a_hard_error_are_not_judged_by_what_passed_before_it() -> None:
+    rig = rig_of(2)
+    while len(rig.live) < 2:
+        assert rig.step()
+    evidence = rig.session._evidence
+    evidence.passed([2])
+    evidence._strikes = STRIKES_MAX - 1
+    rig.session.handle(ChannelClosed(1, 541, "INTERNAL_ERROR", by_publish=True), rig.now)
+    assert evidence.verdict(0, UNFIT) is Verdict.UNCLEAR
 
 
 @pytest.mark.parametrize("places", [1, 10])

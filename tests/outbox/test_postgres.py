@@ -229,6 +229,22 @@ def test_the_ledger_follows_an_operator(url: str, own: PostgresStore, entry: Mak
     assert (counters.stored, counters.parked, counters.open) == (1, 0, 1)
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_trigger_that_keeps_a_message_there_is_an_error(url: str, *, is_own: bool) -> None:
+    outbox = Outbox(url)
+    with psycopg.connect(url) as application:
+        application.execute(
+            "CREATE FUNCTION nosy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+            "CREATE TRIGGER nosy BEFORE DELETE ON reliablepub.messages"
+            " FOR EACH ROW EXECUTE FUNCTION nosy()"
+        )
+        outbox.enqueue(Message(b""), key="k", connection=application)
+        if not is_own:
+            application.commit()
+        with pytest.raises(OutboxError, match="drop that trigger"):
+            outbox.cancel("k", connection=application)
+
+
 def test_an_operator_before_the_first_message_draws_no_id(url: str, own: PostgresStore) -> None:
     assert Outbox(url).retry([999]) == 0
     own.changed_elsewhere()

@@ -304,6 +304,18 @@ def change(
     return _Step(session, intervention, now, keys, is_relayed=is_relayed).change(ids)
 
 
+def delete(session: Session, name: str, ids: Sequence[int]) -> int:
+    """Delete rows by the statement of this name; return their bytes."""
+    # A damaged row may hold anything; `audit` then reports the difference.
+    sizes = session.run(name, {"chosen": ids}).fetchall()
+    if len(sizes) != len(ids):
+        raise OutboxError(
+            "nothing was changed, because a trigger that another program has put on a table of the "
+            "outbox keeps rows there; drop that trigger"
+        )
+    return sum(size for (size,) in sizes if isinstance(size, int))
+
+
 class _Step:
     """The changes of one transaction."""
 
@@ -470,28 +482,17 @@ class _Step:
         words = words[:REPLY_TEXT_MAX]  # the note is kept whole with the intervention
         row = {"at": self._now, "outcome": "withdrawn", "reply_text": words}
         self._session.run("park_as_it_is", {"chosen": ids} | row)
-        return {"parked": len(ids), "open_bytes": -self._delete("delete_open", ids)}
+        return {"parked": len(ids), "open_bytes": -delete(self._session, "delete_open", ids)}
 
     def _discard(self, ids: list[int], state: str) -> dict[str, int]:
         if possible := [id_ for id_ in ids if id_ in self._possible]:
             record = {"chosen": possible, "at": self._now, "reply_text": EARLIER}
             self._session.run("remember_counts", record)
         if state not in OPEN_STATES:
-            self._delete("delete_parked", ids)
+            delete(self._session, "delete_parked", ids)
             return {"discarded": len(ids), state: -len(ids)}
         self._session.run("next_falls_due", {"chosen": ids})
-        return {"discarded": len(ids), "open_bytes": -self._delete("delete_open", ids)}
-
-    def _delete(self, name: str, ids: list[int]) -> int:
-        """Delete rows; return their bytes."""
-        # A damaged row may hold anything; `audit` then reports the difference.
-        sizes = self._session.run(name, {"chosen": ids}).fetchall()
-        if len(sizes) != len(ids):
-            raise OutboxError(
-                "nothing was changed, because a trigger that another program has put on a table of "
-                "the outbox keeps rows there; drop that trigger"
-            )
-        return sum(size for (size,) in sizes if isinstance(size, int))
+        return {"discarded": len(ids), "open_bytes": -delete(self._session, "delete_open", ids)}
 
     def _make_due(self, ids: list[int], state: str) -> dict[str, int]:
         chosen: dict[str, object] = {"chosen": ids}
@@ -504,11 +505,12 @@ class _Step:
             # Stored again, so that no counter goes back; and marked as one that a queue may hold.
             self._session.run("remember_confirm", chosen)
             self._session.run("open_again", chosen)
-            size = self._delete("delete_confirmed", ids)
+            size = delete(self._session, "delete_confirmed", ids)
             came_to = {"stored": len(ids), "open_bytes": size}
         else:
             self._session.run("unpark", chosen)
-            came_to = {state: -len(ids), "open_bytes": self._delete("delete_parked", ids)}
+            size = delete(self._session, "delete_parked", ids)
+            came_to = {state: -len(ids), "open_bytes": size}
         if self._intervention.action in _REVISING:
             came_to["open_bytes"] = came_to.get("open_bytes", 0) + self._revise(ids)
         return came_to

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Final
 
 from reliablepub.message import Message
-from reliablepub.outbox.admin.interventions import Action, Intervention, change
+from reliablepub.outbox.admin.interventions import Action, Intervention, change, delete
 from reliablepub.outbox.admin.selection import Selection, found_by_due_time
 from reliablepub.outbox.database import Database, Session
 
@@ -76,7 +76,7 @@ def by_key(session: Session, key: str, intervention: Intervention) -> ScheduleCh
 def _change_own(session: Session, id_: int, intervention: Intervention) -> None:
     """Change a message that this transaction has stored, and which no ledger counts yet."""
     if intervention.action is Action.DISCARD:
-        session.run("delete_open", {"chosen": [id_]})
+        delete(session, "delete_open", [id_])
     else:
         session.run("due_at", {"chosen": [id_], "due_at": intervention.due_at})
 

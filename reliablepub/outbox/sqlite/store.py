@@ -342,7 +342,7 @@ class SqliteStore:
         patience: Patience | None = None,  # for the locks of other processes
     ) -> None:
         self.path = absolute(path)
-        self._patience = patience or Patience(str(self.path))
+        self._patience = patience
         self._keep_confirmed_s = keep_confirmed_s
         self._has_kept = True  # an earlier run may have kept some
         self._keys = keys
