@@ -30,6 +30,7 @@ TOP_LEVEL = {
         "SECURITY.md",
         "CHANGELOG.md",
         "CODE_OF_CONDUCT.md",
+        "MAINTAINERS.md",
         "SUPPORT.md",
         "action.yml",
         "mkdocs.yml",

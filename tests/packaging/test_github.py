@@ -1,0 +1,100 @@
+"""`.ci/github`, what GitHub reads once it is copied to `.github`, and action.yml."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.packaging.conftest import ROOT
+
+BIN = Path(sys.executable).parent
+GITHUB = ROOT / ".ci" / "github"
+WORKFLOWS = sorted((GITHUB / "workflows").iterdir())
+FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
+PUBLISH: dict[str, Any] = yaml.safe_load((GITHUB / "workflows" / "publish.yml").read_text())["jobs"]
+
+
+def runs(job: str) -> list[str]:
+    return [step["run"] for step in PUBLISH[job]["steps"] if "run" in step]
+
+
+def uses(job: str, action: str) -> dict[str, Any]:
+    (step,) = (step for step in PUBLISH[job]["steps"] if step.get("uses", "").startswith(action))
+    return dict(step.get("with", {}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", WORKFLOWS),
+        ("github-actions", [ROOT / "action.yml"]),
+        ("github-issue-config", [path for path in FORMS if path.stem == "config"]),
+        ("github-issue-forms", [path for path in FORMS if path.stem != "config"]),
+        ("dependabot", [GITHUB / "dependabot.yml"]),
+    ],
+)
+def test_github_understands_it(schema: str, files: list[Path]) -> None:
+    checked = [BIN / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+    subprocess.run(checked, check=True)
+
+
+def test_an_auditor_finds_nothing() -> None:
+    """Such as an action that is not named by its hash, or a text of others in a command."""
+    audited = [BIN / "zizmor", "--offline", "--no-progress", *WORKFLOWS, ROOT / "action.yml"]
+    subprocess.run(audited, check=True)
+
+
+def test_an_action_has_one_version_everywhere() -> None:
+    texts = [path.read_text() for path in (*WORKFLOWS, ROOT / "action.yml")]
+    named = set(
+        re.findall(r"uses: (\S+)@([0-9a-f]{40}) # (v[\d.]+)$", "\n".join(texts), re.MULTILINE)
+    )
+    assert len({action for action, *_ in named}) == len(named)
+
+
+def test_a_change_passes_what_the_makefile_and_the_folder_have() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert runs("build") == ["make dist", "make sbom"]
+    for command in runs("build"):
+        assert re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE), command
+    ci = yaml.safe_load((GITHUB / "workflows" / "ci.yml").read_text())
+    assert (ROOT / ci["jobs"]["test"]["steps"][-1]["run"]).is_file()
+
+
+def test_the_job_that_runs_code_of_others_cannot_publish() -> None:
+    assert PUBLISH["build"]["permissions"] == {"contents": "read"}
+    assert PUBLISH["publish"]["permissions"]["id-token"] == "write"
+    assert PUBLISH["publish"]["needs"] == "build"
+    assert [command.split()[0] for command in runs("publish")] == ["rm"]
+
+
+def test_each_file_is_attested_and_nothing_but_distributions_is_published() -> None:
+    assert uses("publish", "pypa/gh-action-pypi-publish@")["attestations"] is True
+    sbom = uses("publish", "actions/attest@")["sbom-path"]
+    assert sbom in (ROOT / "Makefile").read_text()
+    assert runs("publish")[0].split()[:2] == ["rm", sbom]
+
+
+def test_each_image_that_can_be_built_is_published() -> None:
+    built = re.findall(
+        r"^FROM installed AS (\w+)$", (ROOT / "Containerfile").read_text(), re.MULTILINE
+    )
+    matrix = PUBLISH["images"]["strategy"]["matrix"]["include"]
+    assert sorted(one["target"] for one in matrix) == sorted(built)
+
+
+def test_the_form_asks_for_commands_that_there_are() -> None:
+    form = (GITHUB / "ISSUE_TEMPLATE" / "bug.yml").read_text()
+    commands = re.findall(r"`reliablepub ([a-z -]+?)(?: ID)?`", form)
+    assert {"doctor", "doctor --json", "outbox explain"} <= set(commands)
+    for command in commands:
+        *names, last = command.split()
+        words = [*names, last] if not last.startswith("--") else names
+        help_text = subprocess.run(
+            [BIN / "reliablepub", *words, "--help"], check=True, capture_output=True, text=True
+        ).stdout
+        assert not last.startswith("--") or last in help_text
