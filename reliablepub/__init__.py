@@ -42,7 +42,7 @@ from reliablepub.errors import (
     WrongThread,
 )
 from reliablepub.message import Message, MessageFields
-from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
+from reliablepub.outcome import Concern, Confirmed, Outcome, OutcomeKind, Persistence
 
 if TYPE_CHECKING:
     from reliablepub.certificates import CertificateFiles, ContextProvider
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from reliablepub.outbox.admin.integrity import Audit
     from reliablepub.outbox.admin.rekeying import Rekeyed
     from reliablepub.outbox.admin.scheduling import ScheduleChange
+    from reliablepub.outbox.database import LostCommits
     from reliablepub.outbox.encryption import OutboxKeys
     from reliablepub.outbox.entry import Counters
     from reliablepub.outbox.outbox import Outbox
@@ -74,6 +75,7 @@ __all__ = [
     "Binding",
     "Breaker",
     "CertificateFiles",
+    "Concern",
     "ConfigurationError",
     "Confirmed",
     "ContextProvider",
@@ -87,6 +89,7 @@ __all__ = [
     "HeldKey",
     "InvalidMessage",
     "Link",
+    "LostCommits",
     "Message",
     "MessageFields",
     "Nacked",
@@ -162,6 +165,7 @@ _LAZY = {
     "Rekeyed": "outbox.admin.rekeying",
     "ScheduleChange": "outbox.admin.scheduling",
     "Salvaged": "outbox.sqlite.salvage",
+    "LostCommits": "outbox.database",
     "OutboxKeys": "outbox.encryption",
     "Counters": "outbox.entry",
     "Outbox": "outbox.outbox",

@@ -38,8 +38,10 @@ class Publisher:
     """A reliable publisher for RabbitMQ.
 
     When `publish` returns, the message is on disk. From then on, the relay sends it until the
-    broker confirms it without returning it, or until it is parked in the outbox with a reason. It
-    may arrive more than once, always under the same ``message_id``.
+    broker confirms it without returning it, or until the relay gives it up: it is then parked in
+    the outbox with a reason, as expired if its deadline has passed. It is deleted without a confirm
+    only if the application or an operator asks for that. It may arrive more than once, always under
+    the same ``message_id``.
 
     Publisher confirms and ``mandatory`` are always on. A publisher is thread-safe. It must not be
     used in a child process after a fork. In an asyncio event loop, use `AsyncPublisher`: a

@@ -397,7 +397,9 @@ class BatchReceipt(Counts):
         super().__init__(_Waiting(relay))
 
     def wait(self, timeout_s: float | None = None) -> BatchReceipt:
-        """Wait until every message has its outcome. ``failures`` then holds the errors.
+        """Wait until every message has its outcome.
+
+        Afterwards, ``failures`` holds the errors of the first 1 000 messages that were given up.
 
         Args:
             timeout_s: seconds, or None to wait without limit; a negative value counts as 0.

@@ -118,8 +118,8 @@ class Outbox:
         Args:
             message: the body as bytes, or a `Message`. It gets a ``message_id`` if it has none.
             key: deduplication key, such as ``"order 17 created"``. A second message with this key
-                is not stored, whichever process enqueues it. Keys are kept for 7 days, and for as
-                long as their message is open or parked.
+                is not stored, whichever process enqueues it. Keys are kept for 7 days from the
+                time at which their message was stored, and as long as it is open or parked.
             connection: the application's connection to the same database. The message becomes
                 part of its open transaction, or of a new one that the application commits. In
                 autocommit mode the message is stored at once. The first message adds the outbox
