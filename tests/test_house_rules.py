@@ -77,6 +77,10 @@ NOBODY_NEEDS = [
 ENQUEUE = "with reliablepub.Outbox(path) as o: o.enqueue(reliablepub.Message(b'x'))"
 IN_MEMORY = "reliablepub.Publisher('amqp://127.0.0.1:1', outbox=None, close_timeout_s=0).close()"
 ON_DISK = "reliablepub.Publisher('amqp://127.0.0.1:1', outbox=path, close_timeout_s=0).close()"
+COMMAND = (
+    "from click.testing import CliRunner; from reliablepub.cli.app import main; "
+    "CliRunner().invoke(main, ['outbox', 'list', '--outbox', path])"
+)
 WHOLE_NAMES = "[getattr(reliablepub, name) for name in reliablepub.__all__]"
 
 
@@ -87,9 +91,10 @@ WHOLE_NAMES = "[getattr(reliablepub, name) for name in reliablepub.__all__]"
         (ENQUEUE, [*NOBODY_NEEDS, "pika", "asyncio", "ssl", "reliablepub.relay"]),
         (IN_MEMORY, [*NOBODY_NEEDS, "reliablepub.outbox.sqlite", "sqlite3"]),
         (ON_DISK, [*NOBODY_NEEDS, "reliablepub.outbox.memory"]),
+        (COMMAND, ["pika", "asyncio", "importlib.metadata", "reliablepub.relay.relay", "rich"]),
         (WHOLE_NAMES, ["reliablepub.testing", "reliablepub.cli", "aio_pika"]),
     ],
-    ids=["import", "enqueue", "memory", "disk", "every name"],
+    ids=["import", "enqueue", "memory", "disk", "command", "every name"],
 )
 def test_a_program_loads_only_what_it_needs(
     program: str, unneeded: list[str], tmp_path: Path

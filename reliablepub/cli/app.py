@@ -14,8 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -25,6 +24,10 @@ from reliablepub.cli.config import PREFIX
 from reliablepub.cli.output import print_error
 from reliablepub.cli.passwords import without_passwords
 from reliablepub.errors import OutboxError, PublisherClosed, RelayHeldUp, ReliablePubError
+from reliablepub.version import installed_version
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PLUG_INS: Final = "reliablepub.commands"
 _BUILT_IN: Final = {
@@ -144,6 +147,8 @@ def _ending(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a kind of e
 
 
 def _plug_ins() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - a built-in command needs none
+
     return {found.name: found for found in entry_points(group=PLUG_INS)}
 
 
@@ -206,10 +211,8 @@ def _silence() -> None:
 def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    try:
-        click.echo(f"reliablepub {version('reliablepub')}")
-    except PackageNotFoundError:
-        click.echo("reliablepub (not installed, so its version is not known)")
+    unknown = "(not installed, so its version is not known)"
+    click.echo(f"reliablepub {installed_version() or unknown}")
     ctx.exit()
 
 

@@ -30,7 +30,6 @@ from reliablepub.front.environment import (
     PASSWORD_VARIABLE,
     URL_VARIABLE,
 )
-from reliablepub.front.options import PublisherOptions
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys, exposure
 from reliablepub.outbox.opening import outbox_at
@@ -43,6 +42,8 @@ from reliablepub.transport.address import (
 )
 
 if TYPE_CHECKING:
+    from reliablepub.front.options import PublisherOptions  # which would load the relay
+
     _ParamType = click.ParamType[float]
 else:
     _ParamType = click.ParamType  # generic since click 8.4
@@ -218,15 +219,15 @@ connection_name_option: Final = click.option(
 
 def publisher_options(ctx: click.Context) -> PublisherOptions:
     """The options of a publisher that a command which publishes has."""
-    return PublisherOptions(
-        outbox_keys=ctx.params["outbox_keys"],
-        window_min=ctx.params["window_min"],
-        window_max=ctx.params["window_max"],
-        ssl_context=tls_context(ctx),
-        credentials=credentials_of(ctx),
-        connection_name=ctx.params["connection_name"],
-        close_timeout_s=0,
-    )
+    return {
+        "outbox_keys": ctx.params["outbox_keys"],
+        "window_min": ctx.params["window_min"],
+        "window_max": ctx.params["window_max"],
+        "ssl_context": tls_context(ctx),
+        "credentials": credentials_of(ctx),
+        "connection_name": ctx.params["connection_name"],
+        "close_timeout_s": 0,
+    }
 
 
 def tls_context(ctx: click.Context) -> CertificateFiles | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from reliablepub.credentials import PasswordFile, read_password
 from reliablepub.errors import ConfigurationError
-from reliablepub.front.options import PublisherOptions
 from reliablepub.outbox.encryption import OutboxKeys, exposure
+
+if TYPE_CHECKING:  # what it imports is the relay, which most commands do not need
+    from reliablepub.front.options import PublisherOptions
 
 LOGGER: Final = logging.getLogger("reliablepub.link")
 OUTBOX_VARIABLE: Final = "RELIABLEPUB_OUTBOX"

@@ -1,7 +1,7 @@
 """Broker addresses: AMQP URLs, parsed once and printed without the password.
 
-Knows: the AMQP URI scheme (RabbitMQ "URI Specification"), pika's connection parameters. Must never
-know: sockets, or what the connection is for.
+Knows: the AMQP URI scheme (RabbitMQ "URI Specification"), what a connection tells its broker. Must
+never know: sockets, client libraries, or what the connection is for.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
-
-import pika
-from pika.credentials import ExternalCredentials
 
 from reliablepub.certificates import TLS, CertificateFiles
 from reliablepub.credentials import Credentials, CredentialsProvider
@@ -304,38 +300,6 @@ def _vhost(parts: SplitResult) -> str:
 
 def _explain(problem: str) -> str:
     return f"{problem}; expected amqp://user:password@host:port/vhost or amqps://..."
-
-
-def connection_parameters(
-    address: Address,
-    *,
-    timeout_s: float,  # for each step of connecting
-    ssl_context: TLS = None,  # None trusts the system's certificate authorities
-    heartbeat_s: int | None = None,  # None for the broker's proposal
-    client_properties: Mapping[str, str] | None = None,
-) -> pika.ConnectionParameters:
-    """Return pika's parameters for one attempt to connect."""
-    options = None
-    if address.is_tls:
-        host = address.host.partition("%")[0]  # no certificate names the zone of an IPv6 address
-        context = ssl_context() if callable(ssl_context) else ssl_context  # may raise anything
-        options = pika.SSLOptions(context or ssl.create_default_context(), host)
-    login: pika.PlainCredentials | ExternalCredentials
-    if address.is_external:
-        login = ExternalCredentials()
-    else:
-        login = pika.PlainCredentials(address.user, address.password)
-    return pika.ConnectionParameters(
-        host=address.host,
-        port=address.port,
-        virtual_host=address.vhost,
-        credentials=login,
-        heartbeat=heartbeat_s,
-        socket_timeout=timeout_s,
-        stack_timeout=timeout_s,
-        ssl_options=options,
-        client_properties=dict(client_properties or client_properties_of()),
-    )
 
 
 _SHOWN_MAX = 255

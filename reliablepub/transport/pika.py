@@ -26,6 +26,7 @@ from pika.adapters.select_connection import SelectConnection
 from pika.adapters.utils import connection_workflow
 from pika.channel import Channel
 from pika.connection import Connection
+from pika.credentials import ExternalCredentials
 
 from reliablepub._core.events import (
     Acked,
@@ -48,7 +49,7 @@ from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import TopologyError
 from reliablepub.message import Message
 from reliablepub.topology import Topology
-from reliablepub.transport.address import Address, connection_parameters
+from reliablepub.transport.address import Address, client_properties_of
 from reliablepub.transport.base import host_and_port, says_expired, text
 from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
 from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batch
@@ -194,6 +195,38 @@ own checker looks once every interval + 5 s, so at an interval of 10 s it may gi
 30 s after the last byte. Quarters are counted instead of measured by a clock, so that a suspended
 process does not take its own pause for a silent broker.
 """
+
+
+def connection_parameters(
+    address: Address,
+    *,
+    timeout_s: float,  # for each step of connecting
+    ssl_context: TLS = None,  # None trusts the system's certificate authorities
+    heartbeat_s: int | None = None,  # None for the broker's proposal
+    client_properties: Mapping[str, str] | None = None,
+) -> pika.ConnectionParameters:
+    """Return pika's parameters for one attempt to connect."""
+    options = None
+    if address.is_tls:
+        host = address.host.partition("%")[0]  # no certificate names the zone of an IPv6 address
+        context = ssl_context() if callable(ssl_context) else ssl_context  # may raise anything
+        options = pika.SSLOptions(context or ssl.create_default_context(), host)
+    login: pika.PlainCredentials | ExternalCredentials
+    if address.is_external:
+        login = ExternalCredentials()
+    else:
+        login = pika.PlainCredentials(address.user, address.password)
+    return pika.ConnectionParameters(
+        host=address.host,
+        port=address.port,
+        virtual_host=address.vhost,
+        credentials=login,
+        heartbeat=heartbeat_s,
+        socket_timeout=timeout_s,
+        stack_timeout=timeout_s,
+        ssl_options=options,
+        client_properties=dict(client_properties or client_properties_of()),
+    )
 
 
 class _Properties(pika.BasicProperties):

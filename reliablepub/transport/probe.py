@@ -31,10 +31,10 @@ from pika.exceptions import (
 )
 
 from reliablepub.certificates import TLS
-from reliablepub.transport.address import Address, client_properties_of, connection_parameters
+from reliablepub.transport.address import Address, client_properties_of
 from reliablepub.transport.base import text
 from reliablepub.transport.incoming import BadFrame
-from reliablepub.transport.pika import explain, is_refusal, unwrapped
+from reliablepub.transport.pika import connection_parameters, explain, is_refusal, unwrapped
 from reliablepub.transport.pika_hooks import WatchedLoop
 from reliablepub.transport.pika_services import BoundedServices
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread

@@ -8,12 +8,12 @@ import pytest
 from reliablepub.errors import ConfigurationError
 from reliablepub.transport.address import (
     Address,
-    connection_parameters,
     has_password,
     parse_addresses,
     with_password,
 )
 from reliablepub.transport.base import host_and_port
+from reliablepub.transport.pika import connection_parameters
 
 SECRET = "s3cr3t"
 GUEST = ("guest", "")
