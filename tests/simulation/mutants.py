@@ -350,7 +350,7 @@ def callers_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
         chunks = real(self, fits)
         for chunk in chunks:
             chunk.stored()
-            chunk.on_stored = _Deaf()
+            chunk.done = _Deaf()
         return chunks
 
     patch.setattr(Inbox, "take", take)
