@@ -61,7 +61,7 @@ class Bell:
                 self._calm_since = time.monotonic()  # try again later
                 return
             self._armed_on = self._link.connections
-            self._socket = self._link.fileno()
+            self._socket = self._link.open().fileno()
             self._poll.register(self._socket, select.EPOLLIN)
 
     def has_rung(self) -> bool:

@@ -303,9 +303,9 @@ class PostgresSession:
         check_texts(bound)
         return {name: _Double(v) if isinstance(v, float) else v for name, v in bound.items()}
 
-    def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
+    def _each(self, name: str) -> None:
         for shard in self._turns:
-            self.run(name, {**values, "shard": shard})
+            self.run(name, {"shard": shard})
 
 
 def _text(value: str | bytes) -> str:
@@ -340,13 +340,6 @@ class JoinedSession(PostgresSession):
     """
 
     _first_turn_s = _WRITE_S  # nothing retries the application's transaction
-
-    def __init__(
-        self,
-        server: Server,
-        connection: Any,  # noqa: ANN401 - of a library that the application chose
-    ) -> None:
-        super().__init__(connection, server, allows_loss=True)
 
     def take_turns(self) -> None:
         """Block the relay of each shard until the transaction ends; count new messages."""
@@ -411,7 +404,7 @@ class PostgresDatabase:
     def made_with(self) -> tuple[int, bool]:
         """The options of `create_outbox` that this outbox was created with."""
         with self._pool.link() as link:
-            [(shards, allows_loss)] = link.rows("made_with")
+            [(_, shards, allows_loss)] = link.rows("outbox")
         return shards, allows_loss
 
     def create(self, connection: Any) -> None:  # noqa: ANN401 - of any library
@@ -523,7 +516,7 @@ class PostgresDatabase:
 
         Errors of the database are raised as the application's library raises them.
         """
-        session = JoinedSession(self.server, connection)
+        session = JoinedSession(connection, self.server, allows_loss=True)
         session.take_turns()
         result = work(session)
         session.end_turns()

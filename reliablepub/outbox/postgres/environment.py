@@ -48,7 +48,7 @@ def look_around(database: Database) -> ServerSurroundings:
     with database.reading() as session:
         (server,) = session.rows("surroundings")
         now = time.time()
-        server |= _privileges(session)
+        server |= next(session.rows("privileges"))
         if server["sees_activity"]:
             server |= next(session.rows("activity"))
         owners = [Owner(**row) for row in session.rows("owners")]
@@ -75,16 +75,12 @@ def look_around(database: Database) -> ServerSurroundings:
 def read_privileges(database: Database) -> dict[str, Any]:
     """What this role may that a relay needs; see the statement ``privileges``."""
     with database.reading() as session:
-        return _privileges(session)
-
-
-def _privileges(session: Session) -> dict[str, Any]:
-    return next(session.rows("privileges"))
+        return next(session.rows("privileges"))
 
 
 def _changed(session: Session) -> list[str]:
     """Name the functions that another version has created, or another program has changed."""
-    (made,) = session.rows("made_with")
+    (made,) = session.rows("outbox")
     found = list(session.rows("functions"))
     schema = next((row["schema"] for row in found), DEFAULT_SCHEMA)
     return changed(schema, made["shards"], {row["name"]: row["body"] for row in found})

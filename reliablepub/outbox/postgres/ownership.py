@@ -41,7 +41,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -61,16 +60,6 @@ _LOCKED_MAX: Final = 15
 """How often a relay that starts waits for a lock on the next turn of a shard, 1 s each time."""
 KEPT_TURNS: Final = 1_000
 """Number of turns that are kept besides the newest one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """A shard that this process owns."""
-
-    shard: int
-    run: int
-    turn: int  # the first one of the run
-    shards: int  # number of shards of the outbox
 
 
 def is_lost_turn(error: psycopg.Error) -> bool:
@@ -112,9 +101,12 @@ class _Watch:
 
 
 def take_over(
-    link: Link, token: str, now: float, own: tuple[int, int] | None = None, began_anew: str = ""
-) -> Ownership:
-    """Become the owner of the first free shard; wait for an owner that may have died."""
+    link: Link, token: str, now: float, own: tuple[int, int] | None, began_anew: str
+) -> tuple[int, int, int, int]:
+    """Become the owner of the first free shard; wait for an owner that may have died.
+
+    Return the shard, the run and its first turn, and the number of shards.
+    """
     watch = _Watch()
     process: dict[str, object] = {"pid": os.getpid(), "host": socket.gethostname()}
     process |= {"now": now, "began_anew": began_anew}
@@ -142,7 +134,7 @@ def take_over(
                         link.read("end_stopped", stopped)
                 else:
                     if new_run is not None:
-                        return Ownership(shard, new_run, turn + 1, len(newest))
+                        return shard, new_run, turn + 1, len(newest)
             lived += is_active or (has_moved and not is_unlinked) or locked[shard] >= _LOCKED_MAX
         if lived == len(newest):
             raise _held_up(link, max(locked)) if +locked else _in_use(link, newest)

@@ -77,8 +77,9 @@ FROM fresh;
 -- name: first_with_key
 SELECT message_id FROM reliablepub_keys WHERE key = :key;
 
+-- Of any version.
 -- name: outbox
-SELECT version, allows_loss FROM reliablepub_outbox;
+SELECT version, shards, allows_loss FROM reliablepub_outbox;
 
 -- name: alive
 SELECT 1;
@@ -89,13 +90,6 @@ SELECT 1 FROM pg_advisory_xact_lock(hashtext('reliablepub'), hashtext(:schema));
 
 -- name: is_there
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
-
--- name: made_with
-SELECT shards, allows_loss FROM reliablepub_outbox;
-
--- Of any version.
--- name: created_as
-SELECT version, shards FROM reliablepub_outbox;
 
 -- name: newest_turns
 SELECT
@@ -838,7 +832,7 @@ SELECT
         SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = i.id AND a.persistence <> 'not written'
     ),
     i.ordering_key
-FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;
+FROM reliablepub_interventions AS i WHERE i.intervention > :after ORDER BY i.intervention;
 
 -- name: shard
 SELECT shard FROM reliablepub_messages WHERE id = :id
@@ -967,20 +961,6 @@ UPDATE reliablepub_messages SET
     due_at = 0, uncertain = least(uncertain::bigint + nacked, 2147483647), nacked = 0, returned = 0,
     refused = 0, refused_at = NULL, expires_at = NULL
 WHERE CHOSEN(id);
-
--- name: keys_in_use
-SELECT
-    CASE WHEN properties LIKE '{"$key":%' THEN properties::json ->> '$key' END AS name, count(*)
-FROM (
-    SELECT properties FROM reliablepub_messages
-    UNION ALL
-    SELECT properties FROM reliablepub_parked
-    UNION ALL
-    SELECT properties FROM reliablepub_confirmed
-    UNION ALL
-    SELECT properties FROM reliablepub_originals
-) AS stored
-GROUP BY 1 ORDER BY 1 NULLS FIRST;
 
 -- name: in_flight
 SELECT

@@ -346,7 +346,7 @@ class Reaction(NamedTuple):
 
 def reaction_to(server: Server, error: psycopg.Error | OutboxError) -> Reaction:
     """Return what to do after a transaction has failed."""
-    if isinstance(error, OutboxError):  # no connection could be opened, or used
+    if isinstance(error, OutboxError):  # no connection, or a look ended the run
         return Reaction(error, may_be_stored=False, is_passing=False)
     failure = outbox_error(server, error)
     failure.__cause__ = error
@@ -602,7 +602,7 @@ class Link:
                 found = self._run("outbox", {})
         if not found:
             raise emptied(self.server)
-        [(version, self.allows_loss)] = found
+        [(version, _, self.allows_loss)] = found
         if version != VERSION:
             raise refuse_version(self.server, version)
         if self._is_relays:
@@ -633,10 +633,6 @@ class Link:
                     pass
             except psycopg.Error:
                 self.close()
-
-    def fileno(self) -> int:
-        """The descriptor of the open connection."""
-        return self.open().fileno()
 
     def close(self) -> None:
         """Close the connection, unless it belongs to the parent of this forked process."""

@@ -200,22 +200,19 @@ class PostgresStore:
         self._server_clock.read(told_at, read_at)
         now = self._clock()
         # `own` is the shard and the run of this process until now; None at the start.
-        owned = take_over(self._link, self._token, now, own, self._over_because)
-        self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
+        taken = take_over(self._link, self._token, now, own, self._over_because)
+        self._shard, self._run, self._turn, self._shards = taken
         self._known = self._token  # the token of that turn
-        self._bell.shard = owned.shard
-        self._shards = owned.shards
-        self._turn_at, self._turn_by = time.monotonic(), self._link.connections
-        self._forgotten = 0
+        self._bell.shard = self._shard
+        self._forgotten = 0  # the last turn that was deleted, as it became old
         self._is_changed = False  # in a way that the relay has not been told
         self._is_ledger_old = False  # an operator has taken the newest turn
         self._unfit.clear()
         self._retention = Retention(self._link, self._keep_confirmed_s, now, self._shards)
-        at = {"shard": self._shard}
         self._seen = _Seen("1:1:", 0, [])
         self._raise_sequences()
         self._touched = ID_MAX  # interventions before this run do not matter
-        [(is_moved, is_unknown, is_first)] = self._link.read("is_moved", at | {"turn": self._turn})
+        [(is_moved, is_unknown, is_first)] = self._read("is_moved", turn=self._turn)
         if is_moved and not is_first:
             _LOGGER.warning(_MOVED, self._server, extra={"event": "another_cluster"})
         recount: list[Step] = [("forget_foreign_xids", {}), ("recount", {})]
@@ -228,14 +225,14 @@ class PostgresStore:
                 ("count_left_in_flight", {}),
                 ("remember_left_in_flight", left),
                 ("clear_in_flight", {}),
-                ("forget_old_runs", {"run": self._run}),
+                ("forget_old_runs", {}),
                 ("rebase_retries", {"now": now}),
                 ("beat", {}),
             ]
         )
         self._touched = self._seen.intervention
         # Not the current snapshot, in which more rows may be visible than the turn has counted.
-        [(snapshot,)] = self._link.read("counted", at | {"turn": self._turn})
+        [(snapshot,)] = self._read("counted", turn=self._turn)
         [(last_id,)] = self._link.read("last_id", {})
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
         self._over_because = ""  # last: until then, the relay must be told of the new run
@@ -361,12 +358,13 @@ class PostgresStore:
             self._end_run("the server was restarted, or is another server")
         is_behind = last_drawn < seen.last_id
         if self._turn != before:
+            self._is_changed = self._is_ledger_old = True
             last_id = max(last_id or 0, last_drawn)  # an operator may have imported messages
         seen.text = _on_disk(text.decode(), max(int(xmax), (last_xid or 0) + 1))
         seen.count, seen.size = seen.count + count, seen.size + size
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
-        if count > 0 or self._turn != before:
+        if count > 0:
             self._is_changed = True
         if is_behind:
             self._raise_sequences()
@@ -396,7 +394,6 @@ class PostgresStore:
                 f"outbox {self._server} was taken over by process {pid} on {host.decode()}; this "
                 "relay stops"
             )
-        self._is_ledger_old = self._is_ledger_old or bool(since)
         self._turn, self._known = turn, token.decode()
         self._seen.intervention = max(self._seen.intervention, intervention)
 
@@ -484,7 +481,7 @@ class PostgresStore:
             *self._removals(changes, now),
             *self._additions(changes),
             *self._records(changes, now),
-            *(("release", _release_values(r, self._shard)) for r in changes.released),
+            *(("release", _release_values(r)) for r in changes.released),
         ]
 
     def _removals(self, changes: Changes, now: float) -> Iterator[Step]:
@@ -498,16 +495,15 @@ class PostgresStore:
 
     def _additions(self, changes: Changes) -> Iterator[Step]:
         """Yield the statements that change times, and then those that store new entries."""
-        mine: dict[str, object] = {"run": self._run}
         if changes.rebase is not None:
             yield "rebase", {"by": changes.rebase.by}
         plain, others = divided(changes.new)
         for part in _parts(plain):
             values = arrays(columns.PLAIN, (plain_row_of(entry, self._keys) for entry in part))
-            yield "insert_plain_messages", mine | values
+            yield "insert_plain_messages", values
         for part in _parts(others):
             values = arrays(columns.FULL, (row_of(entry, self._keys) for entry in part))
-            yield "insert_messages", mine | values
+            yield "insert_messages", values
         for name, count in changes.sources.items():
             yield "advance_source", {"name": name, "count": count}
         if changes.rescheduled:
@@ -579,10 +575,9 @@ class PostgresStore:
         raise _Overtaken
 
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
-        turn = {"shard": self._shard, "turn": self._turn + 1}
-        mine = {"run": self._run, "token": token, "backend": self._link.backend}
-        after = {**turn, "known": self._known, "server": self._server_known}
-        head: list[Step] = [("take_turn", {**after, **mine})]
+        turn = {"shard": self._shard, "run": self._run, "turn": self._turn + 1}
+        fence = {"token": token, "known": self._known, "server": self._server_known}
+        head: list[Step] = [("take_turn", {**turn, **fence, "backend": self._link.backend})]
         steps = [(name, {**values, **turn}) for name, values in steps]  # all are of this shard
         if self._seen.count and steps:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
@@ -603,8 +598,7 @@ class PostgresStore:
             self._is_ledger_old = False
 
     def _turns_since(self, turn: int) -> list[_Turn]:
-        values = {"shard": self._shard, "turn": turn}
-        return [_Turn(*row) for row in self._link.read("turns_since", values)]
+        return [_Turn(*row) for row in self._read("turns_since", turn=turn)]
 
     def _cut_off(self, error: OutboxError, *, is_storing: bool) -> OutboxError:
         """Return the error for a turn that may have been committed."""
@@ -620,13 +614,17 @@ class PostgresStore:
         unsure.__cause__ = error
         return unsure
 
+    def _read(self, name: str, **values: object) -> list[Row]:
+        """Run a query of this shard, as of the last look."""
+        return self._link.read(name, {"shard": self._shard, "seen": self._seen.text, **values})
+
     def _snapshot(self) -> Snapshot:
         counters, seen = self._counters, self._seen
         stored, size = counters.stored + seen.count, counters.open_bytes + seen.size
         return Snapshot(seen.last_id, replace(counters, stored=stored, open_bytes=size))
 
     def _count_held(self, release: Release) -> int:
-        [(count,)] = self._link.read("count_held", _release_values(release, self._shard))
+        [(count,)] = self._read("count_held", **_release_values(release))
         return int(count)
 
     def relieve(self) -> str:
@@ -671,15 +669,9 @@ class PostgresStore:
         if first is None:
             return [], last_id
         first_id, last_id = first, min(last_id, first + SCANNED_MAX - 1)
-        values = {
-            "shard": self._shard,
-            "last_id": last_id,
-            "limit": limit,
-            "bytes_max": bytes_max,
-            "seen": self._seen.text,
-        }
         for _ in range(0, PASSED_MAX, limit) if limit else ():
-            found = self._link.read("ready", values | {"first_id": first_id})
+            limits = {"last_id": last_id, "limit": limit, "bytes_max": bytes_max}
+            found = self._read("ready", first_id=first_id, **limits)
             size = 0
             for *row_values, is_first in found:
                 row = MessageRow(*row_values)
@@ -739,9 +731,7 @@ class PostgresStore:
         found: dict[int, float] = {}
         after, size = (-inf, 0), 0
         while True:
-            at_most = {"shard": self._shard, "seen": self._seen.text, "limit": _INDEX_ROWS}
-            values = {"after_at": after[0], "after_id": after[1]}
-            read = self._link.read(query, at_most | values)
+            read = self._read(query, after_at=after[0], after_id=after[1], limit=_INDEX_ROWS)
             for id_, at, row_size in read:
                 if id_ in loaded:
                     continue
@@ -761,10 +751,8 @@ class PostgresStore:
         self._check_usable()
         page = Page(len(keys), bytes_max, self._keys)
         looked_at, size = len(keys), 0
-        where = {"shard": self._shard, "seen": self._seen.text}
-        limits = {"limit": len(keys), "bytes_max": bytes_max}
-        values = {**where, **limits, "keys": list(keys), "now": now}
-        for *row_values, position in self._link.read("firsts_of_keys", values) if keys else ():
+        values = {"keys": list(keys), "now": now, "limit": len(keys), "bytes_max": bytes_max}
+        for *row_values, position in self._read("firsts_of_keys", **values) if keys else ():
             row = MessageRow(*row_values)
             if not page.take(row):
                 looked_at = position
@@ -809,8 +797,7 @@ class PostgresStore:
         if first is None:
             return None
         last = min(first + SCANNED_MAX - 1, ID_MAX)
-        values = {"shard": self._shard, "first_id": first, "last_id": last, "at": at}
-        found = self._link.read("lowest_awaited", values)
+        found = self._read("lowest_awaited", first_id=first, last_id=last, at=at)
         return int(found[0][0]) if found else self._next_id_stored(last + 1, ID_MAX)
 
     def missed(self, id_: int) -> None:
@@ -829,7 +816,7 @@ class PostgresStore:
 
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
-        found = self._link.read("held_exchanges", {"shard": self._shard, "limit": limit})
+        found = self._read("held_exchanges", limit=limit)
         return [HeldExchange(name.decode(), count, since) for name, count, since in found]
 
     def damaged(self) -> list[DamagedRow]:
@@ -839,7 +826,7 @@ class PostgresStore:
 
     def touched(self) -> list[Touched]:
         """Return interventions in messages since the last call, or since the store was opened."""
-        found = self._link.read("touched", {"seen": self._touched})
+        found = self._link.read("touched", {"after": self._touched})
         touched = []
         for number, id_, *texts, is_open, is_kept, may_have_arrived, of_key in found:
             self._touched = max(self._touched, number)
@@ -872,10 +859,10 @@ class PostgresStore:
         self._is_closed = True
         # If this fails, another relay takes over when the last turn is old.
         with suppress(OutboxError, Intervened):
-            end: Step = ("end_run", {"run": self._run, "now": self._clock()})
+            end: Step = ("end_run", {"now": self._clock()})
             self._take_turn([("free_turn", {}), end])
             if last is None:
-                self._link.read("unshow", {"shard": self._shard, "run": self._run})
+                self._read("unshow", run=self._run)
             else:
                 self.show(dict(last) | {IS_LAST: True})
         self._bell.close()
@@ -908,10 +895,6 @@ def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 
     PostgreSQL ends a connection whose client sends 1 GiB in one statement.
     """
-    if sum(map(size_of, entries)) <= PART_BYTES:
-        if entries:
-            yield entries
-        return
     part: list[Entry] = []
     size = 0
     for entry in entries:
@@ -920,7 +903,8 @@ def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
             yield part
             part, size = [], size_of(entry)
         part.append(entry)
-    yield part
+    if part:
+        yield part
 
 
 def _on_disk(snapshot: str, xmax: int) -> str:
@@ -935,10 +919,9 @@ def _on_disk(snapshot: str, xmax: int) -> str:
     return f"{min(int(xmin), xmax)}:{xmax}:{','.join(xip)}"
 
 
-def _release_values(release: Release, shard: int) -> dict[str, object]:
+def _release_values(release: Release) -> dict[str, object]:
     """Return the values of ``release`` and ``count_held``."""
     return {
-        "shard": shard,
         "exchange": release.exchange,
         "routing_key": release.routing_key,
         "after": release.after,

@@ -45,10 +45,10 @@ def _needed(server: Server, own: psycopg.Connection[Any]) -> tuple[list[str], st
     texts, schema = named(server.schema), server.schema
     if not own.execute(texts["is_there"].replace(":schema", "%s").encode(), (schema,)).fetchone():
         raise NotAnOutbox(f"{server} holds no outbox; create it: `reliablepub outbox create`")
-    found = own.execute(texts["created_as"].encode()).fetchone()
+    found = own.execute(texts["outbox"].encode()).fetchone()
     if found is None:
         raise emptied(server)
-    version, shards = found
+    version, shards, _ = found
     steps = steps_of(__package__)
     if not min(steps) <= version <= VERSION:
         raise refuse_version(server, version)
