@@ -28,11 +28,6 @@ class KeyOrder:
         self.passed: dict[int, None] = {}
         self.wanted: dict[str, None] = {}  # in the order in which they became wanted
 
-    @property
-    def admitted(self) -> int:
-        """Number of admitted messages."""
-        return len(self._admitted)
-
     def want(self, key: str) -> None:
         """Have the key's next message looked up, unless one of its messages is admitted."""
         if key not in self._admitted:

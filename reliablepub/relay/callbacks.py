@@ -279,12 +279,10 @@ class Notices:
 
     def sent(self, batch: Batch[Entry], epoch: str) -> None:
         """Note that a batch was passed to the transport."""
-        events = self._events.get("sent")
-        if events is not None:
-            events += [
-                AttemptBegun(*_facts(entry), epoch, tag, entry.attempts + 1)
-                for tag, entry in enumerate(batch.keys, batch.first_tag)
-            ]
+        self._events["sent"] += [
+            AttemptBegun(*_facts(entry), epoch, tag, entry.attempts + 1)
+            for tag, entry in enumerate(batch.keys, batch.first_tag)
+        ]
 
     def ended(self, settlement: Settlement[Entry], epoch: str, latency_s: float) -> None:
         """Note that an attempt has ended; the entry's counts include it already."""

@@ -312,10 +312,12 @@ class Inbox:
     def close(self, error: BaseException) -> None:
         """Close the inbox. Chunks in it fail with the error: they were never stored."""
         self._closed = self._closed or error
-        while self.chunks:
-            chunk = self.chunks.popleft()
-            if chunk.claim():
-                chunk.failed(error)
+        self.reject(error)
+
+    def reject(self, error: BaseException) -> None:
+        """Fail the chunks that are in the inbox now."""
+        for chunk in self.take(lambda _: True):
+            chunk.failed(error)
 
     @property
     def head(self) -> Chunk[Any] | None:

@@ -51,11 +51,6 @@ class Intake:
         """
         self._flowing_until = now + FLOW_S
 
-    def reject(self, error: OutboxError) -> None:
-        """Fail the chunks in the inbox."""
-        for chunk in self._inbox.take(lambda _: True):
-            chunk.failed(error)
-
     def take(
         self, changes: Changes, counters: Counters, now: float, wall: float
     ) -> list[Chunk[Any]]:

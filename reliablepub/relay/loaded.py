@@ -72,7 +72,7 @@ class Backlog:
         for unread in self._ranges:
             if first < unread.first:
                 self._add_late(first, min(last, unread.first - 1))
-            first = max(first, min(last, unread.last) + 1) if last >= unread.first else last + 1
+            first = max(first, unread.last + 1)
             if first > last:
                 return
         self._add_late(first, last)

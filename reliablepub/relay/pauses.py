@@ -122,7 +122,7 @@ class Pauses:
         self.new: dict[Destination, None] = {}  # paused since the last `withdrawn_from`
         self._waiting: dict[Destination, _Waiting] = {}
         self._nacked: dict[str, set[str]] = {}  # routing keys of an exchange, since a confirm
-        self._sweeping: dict[Destination, int] = {}
+        self._checking: dict[Destination, int] = {}
         self._repeating: dict[Destination, int] = {}  # how many go by turns
         self._releasing: dict[Destination | None, int] = {}
         # The releases of this turn, and what to do once each is committed
@@ -131,19 +131,14 @@ class Pauses:
     @property
     def is_idle(self) -> bool:
         """Whether no destination has refused messages lately, and no entry is to be released."""
-        return not (self._releasing or self._sweeping or self._repeating or self.tracked)
-
-    @property
-    def exchanges_max(self) -> int:
-        """Most exchanges for which to look for entries that an earlier run has left waiting."""
-        return self._breaker.destinations_max
+        return not (self._releasing or self._checking or self._repeating or self.tracked)
 
     def found(self, held: Iterable[HeldExchange], now: float, wall: float) -> None:
         """Pause the exchanges for which an earlier run has left entries waiting.
 
         The reason for the wait is not on disk; it is shown as `UNKNOWN`. If an exchange cannot be
-        paused, because the policy pauses none or there are more than `exchanges_max`, all waiting
-        entries are released instead.
+        paused, because the policy pauses none or there are more than ``Breaker.destinations_max``,
+        all waiting entries are released instead.
         """
         for one in held:
             destination = Destination(one.exchange or "")
@@ -228,7 +223,10 @@ class Pauses:
             waiting.unheard, waiting.unheard_at = 0, -inf
             waiting.sent = max(waiting.sent, entry.id)
         if self._breakers.is_paused(destination):
-            self._sweep(destination, PAGE if is_given_up else int(is_new and was_paused))
+            if is_given_up:
+                self._check_all(destination)
+            elif is_new and was_paused:  # its time may be over, while others are the probes
+                self._check(destination, 1)
 
     def _refusing(self, entry: Entry, outcome: Outcome) -> tuple[Destination | None, bool]:
         """What has refused an entry, and whether one such refusal pauses it; see the table."""
@@ -277,22 +275,22 @@ class Pauses:
         # Others that wait for its destination may have spent their budgets, too.
         pause = self.holds(entry)
         if pause is not None:
-            self._sweep(pause.destination, PAGE)
+            self._check_all(pause.destination)
 
     def recount(self) -> None:
         """Have the entries that wait counted anew: an operator has changed some."""
         for pause in self._breakers.pauses if self.tracked else ():
-            if pause.destination.user_id is None:  # the store finds none by user
-                self._sweeping.setdefault(pause.destination, 0)
+            self._check(pause.destination, 0)
 
-    def _sweep(self, destination: Destination, count: int) -> None:
-        """Have so many of the first entries made due, to be checked and to wait again.
+    def _check(self, destination: Destination, count: int) -> None:
+        """Have so many of the first entries made due, to be checked and to wait again."""
+        if destination.user_id is None:  # the store finds none by user
+            self._checking[destination] = max(count, self._checking.get(destination, 0))
 
-        After each refused probe it is one: its time may be over, while others are the probes.
-        """
-        if count and destination.user_id is None:
-            self._sweeping[destination] = max(count, self._sweeping.get(destination, 0))
-        elif count == PAGE:
+    def _check_all(self, destination: Destination) -> None:
+        """Have the entries that wait checked, a page at a time; for a user, with all others."""
+        self._check(destination, PAGE)
+        if destination.user_id is not None:
             self._releasing[None] = 0
 
     def withdrawn_from(self, session: Session[Entry]) -> list[Entry]:
@@ -308,7 +306,7 @@ class Pauses:
     # because              | releases                               | its commit notes
     # a pause is over      | probes: named, fresh, or all by turns  | probes without an answer
     # there was none fresh | the next ones by turns (`_repeating`)  | where the turns go on
-    # some may be given up | the first ones (`_sweeping`)           | how many are left
+    # some may be given up | the first ones (`_checking`)           | how many are left
     # a pause has ended    | all, page by page (`_releasing`)       | where the next page begins
 
     def release(self, changes: Changes, now: float) -> None:
@@ -325,22 +323,22 @@ class Pauses:
                 self._is_well(destination)
                 continue
             for release in self._releases_of(room, waiting):
-                self._order(destination, release, partial(self._has_released, room, now))
+                self._order(destination, release, partial(self._note_probe, room, now))
         for destination, count in self._repeating.items():
             after = self._waiting[destination].turn
-            repeated = partial(self._has_repeated, destination, now)
-            self._order(destination, Release(*destination[:2], count, after=after), repeated)
-        for destination, count in self._sweeping.items():
-            swept = Release(*destination[:2], count, is_counted=True)
-            self._order(destination, swept, lambda *_: None)
-        self._sweeping.clear()
+            then = partial(self._note_next, destination, now)
+            self._order(destination, Release(*destination[:2], count, after=after), then)
+        for destination, count in self._checking.items():
+            first = Release(*destination[:2], count, is_counted=True)
+            self._order(destination, first, lambda *_: None)
+        self._checking.clear()
         self._repeating.clear()
         for going, after in self._releasing.items():
             if going is None or going.user_id is not None:  # the store finds none by user
                 page = Release(None, None, PAGE, after=after)
             else:
                 page = Release(going.exchange, going.routing_key, PAGE, after=after)
-            self._orders.append((page, partial(self._has_gone_on, going)))
+            self._orders.append((page, partial(self._note_page, going)))
         changes.released += [release for release, _ in self._orders]
 
     def _order(
@@ -382,11 +380,11 @@ class Pauses:
             committed(release)
         return any(release.count for release in changes.released)
 
-    def _has_released(
+    def _note_probe(
         self, room: Room[Destination], now: float, waiting: _Waiting, release: Release
     ) -> None:
         if not room.are_probes:
-            self._took_turns(room.destination, release, waiting)
+            self._note_turns(room.destination, release, waiting)
         elif release.count:
             waiting.probed(now)
         elif room.destination.user_id is None and (
@@ -394,21 +392,21 @@ class Pauses:
         ):
             self._repeating[room.destination] = 1
 
-    def _has_repeated(
+    def _note_next(
         self, destination: Destination, now: float, waiting: _Waiting, release: Release
     ) -> None:
         if release.count:
             waiting.probed(now)
-        self._took_turns(destination, release, waiting)
+        self._note_turns(destination, release, waiting)
 
-    def _has_gone_on(self, going: Destination | None, release: Release) -> None:
+    def _note_page(self, going: Destination | None, release: Release) -> None:
         # Otherwise it was ended, or begun anew, while this page waited for its commit.
         if going in self._releasing and self._releasing[going] == release.after:
             self._releasing[going] = release.last
             if release.count < release.limit:
                 del self._releasing[going]
 
-    def _took_turns(self, destination: Destination, release: Release, waiting: _Waiting) -> None:
+    def _note_turns(self, destination: Destination, release: Release, waiting: _Waiting) -> None:
         """Go on with the turns after a release; after the last entry comes the first one again."""
         left = release.limit - release.count
         waiting.turn = 0 if left else release.last
@@ -419,7 +417,7 @@ class Pauses:
 
     def poll_timeout(self) -> float | None:
         """When to call `release` next (monotonic), or None."""
-        if self._releasing or self._sweeping or self._repeating:
+        if self._releasing or self._checking or self._repeating:
             return float("-inf")
         return self._breakers.poll_timeout()
 
@@ -470,7 +468,7 @@ class Pauses:
 
     def _forget(self, destination: Destination) -> None:
         self._waiting.pop(destination, None)
-        self._sweeping.pop(destination, None)
+        self._checking.pop(destination, None)
         self._repeating.pop(destination, None)
         self.new.pop(destination, None)
 

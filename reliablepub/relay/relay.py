@@ -116,27 +116,28 @@ class Relay:
         guarded = GuardedPolicy(policy, self._guard)
         self._pauses = Pauses(guarded, self._notices)
         # One more than can be paused, so that `found` notices if there are too many.
-        held = store.held_exchanges(self._pauses.exchanges_max + 1)
-        self._pauses.found(held, clock.monotonic(), clock.wall())
+        held = store.held_exchanges(guarded.breaker.destinations_max + 1)
+        now = clock.monotonic()
+        self._pauses.found(held, now, clock.wall())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
         self._settling = Settling(guarded, self._pauses, self._notices, store.run)
         self._withdrawals = Withdrawals(store, session, self._loaded, self._settling, self._notices)
-        self._wire = Wire(transport, session, clock.monotonic())
-        self._look_at = clock.monotonic()
+        self._wire = Wire(transport, session, now)
+        self._full_look_at = now
         self._is_unread = False  # what has changed in the store was not read yet
         self._has_bell = bell is not None
-        self._elsewhere = Elsewhere(bell, self._look_at, store.rest_s)
+        self._elsewhere = Elsewhere(bell, now, store.rest_s)
         self._clock_watch = ClockWatch(clock)
         self._commit_by: float | None = None
         self._gather_until = -inf
         self._setback = Setback()
         self._no_room = store.relieve()
         self._stranded, self._stranded_from = "", 0
-        self._look_for_stranded_at = self._look_at + STRANDED_S
+        self._look_for_stranded_at = now + STRANDED_S
         self._is_draining = False
         self._idle_until = -inf
         self.turns = 0
-        self.turned_at = self._look_at  # when the last turn began; other threads read it
+        self.turned_at = now  # when the last turn began; other threads read it
         self._commits, self._commit_s = 0, 0.0
         self.status = Status(counters=self._snapshot.counters)
 
@@ -153,7 +154,7 @@ class Relay:
         self._look_elsewhere(now, wall)
         self._setback.look(now, is_readable=not self._is_unread)
         if self._setback.refusal is not None:
-            self._intake.reject(self._setback.refusal)
+            self._inbox.reject(self._setback.refusal)
         if not self._setback.backs_off:
             try:
                 taken_in = self._take_in(now, wall)
@@ -230,8 +231,8 @@ class Relay:
 
     def look(self) -> int | None:
         """Count in `status` what others have stored; return the highest id, None if unreadable."""
-        self._look_at = self._clock.monotonic()
-        is_read = self._look_elsewhere(self._look_at, self._clock.wall())
+        now = self._full_look_at = self._clock.monotonic()
+        is_read = self._look_elsewhere(now, self._clock.wall())
         self.status = replace(self.status, counters=self._snapshot.counters)
         return self._snapshot.last_id if is_read else None
 
@@ -291,13 +292,13 @@ class Relay:
 
     def _look_elsewhere(self, now: float, wall: float) -> bool:
         """Find what others have enqueued, retried or discarded; False if it is unreadable."""
-        if now < self._look_at:
+        if now < self._full_look_at:
             # With a bell, there are up to 200 looks per second beside commits: a full one takes
             # 50 µs, to ask first 0.4. Without one, or to free a full disk, there are 20, all full.
             is_cheap = self._has_bell and not self._no_room
             if not (self._has_news(now) if is_cheap else self._elsewhere.is_due(now)):
                 return True
-        self._look_at = now + LOOK_S
+        self._full_look_at = now + LOOK_S
         self._elsewhere.found_nothing(now)  # replaced by `found` below if there is a change
         try:
             if self._store.changed_elsewhere() or self._is_unread:
@@ -328,7 +329,7 @@ class Relay:
     def _cannot_read(self, now: float, error: OutboxError) -> None:
         """Pause, and tell callers: what cannot be read now cannot be written either."""
         self._setback.read_failed(error, now)
-        self._intake.reject(error)
+        self._inbox.reject(error)
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
         """Give up late entries; submit entries of the store and of new chunks."""
@@ -367,10 +368,10 @@ class Relay:
             with suppress(*TRANSIENT):
                 lowest = self._store.lowest_awaited(self._stranded_from, wall - STRANDED_S)
         # It may be only the id to go on from. A message is found again at the next look.
-        is_found = lowest is not None and lowest == self._stranded_from
+        is_found = lowest == self._stranded_from
         self._stranded = STRANDED.format(lowest) if is_found else ""
-        if is_found and lowest is not None:
-            self._store.missed(lowest)
+        if is_found:
+            self._store.missed(self._stranded_from)
         self._stranded_from = lowest or 0
 
     # ------------------------------------------------------------------ commit, send
@@ -531,7 +532,7 @@ class Relay:
             buffered=session.buffered,
             connects=self._wire.connects,
             server=self._wire.server,
-            trying="" if link is Link.CONNECTED else self._wire.trying,
+            trying=self._wire.trying,
             violations=session.violations.total(),
             stale=session.stale,
             aside=session.aside,
@@ -574,5 +575,5 @@ class Relay:
         due_at = min([at for at in deadlines if at is not None], default=inf)
         is_settled = not (self.status.paused_destinations or self._no_room)
         if is_settled and not self._is_draining:
-            self._idle_until = min(due_at, self._look_at)
+            self._idle_until = min(due_at, self._full_look_at)
         return max(0.0, min(self._elsewhere.look_at, due_at) - now)

@@ -226,9 +226,7 @@ class Settling:
         changes = self.changes
         given_up = {a for a in (*changes.parked, *changes.discarded) if a.entry.id in ids}
         taken = [entry for entry in self.postponed if entry.id in ids]
-        if taken:
-            gone = set(taken)
-            self.postponed = [entry for entry in self.postponed if entry not in gone]
+        self.postponed = [entry for entry in self.postponed if entry.id not in ids]
         # Others too: what an operator has written counts, perhaps the time at which it is due.
         changes.rescheduled = [entry for entry in changes.rescheduled if entry.id not in ids]
         if given_up:

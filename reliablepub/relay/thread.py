@@ -371,8 +371,7 @@ class RelayThread:
                     raise
                 if self._close_at is not None and time.monotonic() >= self._close_at:
                     return
-                for chunk in self.inbox.take(lambda _: True):
-                    chunk.failed(error)
+                self.inbox.reject(error)
                 time.sleep(RETRY_S)  # the next run cannot begin yet
 
     def _end_at(self) -> float | None:

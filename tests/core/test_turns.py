@@ -158,4 +158,4 @@ def test_messages_of_a_key_go_in_their_order_and_none_is_forgotten(
     assert not any(store.open.values()), "a message is forgotten"
     for sent in store.sent.values():
         assert [n for i, n in enumerate(sent) if n not in sent[:i]] == sorted(set(sent))
-    assert (len(store.turns.wanted), store.turns.admitted) == (0, 0)
+    assert (len(store.turns.wanted), len(store.turns._admitted)) == (0, 0)

@@ -60,7 +60,7 @@ def confirmed(
             monkeypatch.setattr(module, name, NEVER_S)
         until(lambda: (bell := own._elsewhere._bell) and bell.is_armed)
         own._elsewhere._pause_s = NEVER_S
-        own._look_at = own._elsewhere.look_at = time.monotonic() + NEVER_S
+        own._full_look_at = own._elsewhere.look_at = time.monotonic() + NEVER_S
         yield confirmed
 
 

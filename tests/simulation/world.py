@@ -434,7 +434,7 @@ class World:
         loaded = process.relay._loaded
         turns = loaded._order
         require(not turns.wanted, "a turn is left in memory")
-        require(not turns.admitted, "an admitted message is left in memory")
+        require(not turns._admitted, "an admitted message is left in memory")
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
         left = (loaded._messages, loaded._bytes, len(loaded.waiters), loaded._due)
         require(left == (0, 0, 0, {}), f"left in memory: {left}")
