@@ -26,7 +26,7 @@ from reliablepub.cli.doctor.diagnosis import FREE_MIN, of_broker, of_outbox
 from reliablepub.cli.facts import Level
 from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.sqlite.environment import Surroundings, look_around
+from reliablepub.outbox.sqlite.checkup import Surroundings, look_around
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import status_file_path
 from reliablepub.testing import FakeBroker, faults
@@ -507,7 +507,7 @@ def test_a_disk_that_nothing_can_be_written_to_is_a_problem(
     run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "reliablepub.outbox.sqlite.environment.TemporaryFile",
+        "reliablepub.outbox.sqlite.checkup.TemporaryFile",
         Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/lib/orders")),
     )
     result = run("--json")

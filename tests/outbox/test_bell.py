@@ -146,7 +146,7 @@ def test_a_system_without_it_is_asked_as_before(
     elif why == "no instance":
         monkeypatch.setattr(libc(), "inotify_init1", lambda _flags: -1)
     else:
-        monkeypatch.setattr(Bell, "_listen", lambda _self: None)
+        monkeypatch.setattr(Bell, "has_rung", lambda _self: False)
     with closing(SqliteStore(path)) as store:
         assert store.bell is None
         enqueue(path)

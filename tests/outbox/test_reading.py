@@ -78,7 +78,7 @@ def test_what_another_process_takes_away_in_between_is_passed_over(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_the_index = [(1.0, 99), (2.0, 11)]
-    monkeypatch.setattr(Page, "_timed", lambda *_: (in_the_index, None))
+    monkeypatch.setattr(Page, "_from_index", lambda *_: (in_the_index, None))
     page = Page(10, ROOMY, None)
-    assert page.read_timed(connection, "waiting", 3.0, (), next_only=True) is None
+    assert page.read_timed(connection, "waiting", 3.0, ()) is None
     assert ids(page) == [11]

@@ -19,6 +19,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import retention, space
 from reliablepub.outbox.sqlite import store as store_module
+from reliablepub.outbox.sqlite.enqueue import KEYS_LOOKED_AT
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.asking import confirm, count, fill, opened, park, sql, stored
 from tests.outbox.conftest import DAY_S, Clock, Make, deleting
@@ -117,18 +118,18 @@ def test_old_keys_do_not_pile_up(path: Path, clock: Clock) -> None:
 
 def test_keys_whose_messages_are_there_do_not_keep_old_ones(path: Path, clock: Clock) -> None:
     with Outbox(path) as outbox:
-        for number in range(2 * retention.KEYS_LOOKED_AT):
+        for number in range(2 * KEYS_LOOKED_AT):
             outbox.enqueue(Message(b""), key=f"open {number}")
         clock.now += 1
         for number in range(9):
             outbox.enqueue(Message(b""), key=f"gone {number}")
         with closing(SqliteStore(path)) as store:
             entries, _ = store.read_ready(1, 99, limit=99, bytes_max=10**9)
-            store.commit(Changes(confirmed=entries[2 * retention.KEYS_LOOKED_AT :]))
+            store.commit(Changes(confirmed=entries[2 * KEYS_LOOKED_AT :]))
         clock.now += KEYS_KEPT_S + 1
         for number in range(9):
             outbox.enqueue(Message(b""), key=f"new {number}")
-    assert count(path, "keys") == 2 * retention.KEYS_LOOKED_AT + 9
+    assert count(path, "keys") == 2 * KEYS_LOOKED_AT + 9
 
 
 def test_confirmed_messages_are_kept_for_a_while_if_asked(

@@ -27,8 +27,8 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import salvage as salvage_module
-from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.database import SqliteSession
+from reliablepub.outbox.sqlite.failures import page_damage
 from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.store import SqliteStore

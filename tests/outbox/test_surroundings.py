@@ -13,7 +13,7 @@ from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.environment import look_around
+from reliablepub.outbox.sqlite.checkup import look_around
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.conftest import Make
 from tests.sqlite import sql

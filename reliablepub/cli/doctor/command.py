@@ -45,8 +45,7 @@ from reliablepub.outbox.database import Database, Relaying, file_of
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.postgres.environment import ServerSurroundings
 from reliablepub.outbox.postgres.environment import look_around as ask_server
-from reliablepub.outbox.sqlite.checkup import Checkup, check_up
-from reliablepub.outbox.sqlite.environment import Surroundings, look_around
+from reliablepub.outbox.sqlite.checkup import Checkup, Surroundings, check_up, look_around
 from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks

@@ -19,8 +19,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.database import Relaying
-from reliablepub.outbox.sqlite.checkup import Checkup
-from reliablepub.outbox.sqlite.environment import Surroundings
+from reliablepub.outbox.sqlite.checkup import Checkup, Surroundings
 from reliablepub.outbox.sqlite.mounts import UNSHARED_VARIABLE, Mount
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, silent_s

@@ -44,7 +44,6 @@ class Bell:
         # This fails if the user has 128 instances open (fs.inotify.max_user_instances).
         flags = os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = -1 if self._libc is None else int(self._libc.inotify_init1(flags))
-        self._has_rung = False
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the bell has rung; -1 if there is no bell."""
@@ -58,16 +57,14 @@ class Bell:
 
     def has_rung(self) -> bool:
         """Whether it has rung since the last call. If so, it is silent until it is armed again."""
-        self._listen()
-        has_rung, self._has_rung = self._has_rung, False
-        return has_rung
-
-    def hush(self) -> None:
-        """Ignore a ring that the relay's own commit has caused."""
-        # A ring of another process may be ignored with it, and that is safe: only one process
-        # writes at a time, so an earlier commit of another process is already visible.
-        self._listen()
-        self._has_rung = False
+        if not self.is_armed:
+            return False
+        try:
+            os.read(self._fd, _EVENTS_BYTES)
+        except OSError:  # there is nothing to read
+            return False
+        self.is_armed = False
+        return True
 
     def close(self) -> None:
         """Stop ringing, and close the descriptor."""
@@ -79,12 +76,3 @@ class Bell:
     def __del__(self) -> None:
         """Close the descriptor: a user may have 128."""
         self.close()
-
-    def _listen(self) -> None:
-        if not self.is_armed:
-            return
-        try:
-            os.read(self._fd, _EVENTS_BYTES)
-        except OSError:  # there is nothing to read
-            return
-        self._has_rung, self.is_armed = True, False

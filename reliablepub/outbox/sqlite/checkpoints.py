@@ -23,7 +23,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -115,30 +114,25 @@ class LongLog:
                 # The commit of the block may have written nothing. If this commit fails, that of
                 # the block still stands; nobody waits for the lock.
                 with suppress(OutboxError, sqlite3.Error), waiting_at_most(connection, 0):
-                    if not _restart(connection, partial(_commit_a_page, connection, path)):
+                    if not _restart(connection, path, lambda: None):
                         self._next_try_at = time.monotonic() + _RESTART_S
         finally:
             relay_lock.release()
 
-    def restart(self, connection: sqlite3.Connection, commit: Callable[[], object]) -> None:
+    def restart(self, connection: sqlite3.Connection, check: Callable[[], object]) -> None:
         """Move a long log into the database, so that the next writer begins it anew.
 
-        Only for the holder of the relay lock. ``commit`` must write something.
+        Only for the holder of the relay lock, which ``check`` makes sure of under the write lock.
         """
         now = time.monotonic()
         if now < self._next_try_at or _log_bytes(self._path) < LOG_BYTES_LONG:
             return
         self._next_try_at = now + _RESTART_S
         with suppress(OutboxError, sqlite3.OperationalError):
-            _restart(connection, commit)
+            _restart(connection, self._path, check)
 
 
-def _commit_a_page(connection: sqlite3.Connection, path: Path) -> None:
-    with transaction(connection, path):
-        write_a_page(connection)
-
-
-def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> bool:
+def _restart(connection: sqlite3.Connection, path: Path, check: Callable[[], object]) -> bool:
     """Commit, and checkpoint under the write lock; return whether the whole log was moved."""
     is_moved = False
     # An automatic checkpoint lets others write meanwhile. Where they write all the time, it never
@@ -147,7 +141,9 @@ def _restart(connection: sqlite3.Connection, commit: Callable[[], object]) -> bo
     (pages,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
     _set_pages(connection, 0)
     try:
-        commit()  # writes something: so the log holds frames that are not moved yet
+        with transaction(connection, path):
+            check()
+            write_a_page(connection)  # so the log holds frames that are not moved yet
         # What was committed stays so if this fails, as beside a reader of an older state. No
         # process can write while SQLite waits.
         with suppress(sqlite3.OperationalError), waiting_at_most(connection, 0):

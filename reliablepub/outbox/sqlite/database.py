@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -32,10 +31,9 @@ from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.rows import MISTYPED, Unreadable
 from reliablepub.outbox.sqlite.checkpoints import LongLog, checkpointing
-from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.connections import Writer, absolute, looking, reading
 from reliablepub.outbox.sqlite.enqueue import Enqueuing
-from reliablepub.outbox.sqlite.failures import os_error
+from reliablepub.outbox.sqlite.failures import os_error, page_damage
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
 from reliablepub.outbox.sqlite.lock import RelayLock
@@ -43,10 +41,11 @@ from reliablepub.outbox.sqlite.space import (
     LOW_BYTES,
     MARGIN_BYTES,
     Ballast,
-    Shortage,
+    cut_off,
     free_pages,
     give_space_back,
     has_space_to_give,
+    make_room,
     pages,
 )
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
@@ -58,7 +57,7 @@ from reliablepub.outbox.sqlite.upgrade import upgrade
 T = TypeVar("T")
 
 _CUTTING_S: Final = 0.005
-"""Seconds for which one step removes free pages. The more are free, the longer each one takes."""
+"""Seconds for which one step of `shrink` holds the write lock."""
 
 
 class SqliteSession:
@@ -146,11 +145,8 @@ class SqliteSession:
 
     def cut(self) -> int:
         """Remove free pages from the file for a few milliseconds; return how many bytes."""
-        before, until = pages(self._connection), time.monotonic() + _CUTTING_S
-        for _ in range(free_pages(self._connection)):  # `sqlite3` removes one page per call
-            self._connection.execute("PRAGMA incremental_vacuum(1)")
-            if time.monotonic() > until:
-                break
+        before = pages(self._connection)
+        cut_off(self._connection, _CUTTING_S)
         return (before - pages(self._connection)) * self._page_bytes()
 
     def rewrite(self) -> int:
@@ -346,7 +342,7 @@ class SqliteDatabase:
         Only for the holder of the relay lock.
         """
         try:
-            Shortage(self.file, self._ballast).settle(connection, release=True)
+            make_room(connection, self.file, self._ballast, release=True)
             with checkpointing(connection):
                 yield
         finally:

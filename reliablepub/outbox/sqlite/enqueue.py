@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxDiskFailed, OutboxMoved
-from reliablepub.outbox.database import unfit_connection
+from reliablepub.outbox.database import KEYS_KEPT_S, forget_keys, unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, id_of, size_of
 from reliablepub.outbox.rows import divided, plain_row_of, row_of
@@ -34,7 +34,6 @@ from reliablepub.outbox.sqlite.connections import (
 from reliablepub.outbox.sqlite.failures import outbox_error, raise_reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
-from reliablepub.outbox.sqlite.retention import first_with_key, remember_key
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.transactions import (
@@ -49,6 +48,8 @@ from reliablepub.outbox.sqlite.transactions import (
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _ENDED: Final = "SQLite has rolled back your whole transaction: start it again"
 _SYNCHRONOUS_FULL: Final = 2
+KEYS_LOOKED_AT: Final = 4
+"""Overdue keys that are forgotten whenever a key is stored, so that this takes no longer."""
 _UNSAFE_JOURNALS: Final = ("off", "memory")
 T = TypeVar("T")
 
@@ -199,13 +200,16 @@ class Enqueuing:
         limits: OpenLimits,
     ) -> str:
         """Store a message, unless its key is known; return the id of the one that has the key."""
-        first = first_with_key(cursor, key, entry.stored_at)
+        now, message_id = entry.stored_at, entry.message.message_id
+        assert message_id is not None
+        (first,) = cursor.execute(QUERIES["key"], {"key": key, "now": now}).fetchone() or (None,)
         if first is not None:
-            return first
+            return str(first)
         self.insert(cursor, [entry], keys, limits)
-        assert entry.message.message_id is not None
-        remember_key(cursor, key, entry.id, entry.message.message_id, entry.stored_at)
-        return entry.message.message_id
+        forget_keys(lambda name, values: cursor.execute(QUERIES[name], values), now, KEYS_LOOKED_AT)
+        row = key, entry.id, message_id, now + KEYS_KEPT_S
+        must_have_changed(cursor.execute(QUERIES["remember_key"], row))
+        return message_id
 
     def _have_tables(self, cursor: sqlite3.Cursor, version: int | None, *, adds: bool) -> None:
         """Check the version of the outbox. If the database has none, add it, or refuse that."""

@@ -33,23 +33,15 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a write for lack of space. A limit on file sizes (``EFBIG``) is not one of them: other,
 shorter files may still grow."""
 
-_CANTOPEN: Final = 14
-_IOERR: Final = 10
-_CORRUPT: Final = 11
-_FULL: Final = 13
-_IOERR_WRITE: Final = 10 | 3 << 8
-_IOERR_SHMSIZE: Final = 10 | 19 << 8
-_IOERR_SHMMAP: Final = 10 | 21 << 8
-_READONLY_ROLLBACK: Final = 8 | 3 << 8
-_READONLY_DBMOVED: Final = 8 | 4 << 8
-_BUSY_SNAPSHOT: Final = 5 | 2 << 8
-_PRIMARY_CODE: Final = 0xFF
+_LISTED_MAX: Final = 100
 _TRIED_BYTES: Final = 8 * 1024 * 1024
 """Bytes that are allocated to check a quota: few transactions write more."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
-_DECIDED: Final = frozenset({5, 6, 13, 19})
-"""SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that fails with one of these is rolled back."""
+_DECIDED: Final = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CONSTRAINT}
+)
+"""A commit that fails with one of these is rolled back."""
 
 
 def may_take(folder: Path, size: int) -> bool:
@@ -71,12 +63,25 @@ def may_take(folder: Path, size: int) -> bool:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether the database is damaged (SQLITE_CORRUPT)."""
-    return _code(error) == _CORRUPT
+    return _code(error) == sqlite3.SQLITE_CORRUPT
+
+
+def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> list[str]:
+    """Return errors that SQLite reports about the pages of the file, at most 100."""
+    # The quick check does not compare indexes with their tables.
+    look = "quick_check" if is_quick else "integrity_check"
+    try:
+        lines = [line for (line,) in connection.execute(f"PRAGMA {look}({_LISTED_MAX:d})")]
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return [str(error)]  # the damage made SQLite give up
+    return [] if lines == ["ok"] else lines
 
 
 def lacks_index(error: sqlite3.Error) -> bool:
     """Whether the disk is too full for the index of the log (``-shm``), which readers also need."""
-    return getattr(error, "sqlite_errorcode", 0) == _IOERR_SHMSIZE
+    return _extended_code(error) == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
 def is_unfinished(error: sqlite3.Error) -> bool:
@@ -85,7 +90,7 @@ def is_unfinished(error: sqlite3.Error) -> bool:
     This happens only before the database has a write-ahead log: during the creation of the outbox,
     or in an application's file.
     """
-    return getattr(error, "sqlite_errorcode", 0) == _READONLY_ROLLBACK
+    return _extended_code(error) == sqlite3.SQLITE_READONLY_ROLLBACK
 
 
 def is_decided(path: Path, error: sqlite3.Error) -> bool:
@@ -105,13 +110,13 @@ def commit_unsure(path: Path, error: sqlite3.Error) -> OutboxUnsure:
 
 def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
     """Whether a write failed because a quota is used up, which SQLite reports as a disk error."""
-    is_write = getattr(error, "sqlite_errorcode", 0) == _IOERR_WRITE
+    is_write = _extended_code(error) == sqlite3.SQLITE_IOERR_WRITE
     return is_write and not may_take(path.parent, _TRIED_BYTES)
 
 
 def _is_too_long(path: Path, error: sqlite3.Error) -> bool:
     """Whether a write failed because this process may not make files so long (``EFBIG``)."""
-    if getattr(error, "sqlite_errorcode", 0) != _IOERR_WRITE:
+    if _extended_code(error) != sqlite3.SQLITE_IOERR_WRITE:
         return False
     bytes_max, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     longest = 0
@@ -125,35 +130,55 @@ _LOCKED: Final = (
     OutboxLocked,
     "stayed locked by another process for too long; nothing was stored; try again",
 )
-_OLDER: Final = (
-    OutboxError,
+_FULL: Final = (
+    OutboxDiskFull,
     (
-        "has changed since this connection began to read, so nothing was stored: close its "
-        "cursors, or roll back and begin with BEGIN IMMEDIATE; then try again"
-    ),
-)
-_REPLACED: Final = (
-    OutboxMoved,
-    (
-        "was deleted, moved or replaced while this connection had it open, so nothing was stored; "
-        "close the connection, and open the file that is there now"
+        "cannot grow, because the disk is full: nothing was stored, and messages accepted "
+        "before are safe; free some space and try again"
     ),
 )
 _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
-    5: _LOCKED,  # SQLITE_BUSY
-    6: _LOCKED,  # SQLITE_LOCKED
-    8: (  # SQLITE_READONLY
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_BUSY_SNAPSHOT: (
+        OutboxError,
+        (
+            "has changed since this connection began to read, so nothing was stored: close its "
+            "cursors, or roll back and begin with BEGIN IMMEDIATE; then try again"
+        ),
+    ),
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_PROTOCOL: _LOCKED,  # other processes competed for the lock for seconds
+    sqlite3.SQLITE_READONLY_DBMOVED: (
+        OutboxMoved,
+        (
+            "was deleted, moved or replaced while this connection had it open, so nothing was "
+            "stored; close the connection, and open the file that is there now"
+        ),
+    ),
+    sqlite3.SQLITE_READONLY_ROLLBACK: (
+        OutboxError,
+        "holds an interrupted transaction; the next message or relay rolls it back first",
+    ),
+    sqlite3.SQLITE_READONLY: (
         OutboxError,
         "cannot be written; check its owner and mode, and those of its directory",
     ),
-    _IOERR: (
+    sqlite3.SQLITE_IOERR_SHMSIZE: _FULL,
+    sqlite3.SQLITE_IOERR_SHMMAP: (
+        OutboxError,
+        (
+            "is on a file system without shared memory, which its log needs (a FUSE mount with "
+            "direct_io has none): nothing was stored; use a disk of this machine or PostgreSQL"
+        ),
+    ),
+    sqlite3.SQLITE_IOERR: (
         OutboxDiskFailed,
         (
             "cannot be read or written by the operating system: nothing was stored; check the disk "
             "and the system log"
         ),
     ),
-    _CORRUPT: (
+    sqlite3.SQLITE_CORRUPT: (
         OutboxError,
         (
             "is damaged, or the disk cannot read it (see the system log); stop every process that "
@@ -162,22 +187,15 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
             "instead"
         ),
     ),
-    _FULL: (
-        OutboxDiskFull,
-        (
-            "cannot grow, because the disk is full: nothing was stored, and messages accepted "
-            "before are safe; free some space and try again"
-        ),
-    ),
-    _CANTOPEN: (
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_CANTOPEN: (
         OutboxError,
         (
             "cannot be opened; check its mode and that of its directory, and whether the file "
             "system is mounted read-only"
         ),
     ),
-    15: _LOCKED,  # SQLITE_PROTOCOL: other processes competed for the lock for seconds
-    26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
+    sqlite3.SQLITE_NOTADB: (NotAnOutbox, "is not a SQLite database; choose another path"),
 }
 
 _TOO_LONG: Final = (
@@ -185,13 +203,6 @@ _TOO_LONG: Final = (
     (
         "cannot grow, because this process may not make longer files (ulimit -f, LimitFSIZE=): "
         "nothing was stored, and messages accepted before are safe; raise that limit"
-    ),
-)
-_NO_SHARED_MEMORY: Final = (
-    OutboxError,
-    (
-        "is on a file system without shared memory, which its log needs (a FUSE mount with "
-        "direct_io has none): nothing was stored; use a disk of this machine or PostgreSQL"
     ),
 )
 _SHORT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
@@ -222,21 +233,14 @@ def _lacks_descriptors() -> bool:
 
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     """Convert an error of SQLite to an `OutboxError`."""
-    kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
-    if lacks_index(error) or _is_over_quota(path, error):
-        kind, meaning = _MEANING[_FULL]
+    of_any_kind = _MEANING.get(_code(error), (OutboxError, "could not be used"))
+    kind, meaning = _MEANING.get(_extended_code(error), of_any_kind)
+    if _is_over_quota(path, error):
+        kind, meaning = _FULL
     elif _is_too_long(path, error):
         kind, meaning = _TOO_LONG
-    if getattr(error, "sqlite_errorcode", 0) == _IOERR_SHMMAP:
-        kind, meaning = _NO_SHARED_MEMORY
-    if _code(error) == _CANTOPEN and _lacks_descriptors():
+    elif _code(error) == sqlite3.SQLITE_CANTOPEN and _lacks_descriptors():
         kind, meaning = _SHORTAGE
-    if getattr(error, "sqlite_errorcode", 0) == _BUSY_SNAPSHOT:
-        kind, meaning = _OLDER
-    if getattr(error, "sqlite_errorcode", 0) == _READONLY_DBMOVED:
-        kind, meaning = _REPLACED
-    if is_unfinished(error):
-        meaning = "holds an interrupted transaction; the next message or relay rolls it back first"
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return kind(f"outbox {path} {meaning} (SQLite: {error}, {name})")
 
@@ -257,7 +261,7 @@ def raise_reported(path: Path, error: BaseException) -> None:
         raise outbox_error(path, error) from error
     # SQLite quotes a damaged schema in its error, and Python fails to decode the text as UTF-8.
     if isinstance(error, UnicodeDecodeError) and error.object.startswith(_BROKEN_SCHEMA):
-        kind, meaning = _MEANING[_CORRUPT]
+        kind, meaning = _MEANING[sqlite3.SQLITE_CORRUPT]
         raise kind(f"outbox {path} {meaning} (SQLite: {_BROKEN_SCHEMA.decode()})") from error
 
 
@@ -277,5 +281,10 @@ def os_error(path: Path, error: OSError) -> OutboxError:
     return OutboxError(f"outbox {path} cannot be used: {error.strerror}{remedy}")
 
 
+def _extended_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0)
+
+
 def _code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
+    """Return the kind of an error, which its extended code specifies."""
+    return _extended_code(error) & 0xFF

@@ -1,9 +1,9 @@
 """Retention: deletes what was kept for long enough, a little at a time.
 
-Knows: kept confirmed rows, history, deduplication keys. Must never know: open or parked messages,
+Knows: kept confirmed rows, history. Must never know: open or parked messages,
 the relay, disk space.
 
-Old confirmed rows and keys are deleted a few at a time, within transactions that are made for other
+Old confirmed rows are deleted a few at a time, within transactions that are made for other
 reasons. So no transaction takes noticeably longer. `Retention` deletes what these leave: old
 history, and confirmed rows of a relay that commits nothing.
 """
@@ -20,12 +20,11 @@ from typing import Final
 
 from reliablepub.errors import OutboxError
 from reliablepub.outbox import history
-from reliablepub.outbox.database import KEYS_KEPT_S, forget_keys
 from reliablepub.outbox.entry import Intervened
 from reliablepub.outbox.rows import ATTEMPTS_RETENTION_S
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import must_have_changed, transaction, waiting_at_most
+from reliablepub.outbox.sqlite.transactions import transaction, waiting_at_most
 
 LOOK_S: Final = 1.0
 """Seconds from one look to the next."""
@@ -34,8 +33,6 @@ PRUNED_MIN: Final = 100
 cannot accumulate."""
 DELETING_S: Final = 0.02
 """About the most seconds for which `Retention` waits for the write lock, and then holds it."""
-KEYS_LOOKED_AT: Final = 4
-"""Overdue keys that are checked whenever a key is stored."""
 
 
 def prune_confirmed(
@@ -44,19 +41,6 @@ def prune_confirmed(
     """Delete the oldest confirmed rows before a time; return how many."""
     values = {"before": confirmed_before, "limit": max(PRUNED_MIN, 2 * just_confirmed)}
     return connection.execute(QUERIES["prune_confirmed"], values).rowcount
-
-
-def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
-    """Return the ``message_id`` that was enqueued under a key before, or None."""
-    (first,) = cursor.execute(QUERIES["key"], {"key": key, "now": now}).fetchone() or (None,)
-    return None if first is None else str(first)
-
-
-def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:
-    """Store a key, and forget a few overdue ones."""
-    forget_keys(lambda name, values: cursor.execute(QUERIES[name], values), now, KEYS_LOOKED_AT)
-    row = key, id_, message_id, now + KEYS_KEPT_S
-    must_have_changed(cursor.execute(QUERIES["remember_key"], row))
 
 
 class Retention:

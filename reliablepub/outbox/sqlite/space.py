@@ -84,7 +84,7 @@ SHORT_LOOK_S: Final = 0.25
 PRUNED: Final = 250
 """`prune_confirmed` deletes twice as many in one transaction."""
 CUT_PAGES: Final = 64
-"""Pages that one transaction removes from the file: 0.5 MiB of log."""
+"""Pages that one transaction removes from a file on a full disk: 0.5 MiB of log."""
 CUT_S: Final = 0.02
 PIECE_BYTES: Final = 1024 * 1024
 """Bytes of the messages that one transaction settles on a full disk. Parking writes a message to
@@ -272,6 +272,29 @@ def _by_bytes(settled: list[T], size_of: Callable[[T], int]) -> Iterator[list[T]
             piece, size = [], 0
 
 
+def make_room(
+    connection: sqlite3.Connection, path: Path, ballast: Ballast, *, release: bool = False
+) -> None:
+    """Checkpoint the log on a full disk, before a transaction that stores no new messages.
+
+    Only for the holder of the relay lock. If the transaction did not fit, ``release`` gives it the
+    ballast.
+    """
+    with reported(path):
+        connection.execute("PRAGMA secure_delete = FAST")
+    if release:
+        with transaction(connection, path):  # no `Ballast.check` runs under its lock
+            ballast.release()
+    with reported(path):
+        owed = move_what_is_owed(connection, path)
+    lacking = owed + MARGIN_BYTES - free_bytes(path.parent)
+    if owed and lacking > 0:
+        raise OutboxDiskFull(
+            f"outbox {path} cannot record confirms, because the disk is full: free some "
+            f"space, at least {lacking:.0f} bytes; messages accepted before are safe"
+        )
+
+
 class Shortage:
     """Detects that the disk of an outbox is full, and frees space."""
 
@@ -281,26 +304,6 @@ class Shortage:
         self._next_look_at = 0.0
         self._moved = -1  # `data_version` when the log was last moved
         self.is_on = False  # whether the disk counts as full
-
-    def settle(self, connection: sqlite3.Connection, *, release: bool = False) -> None:
-        """Checkpoint the log, before a transaction that stores no new messages.
-
-        Only for the holder of the relay lock. If the transaction did not fit, ``release`` gives it
-        the ballast.
-        """
-        with reported(self._path):
-            connection.execute("PRAGMA secure_delete = FAST")
-        if release:
-            with transaction(connection, self._path):  # no `Ballast.check` runs under its lock
-                self._ballast.release()
-        with reported(self._path):
-            owed = move_what_is_owed(connection, self._path)
-        lacking = owed + MARGIN_BYTES - free_bytes(self._path.parent)
-        if owed and lacking > 0:
-            raise OutboxDiskFull(
-                f"outbox {self._path} cannot record confirms, because the disk is full: free some "
-                f"space, at least {lacking:.0f} bytes; messages accepted before are safe"
-            )
 
     def look(self, connection: sqlite3.Connection) -> str:
         """Check the disk at intervals, and free space; return why messages are refused, if so."""
@@ -344,16 +347,17 @@ class Shortage:
         self._moved = version
 
     def _shrink(self, connection: sqlite3.Connection, *, release: bool) -> None:
-        self.settle(connection, release=release)
+        make_room(connection, self._path, self._ballast, release=release)
         with checkpointing(connection), transaction(connection, self._path):
             prune_confirmed(connection, math.inf, PRUNED)
-            _cut_off(connection)
+            cut_off(connection, CUT_S, CUT_PAGES)
             write_a_page(connection)
 
 
-def _cut_off(connection: sqlite3.Connection) -> None:
-    until = time.monotonic() + CUT_S
-    for _ in range(min(CUT_PAGES, free_pages(connection))):
+def cut_off(connection: sqlite3.Connection, seconds: float, pages_max: float = math.inf) -> None:
+    """Remove free pages from the file for so long. The more are free, the longer each one takes."""
+    until = time.monotonic() + seconds
+    for _ in range(int(min(pages_max, free_pages(connection)))):
         connection.execute("PRAGMA incremental_vacuum(1)")
         if time.monotonic() > until:
             break

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 from reliablepub.errors import (
     OutboxDiskFull,
@@ -67,7 +67,7 @@ from reliablepub.outbox.rows import (
     tags_of,
 )
 from reliablepub.outbox.sqlite.bell import Bell
-from reliablepub.outbox.sqlite.checkpoints import LongLog, checkpointing, write_a_page
+from reliablepub.outbox.sqlite.checkpoints import LongLog, checkpointing
 from reliablepub.outbox.sqlite.connections import Writer, absolute, check_database, ledger_of
 from reliablepub.outbox.sqlite.enqueue import insert
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
@@ -79,6 +79,7 @@ from reliablepub.outbox.sqlite.space import (
     Shortage,
     give_space_back,
     has_space_to_give,
+    make_room,
     pieces,
 )
 from reliablepub.outbox.sqlite.sql import QUERIES
@@ -92,8 +93,6 @@ from reliablepub.outbox.sqlite.transactions import (
     transaction,
     transaction_at_path,
 )
-
-T = TypeVar("T")
 
 
 class SqlitePage(Page):
@@ -122,14 +121,12 @@ class SqlitePage(Page):
     def read_timed(
         self,
         connection: sqlite3.Connection,
-        query: str,  # ``waiting`` or ``expiring``
+        query: str,  # ``waiting``: only rows that are next of their ordering key; or ``expiring``
         now: float,
         loaded: Container[int],  # ids to skip
-        *,
-        next_only: bool,  # leave out rows that are not next of their ordering key
     ) -> float | None:
         """Read rows whose time in an index has passed; return the first time that was not read."""
-        found, next_at = self._timed(connection, query, now, loaded)
+        found, next_at = self._from_index(connection, query, now, loaded)
         for at, id_ in found:
             columns = connection.execute(QUERIES["message"], (id_,)).fetchone()
             if columns is None:
@@ -137,7 +134,7 @@ class SqlitePage(Page):
             row = MessageRow._make(columns)
             is_keyed = row.ordering_key is not None
             if (
-                next_only
+                query == "waiting"
                 and is_keyed
                 and not _is_first(connection, id_)
                 and not is_mistyped(row)  # SQLite refuses to change such a row
@@ -156,7 +153,7 @@ class SqlitePage(Page):
         waits = is_due_time(row.due_at) and row.due_at > now  # type: ignore[operator]
         return waits or self.take(row)  # which finds a time of another type
 
-    def _timed(
+    def _from_index(
         self, connection: sqlite3.Connection, query: str, now: float, loaded: Container[int]
     ) -> tuple[list[tuple[float, int]], float | None]:
         """Return times and ids from the index alone, and the time after them."""
@@ -181,10 +178,6 @@ def _next_id_stored(connection: sqlite3.Connection, first_id: int, last_id: int)
 def _is_first(connection: sqlite3.Connection, id_: int) -> bool:
     """Whether the row is next of its ordering key."""
     return connection.execute(QUERIES["is_first_of_key"], (id_,)).fetchone() is not None
-
-
-_SCOPES: Final = ("held", "held_of_exchange", "held_of_address")
-"""Statements that find held rows: of all destinations, of an exchange, of one routing key."""
 
 
 def write_changes(
@@ -302,7 +295,9 @@ def _park(connection: sqlite3.Connection, attempts: list[Attempt]) -> tuple[int,
 
 def _release(connection: sqlite3.Connection, release: Release) -> None:
     """Make held rows due, at most ``release.limit`` of them."""
-    scope = _SCOPES[(release.exchange is not None) + (release.routing_key is not None)]
+    scope = "held" if release.exchange is None else "held_of_exchange"
+    if release.routing_key is not None:
+        scope = "held_of_address"
     where = {"exchange": release.exchange, "routing_key": release.routing_key}
     page = where | {"id": release.after, "limit": release.limit}
     ids = connection.execute(QUERIES[scope], page).fetchall()
@@ -439,7 +434,7 @@ class SqliteStore:
             case OutboxDiskFull() if not changes.new and not self._shortage.is_on:
                 self._shortage.is_on = True  # from now on, a checkpoint follows each commit
             case OutboxDiskFull() if not changes.new and self._ballast.is_whole:
-                self._shortage.settle(connection, release=True)
+                make_room(connection, self.path, self._ballast, release=True)
             case _:
                 self._park_mistyped(connection, error)
 
@@ -452,7 +447,7 @@ class SqliteStore:
             self._forget_pages(connection)
             trouble = self._shortage.look(connection)
             if not trouble:  # on a full disk, each commit moves the log
-                self._long_log.restart(connection, lambda: self._commit_nothing(connection))
+                self._long_log.restart(connection, partial(self._check_owner, connection))
                 check = partial(self._check_current, connection)
                 self._retention.look(connection, self._clock(), check)
                 if has_space_to_give(connection):
@@ -473,21 +468,21 @@ class SqliteStore:
     ) -> tuple[list[Entry], float | None]:
         """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``."""
         page = SqlitePage(limit, bytes_max, self._keys)
-        return self._read_timed(page, "waiting", now, loaded, next_only=True)
+        return self._read_timed(page, "waiting", now, loaded)
 
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
         """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``."""
         page = SqlitePage(limit, bytes_max, self._keys)
-        return self._read_timed(page, "expiring", now, loaded, next_only=False)
+        return self._read_timed(page, "expiring", now, loaded)
 
     def _read_timed(
-        self, page: SqlitePage, query: str, now: float, loaded: Container[int], *, next_only: bool
+        self, page: SqlitePage, query: str, now: float, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
         """Read entries whose time in an index has come, unless an operator changed messages."""
         with self._usable as connection:
-            next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
+            next_at = page.read_timed(connection, query, now, loaded)
             # After an intervention, one may be in memory already, with its former address.
             self._check_current(connection)
         return self._readable(page), next_at
@@ -654,13 +649,15 @@ class SqliteStore:
         else:
             # It may change every page. If the clock was set back, the next start does it.
             changes.rebase = None
-            self._shortage.settle(connection)
+            make_room(connection, self.path, self._ballast)
             with checkpointing(connection):  # a checkpoint lets the log reuse its space
                 for piece in pieces(changes):
                     self._write(connection, piece)
                 snapshot = self._write(connection, changes)
         self._last_id = snapshot.last_id
-        self._bell.hush()
+        # Ignores the ring of this commit, and with it perhaps one of another process, whose commit
+        # is then visible: only one process writes at a time.
+        self._bell.has_rung()
         return snapshot
 
     def _write(self, connection: WritingConnection, changes: Changes) -> Snapshot:
@@ -716,12 +713,6 @@ class SqliteStore:
                 raise error
             damaged = park_damaged(connection, dict.fromkeys(mistyped, MISTYPED), self._clock())
         self._damaged += damaged
-
-    def _commit_nothing(self, connection: WritingConnection) -> None:
-        """Commit a write that changes no value."""
-        with transaction(connection, self.path):
-            self._check_owner(connection)
-            write_a_page(connection)
 
     def _check_owner(self, connection: WritingConnection) -> int:
         """Check that this is the newest run; return the number of the newest intervention."""

@@ -134,6 +134,8 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
             else:
                 return
     finally:
+        if own is not None:
+            own.lock_wait_s += time.monotonic() - begun
         with suppress(sqlite3.Error):  # a signal handler has closed the connection
             connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
 
@@ -166,30 +168,26 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
     """
     committing = False
     forks = _forks_before(connection)
+    own = connection if isinstance(connection, WritingConnection) else None
     try:
         # The write lock is taken now: a transaction that begins by reading cannot wait for it
         # later (SQLITE_BUSY_SNAPSHOT).
-        begun = time.monotonic()
-        try:
-            begin_immediate(connection, path)
-        finally:
-            if isinstance(connection, WritingConnection):
-                connection.patience.lock_wait_s += time.monotonic() - begun
+        begin_immediate(connection, path)
         yield
         committing = True
         if GATE.forks != forks:  # nothing is called from here on, so no signal handler runs
             raise _forked_within(path)  # noqa: TRY301 - a function would be called
         connection.execute("COMMIT")
-        if isinstance(connection, WritingConnection):
-            connection.is_unsure = False
+        if own is not None:
+            own.is_unsure = False
     except BaseException as error:
         if GATE.forks == forks:
             roll_back(connection)
         if not isinstance(error, sqlite3.Error):
             raise
         if committing and not is_decided(path, error):
-            if isinstance(connection, WritingConnection):
-                connection.is_unsure = True
+            if own is not None:
+                own.is_unsure = True
             raise commit_unsure(path, error) from error
         raise outbox_error(path, error) from error
 
