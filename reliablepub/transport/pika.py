@@ -90,22 +90,24 @@ _SAID: Final = re.compile(r"ConnectionClosedByBroker: \((\d+)\) ['\"](.*)['\"]$"
 _REFUSAL_CODES: Final = (403, 530)
 """ACCESS_REFUSED and NOT_ALLOWED, the latter also for a vhost that does not exist."""
 _LIMIT: Final = re.compile(r"limit \(\d+\) is reached")
-_TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
-"""Parts of OpenSSL's error names for a peer without TLS and for a TLS alert of the peer."""
+_NO_TLS: Final = "WRONG_VERSION_NUMBER"
+"""Part of OpenSSL's error name for a peer without TLS."""
+_ALERT: Final = re.compile(r"\[SSL: \w*?ALERT_(\w+)\]")
+"""OpenSSL's error name for a TLS alert of the peer (``TLSV13_ALERT_CERTIFICATE_REQUIRED``)."""
 
 
 def explain(error: BaseException, login_bytes: int = 0) -> str:
     """The cause of a failed connection in a few words, without secrets."""
     error = unwrapped(error)
     known = (words for kind, words in _WORDS if isinstance(error, kind))
-    if words := _login_words(error, login_bytes) or next(known, ""):
+    if words := _login_words(error, login_bytes) or _alert_in(error) or next(known, ""):
         return words
     match error:
         case exceptions.ConnectionClosedByBroker():
             return f"{error.reply_code} {text(error.reply_text)}"
-        case exceptions.IncompatibleProtocolError() if not is_refusal(error):  # no TLS alert
+        case exceptions.IncompatibleProtocolError() if not is_refusal(error):
             return _ENDED_EARLY
-        case OSError() if "WRONG_VERSION_NUMBER" in str(error):
+        case OSError() if _NO_TLS in str(error):
             return f"the port does not speak TLS, which amqps:// asks for ({error})"
         case OSError():
             return error.strerror or str(error) or type(error).__name__
@@ -132,14 +134,21 @@ def _login_words(error: BaseException, login_bytes: int) -> str:
     return ""
 
 
+def _alert_in(error: BaseException) -> str:
+    """What the peer says of the TLS connection that it refuses; empty if it does not say that."""
+    is_said = not isinstance(error, exceptions.ConnectionClosed)  # whose text is the broker's
+    alert = _ALERT.search(str(error)) if is_said else None  # pika's error quotes OpenSSL's
+    if alert is None:
+        return ""
+    return f"the broker refused the TLS connection: {alert[1].lower().replace('_', ' ')}"
+
+
 def is_refusal(error: BaseException) -> bool:
     """Whether the broker refuses the credentials or the vhost, or TLS refuses the peer."""
     error = unwrapped(error)
-    if isinstance(error, _REFUSALS):
+    if isinstance(error, _REFUSALS) or _alert_in(error):
         return True
-    if isinstance(error, exceptions.ConnectionClosed):
-        return False  # its text is the broker's, not OpenSSL's
-    return any(words in str(error) for words in _TLS_REFUSALS)  # pika's error quotes OpenSSL's
+    return _NO_TLS in str(error) and not isinstance(error, exceptions.ConnectionClosed)
 
 
 def unwrapped(error: BaseException) -> BaseException:

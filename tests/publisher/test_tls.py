@@ -152,7 +152,8 @@ def test_a_client_shows_its_certificate(certificate: Path, tmp_path: Path) -> No
     context = trusting(certificate, shown=certificate)
     with Publisher(broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
         publisher.publish(b"x", routing_key="q").result(60)
-    assert_refused(broker.url, tmp_path / "none.db", "certificate required", trusting(certificate))
+    refused = "the broker refused the tls connection: certificate required"
+    assert_refused(broker.url, tmp_path / "none.db", refused, trusting(certificate))
     broker.stop()
 
 
