@@ -114,7 +114,9 @@ class AsyncBatchReceipt(Counts):
         return self.wait().__await__()
 
     async def wait(self, timeout_s: float | None = None) -> AsyncBatchReceipt:
-        """Wait until every message has its outcome. ``failures`` then holds the errors.
+        """Wait until every message has its outcome.
+
+        Afterwards, ``failures`` holds the errors of the first 1 000 messages that were given up.
 
         Args:
             timeout_s: seconds, or None to wait without limit; a negative value counts as 0.
