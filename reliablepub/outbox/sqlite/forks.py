@@ -39,7 +39,8 @@ Inode = tuple[int, int]
 
 QUIET_TIMEOUT_S: Final = 15.0
 """How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite. For a
-fork, which may itself wait for another call, it waits twice as long as this."""
+fork, which may itself wait for another call, it waits twice as long as this. Without the wait, a
+child whose parent relays would be refused the outbox by chance: whenever the relay commits."""
 REST_TIMEOUT_S: Final = 1.0
 """How long a thread that finds SQLite's locks lost waits for calls under way in other threads."""
 _DESCRIPTORS_MAX: Final = 1 << 20
