@@ -6,8 +6,9 @@ know: SQL, or a broker.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from operator import itemgetter
 from typing import Any, Final
@@ -91,30 +92,59 @@ _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
 """The cell of each column, by its title."""
 
 
-def _columns(*titles: str) -> dict[str, Callable[[Mapping[str, Any]], object]]:
-    return {title: _CELLS[title] for title in titles}
-
-
-COLUMNS: Final = _columns(
-    *("id", "state", "stored", "due", "tries"),
-    *("exchange", "routing key", "size", "message id", "said"),
-)
+_TITLES: Final = ("id", "state", "stored", "due", "tries", "exchange", "routing key", "size")
+COLUMNS: Final = {title: _CELLS[title] for title in (*_TITLES, "message id", "said")}
 """Columns of a table of messages."""
 LESSER: Final = ("message id", "size", "due", "stored", "exchange", "tries")
 """Columns that a narrow terminal does not show; the first ones are left out first."""
+_EXITS: Final = {0: "done, also if there are none"}
+_Rows = list[dict[str, Any]]
 
 
-@click.command("list", cls=Command, exits={0: "done, also if there are none"})
+def _listing(
+    *titles: str,  # "task" is left out if no row has one
+    nothing: str,  # printed instead of a table without rows
+    names: Sequence[str],  # the header line of CSV without rows
+    lesser: Sequence[str] = LESSER,
+) -> Callable[[Callable[..., _Rows | Exit]], Callable[..., Exit | None]]:
+    """Add --limit, --json and --csv to a command whose function finds rows, and print the rows.
+
+    If the function returns an exit code, it has printed something else.
+    """
+
+    def add(find_rows: Callable[..., _Rows | Exit]) -> Callable[..., Exit | None]:
+        @limit_option
+        @form_option
+        @functools.wraps(find_rows)
+        def printed(limit: int, form: str | None, **values: Any) -> Exit | None:  # noqa: ANN401
+            with patiently("looking through the outbox"):
+                rows = find_rows(limit=limit, **values)
+            if isinstance(rows, Exit):
+                return rows
+            has_tasks = any(row.get("task") for row in rows)
+            columns = {one: _CELLS[one] for one in titles if one != "task" or has_tasks}
+            print_rows(
+                rows, form, columns, nothing=nothing, names=names, lesser=lesser, limit=limit
+            )
+            return None
+
+        return printed
+
+    return add
+
+
+@click.command("list", cls=Command, exits=_EXITS)
 @inspected_option
 @selection_options
 @click.option(
     "--sort", type=click.Choice(list(SORTS)), default="id", show_default=True, help="Sort order."
 )
-@limit_option
-@form_option
-def list_messages(
-    database: Database, chosen: Selection, sort: str, limit: int, form: str | None
-) -> int:
+@_listing(
+    *(*_TITLES, "message id", "task", "said"),
+    nothing="no message matches",
+    names=(*NAMES, "task"),
+)
+def list_messages(database: Database, chosen: Selection, sort: str, limit: int) -> _Rows:
     """List open, parked and expired messages, with the answer to the last attempt; never a body.
 
     --state confirmed lists the confirmed messages that a relay with --keep-confirmed keeps.
@@ -126,30 +156,19 @@ def list_messages(
         --outbox outbox.db
       reliablepub outbox list --reason 404 --sort attempts --outbox outbox.db
     """
-    with patiently("looking through the outbox"):
-        found = with_tasks(database, find(database, chosen, sort=sort, limit=limit))
-    columns = dict(COLUMNS)
-    if any(row["task"] for row in found):
-        said = columns.pop("said")
-        columns |= _columns("task") | {"said": said}
-    print_rows(
-        found,
-        form,
-        columns,
-        nothing="no message matches",
-        names=(*NAMES, "task"),
-        lesser=LESSER,
-        limit=limit,
-    )
-    return Exit.CONFIRMED
+    return with_tasks(database, find(database, chosen, sort=sort, limit=limit))
 
 
-@click.command(cls=Command, exits={0: "done, also if there are none"})
+@click.command(cls=Command, exits=_EXITS)
 @inspected_option
 @selection_options
-@limit_option
-@form_option
-def summary(database: Database, chosen: Selection, limit: int, form: str | None) -> int:
+@_listing(
+    *("messages", "state", "exchange", "of routing key", "oldest", "newest", "bytes", "answer"),
+    nothing="no message matches",
+    names=SUMMED,
+    lesser=("bytes", "newest"),
+)
+def summary(database: Database, chosen: Selection, limit: int) -> _Rows:
     """Count messages by state, destination and last answer: what is stuck, why, and since when.
 
     A destination is an exchange, and a queue in the default exchange. The same filters select the
@@ -160,24 +179,10 @@ def summary(database: Database, chosen: Selection, limit: int, form: str | None)
       reliablepub outbox summary --outbox outbox.db
       reliablepub outbox summary --state parked --outbox outbox.db
     """
-    with patiently("counting"):
-        found = summed(database, chosen)[:limit]
-    columns = _columns(
-        "messages", "state", "exchange", "of routing key", "oldest", "newest", "bytes", "answer"
-    )
-    print_rows(
-        found,
-        form,
-        columns,
-        nothing="no message matches",
-        names=SUMMED,
-        lesser=("bytes", "newest"),
-        limit=limit,
-    )
-    return Exit.CONFIRMED
+    return summed(database, chosen)[:limit]
 
 
-@click.command(cls=Command, exits={0: "done, also if there are none"})
+@click.command(cls=Command, exits=_EXITS)
 @inspected_option
 @selection_options_of_waiting
 @click.option(
@@ -185,11 +190,13 @@ def summary(database: Database, chosen: Selection, limit: int, form: str | None)
     type=Duration(),
     help="Only if due within this time from now, such as 90s, 5m, 2h or 7d.",
 )
-@limit_option
-@form_option
-def schedule(
-    database: Database, chosen: Selection, within: float | None, limit: int, form: str | None
-) -> int:
+@_listing(
+    *("due", "id", "tries", "exchange", "routing key", "size", "message id", "said", "stored"),
+    nothing="no message waits",
+    names=NAMES,
+    lesser=[name for name in LESSER if name != "due"],
+)
+def schedule(database: Database, chosen: Selection, within: float | None, limit: int) -> _Rows:
     """List messages that wait for their time, the next one first; retries are among them.
 
     Messages that wait for a paused destination are not listed; `outbox list --state waiting` shows
@@ -202,23 +209,18 @@ def schedule(
         --outbox outbox.db
     """
     due_before = None if within is None else time.time() + within
-    with patiently("looking through the outbox"):
-        found = due(database, chosen, due_before=due_before, limit=limit)
-    columns = _columns(
-        "due", "id", "tries", "exchange", "routing key", "size", "message id", "said", "stored"
-    )
-    lesser = [name for name in LESSER if name != "due"]
-    print_rows(
-        found, form, columns, nothing="no message waits", names=NAMES, lesser=lesser, limit=limit
-    )
-    return Exit.CONFIRMED
+    return due(database, chosen, due_before=due_before, limit=limit)
 
 
-@click.command("in-flight", cls=Command, exits={0: "done, also if there are none"})
+@click.command("in-flight", cls=Command, exits=_EXITS)
 @inspected_option
-@limit_option
-@form_option
-def in_flight(database: Database, limit: int, form: str | None) -> int:
+@_listing(
+    *("epoch", "tag", "sent", "id", "exchange", "routing key", "message id"),
+    nothing="nothing is in flight",
+    names=("epoch", "tag", "id", "message_id", "exchange", "routing_key", "sent_at"),
+    lesser=("routing key", "exchange"),
+)
+def in_flight(database: Database, limit: int) -> _Rows:
     """List the delivery tags that the running relay has sent and the broker has not answered.
 
     An epoch identifies one channel: the number of the relay's run, and of the channel in that run.
@@ -228,19 +230,18 @@ def in_flight(database: Database, limit: int, form: str | None) -> int:
     Example:
       reliablepub outbox in-flight --outbox outbox.db
     """
-    found = read_in_flight(database, limit=limit)
-    columns = _columns("epoch", "tag", "sent", "id", "exchange", "routing key", "message id")
-    names = ("epoch", "tag", "id", "message_id", "exchange", "routing_key", "sent_at")
-    nothing, lesser = "nothing is in flight", ("routing key", "exchange")
-    print_rows(found, form, columns, nothing=nothing, names=names, lesser=lesser, limit=limit)
-    return Exit.CONFIRMED
+    return read_in_flight(database, limit=limit)
 
 
-@click.command(cls=Command, exits={0: "done, also if there are none"})
+@click.command(cls=Command, exits=_EXITS)
 @inspected_option
-@limit_option
-@form_option
-def duplicates(database: Database, limit: int, form: str | None) -> int:
+@_listing(
+    *("id", "message id", "uncertain", "confirmed", "first", "last"),
+    nothing="no attempt had an uncertain outcome",
+    names=("id", "message_id", "unsure", "is_confirmed", "first_at", "last_at"),
+    lesser=("first", "message id"),
+)
+def duplicates(database: Database, limit: int) -> _Rows:
     """List messages with an attempt of uncertain outcome: a queue may or may not have them.
 
     Consumers may have seen such a message twice, under the same message id; or once, although no
@@ -250,13 +251,7 @@ def duplicates(database: Database, limit: int, form: str | None) -> int:
     Example:
       reliablepub outbox duplicates --csv --outbox outbox.db
     """
-    with patiently("reading the history"):
-        found = read_ambiguous(database, limit=limit)
-    columns = _columns("id", "message id", "uncertain", "confirmed", "first", "last")
-    names = ("id", "message_id", "unsure", "is_confirmed", "first_at", "last_at")
-    nothing, lesser = "no attempt had an uncertain outcome", ("first", "message id")
-    print_rows(found, form, columns, nothing=nothing, names=names, lesser=lesser, limit=limit)
-    return Exit.CONFIRMED
+    return read_ambiguous(database, limit=limit)
 
 
 @click.command(
@@ -272,12 +267,14 @@ def duplicates(database: Database, limit: int, form: str | None) -> int:
     metavar="KEY",
     help="Send the messages behind the one that holds this key, which stays parked.",
 )
-@limit_option
 @inspected_option
-@form_option
-def keys(
-    resume: str | None, skip: str | None, limit: int, database: Database, form: str | None
-) -> int:
+@_listing(
+    *("key", "holds back", "id", "since", "exchange", "routing key", "message id", "said"),
+    nothing="no key is held",
+    names=[field.name for field in fields(HeldKey)],
+    lesser=("message id", "exchange", "routing key", "since"),
+)
+def keys(database: Database, resume: str | None, skip: str | None, limit: int) -> _Rows | Exit:
     """List the ordering keys held by a parked message, and how many messages wait behind it.
 
     \b
@@ -288,32 +285,20 @@ def keys(
     """
     if resume is not None and skip is not None:
         raise click.UsageError("give --resume or --skip, not both")
-    with Outbox(database) as opened:
-        if resume is not None or skip is not None:
-            return _let_go(opened, resume, skip, as_json=form == "json")
-        found = opened.held_keys(limit)
-    columns = _columns(
-        "key", "holds back", "id", "since", "exchange", "routing key", "message id", "said"
-    )
-    rows = [asdict(key) for key in found]
-    lesser = ("message id", "exchange", "routing key", "since")
-    names = [field.name for field in fields(HeldKey)]
-    print_rows(
-        rows, form, columns, nothing="no key is held", names=names, lesser=lesser, limit=limit
-    )
-    return Exit.CONFIRMED
+    with Outbox(database) as outbox:
+        if resume is not None:
+            return _let_go("resume", outbox.resume_key(resume), "put back")
+        if skip is not None:
+            return _let_go("skip", outbox.skip_key(skip), "skipped")
+        return [asdict(key) for key in outbox.held_keys(limit)]
 
 
-def _let_go(outbox: Outbox, resume: str | None, skip: str | None, *, as_json: bool) -> int:
-    if resume is not None:
-        moved, what = outbox.resume_key(resume), "put back"
-    else:
-        moved, what = outbox.skip_key(skip or ""), "skipped"
-    if as_json:
-        print_json({"action": "skip" if resume is None else "resume", "changed": moved})
+def _let_go(action: str, moved: int, what: str) -> Exit:
+    if click.get_current_context().params["form"] == "json":
+        print_json({"action": action, "changed": moved})
     else:
         print_result(f"{count_of(moved, 'message')} {what}")
-    if not moved:
-        print_error("no parked message holds this key")
-        return Exit.BAD_INPUT
-    return Exit.CONFIRMED
+    if moved:
+        return Exit.CONFIRMED
+    print_error("no parked message holds this key")
+    return Exit.BAD_INPUT
