@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
 from reliablepub.cli.commands import Exit, Failure
-from reliablepub.cli.options import Duration
+from reliablepub.cli.options import Duration, alike, together
 from reliablepub.cli.output import count_of
 from reliablepub.outbox.admin.selection import CONFIRMED, STATES, Selection
 from reliablepub.outbox.admin.story import resolve, tell
@@ -26,53 +26,46 @@ _NAMED_MAX: Final = 5
 """Messages that are named: more do not fit on a line."""
 
 
-_FILTERS: Final[dict[str, dict[str, Any]]] = {
-    "--state": {
-        "type": click.Choice((*STATES, CONFIRMED)),
-        "multiple": True,
-        "help": "Only messages in this state; may be repeated. Confirmed messages are there only "
-        "if the relay keeps them.",
-    },
-    "--exchange": {
-        "metavar": "PATTERN",
-        "help": "Only to this exchange; * stands for any characters, ? for one.",
-    },
-    "--routing-key": {
-        "metavar": "PATTERN",
-        "help": "Only with this routing key; * stands for any characters, ? for one.",
-    },
-    "--key": {
-        "metavar": "PATTERN",
-        "help": "Only with this ordering key; * stands for any characters, ? for one.",
-    },
-    "--reason": {
-        "metavar": "TEXT",
-        "help": "Only if the answer to an attempt contains this text, such as 404 or no_route.",
-    },
-    "--older-than": {
-        "type": Duration(),
-        "help": "Only if stored longer ago than this, such as 90s, 5m, 2h or 7d.",
-    },
-    "--newer-than": {
-        "type": Duration(),
-        "help": "Only if stored more recently than this, such as 90s, 5m, 2h or 7d.",
-    },
-}
+_ANY: Final = "* stands for any characters, ? for one."
+_AGES: Final = "such as 90s, 5m, 2h or 7d."
+_state_option: Final = click.option(
+    "--state",
+    type=click.Choice((*STATES, CONFIRMED)),
+    multiple=True,
+    help="Only messages in this state; may be repeated. Confirmed messages are there only if the "
+    "relay keeps them.",
+)
+_other_options: Final = together(
+    alike(
+        {
+            "--exchange": f"Only to this exchange; {_ANY}",
+            "--routing-key": f"Only with this routing key; {_ANY}",
+            "--key": f"Only with this ordering key; {_ANY}",
+        },
+        metavar="PATTERN",
+    ),
+    click.option(
+        "--reason",
+        metavar="TEXT",
+        help="Only if the answer to an attempt contains this text, such as 404 or no_route.",
+    ),
+    alike(
+        {
+            "--older-than": f"Only if stored longer ago than this, {_AGES}",
+            "--newer-than": f"Only if stored more recently than this, {_AGES}",
+        },
+        type=Duration(),
+    ),
+)
 
 
 def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the filter options; the function receives them as ``chosen``, a `Selection`."""
-    return _with_filters(function, _FILTERS)
+    return _state_option(selection_options_of_waiting(function))
 
 
 def selection_options_of_waiting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the filter options of a command for waiting messages; see `selection_options`."""
-    return _with_filters(function, {k: v for k, v in _FILTERS.items() if k != "--state"})
-
-
-def _with_filters(
-    function: Callable[..., Any], filters: Mapping[str, Mapping[str, Any]]
-) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_selection(**values: Any) -> Any:  # noqa: ANN401 - click's
@@ -89,9 +82,7 @@ def _with_filters(
         )
         return function(chosen=chosen, **values)
 
-    for name, settings in reversed(list(filters.items())):
-        with_selection = click.option(name, **settings)(with_selection)
-    return with_selection
+    return _other_options(with_selection)
 
 
 def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:

@@ -10,7 +10,7 @@ reopens.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -90,6 +90,11 @@ def together(*options: _Option) -> Callable[[_F], _F]:
         return function
 
     return add
+
+
+def alike(texts: Mapping[str, str], **settings: Any) -> Callable[[_F], _F]:  # noqa: ANN401
+    """Options that differ in nothing but their name and their help text."""
+    return together(*(click.option(name, help=text, **settings) for name, text in texts.items()))
 
 
 # ---------------------------------------------------------------------------- the broker: --url

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Command
 from reliablepub.cli.output import print_text
 
 FILES: Final = (
@@ -29,7 +29,7 @@ _RUNBOOK: Final = 'runbook_url: "{}#'
     show_default=True,
     help="The URL of your copy of the on-call page, to which the alerts of alerts.yml link.",
 )
-def shipped(name: str, runbook: str) -> int:
+def shipped(name: str, runbook: str) -> None:
     """Print a file that comes with reliablepub, for installation.
 
     FILE is alerts.yml (alert rules for Prometheus), dashboard.json (for Grafana), kubernetes.yaml
@@ -46,4 +46,3 @@ def shipped(name: str, runbook: str) -> int:
     folder = files("reliablepub.observe") / "shipped"
     text = (folder / name).read_text(encoding="utf-8").rstrip("\n")
     print_text(text.replace(_RUNBOOK.format("on-call.md"), _RUNBOOK.format(runbook)))
-    return Exit.CONFIRMED

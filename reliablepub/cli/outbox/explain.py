@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Command
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
     age,
@@ -66,7 +66,7 @@ _ATTEMPT_LINES: Final = 20
 @click.argument("name", metavar="ID")
 @inspected_option
 @json_option
-def explain(name: str, database: Database, as_json: bool) -> int:
+def explain(name: str, database: Database, as_json: bool) -> None:
     """Explain a message: where it is and why, every attempt, and what happens next.
 
     ID is the number of a row, a message id, a key of Outbox.enqueue, or a correlation id, which is
@@ -84,13 +84,12 @@ def explain(name: str, database: Database, as_json: bool) -> int:
     stories = [tell(database, id_) for id_ in rows]
     if as_json:
         print_json([asdict(story) for story in stories])
-        return Exit.CONFIRMED
+        return
     for number, story in enumerate(stories):
         if number:
             print_result("")
         for line in told(story, database, time.time()):
             print_result(line)
-    return Exit.CONFIRMED
 
 
 def told(story: Story, database: Database, now: float) -> list[str]:

@@ -54,7 +54,7 @@ _BAR: Final = 50
     help="Time over which rates are measured; 0 for no rates.",
 )
 @json_option
-def status(database: Database, over_s: float, as_json: bool) -> int:
+def status(database: Database, over_s: float, as_json: bool) -> None:
     """Count the messages of an outbox, and show its relay and the connection to the broker.
 
     Always: stored = open + confirmed + parked + expired + discarded.
@@ -71,7 +71,6 @@ def status(database: Database, over_s: float, as_json: bool) -> int:
         print_json(found.values)
     else:
         print_table({fact.name: fact.words for fact in facts_of(found)})
-    return Exit.CONFIRMED
 
 
 @click.command(cls=Command)
@@ -79,7 +78,7 @@ def status(database: Database, over_s: float, as_json: bool) -> int:
 @click.option("--all", "is_all", is_flag=True, help="Count parked and expired messages too.")
 @click.option("--plot", is_flag=True, help="Draw bars.")
 @form_option
-def stats(database: Database, is_all: bool, plot: bool, form: str | None) -> int:
+def stats(database: Database, is_all: bool, plot: bool, form: str | None) -> None:
     """Count the open messages by age, by failed attempts, and by size.
 
     \b
@@ -99,10 +98,9 @@ def stats(database: Database, is_all: bool, plot: bool, form: str | None) -> int
     if not plot:
         columns = {name: itemgetter(name) for name in rows[0]}
         print_rows(rows, form, columns, nothing="")
-        return Exit.CONFIRMED
+        return
     for of in CLASSES:
         _draw(of, {row["class"]: row["messages"] for row in rows if row["of"] == of})
-    return Exit.CONFIRMED
 
 
 def _draw(title: str, counts: dict[str, int]) -> None:

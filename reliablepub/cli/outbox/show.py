@@ -66,7 +66,7 @@ def show(
     is_original: bool,
     outbox_keys: OutboxKeys | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Show a message: address, properties, headers and body.
 
     ID is the number of a row, a message id, a key of Outbox.enqueue, or a correlation id. A body of
@@ -87,7 +87,7 @@ def show(
             file.write(found.body)
     if as_json:
         print_json(_values(found))
-        return Exit.CONFIRMED
+        return
     print_table({name: value for name, value in _head(found).items() if value not in (None, "")})
     if found.problem:
         print_note(f"warning: {found.problem}")
@@ -97,7 +97,6 @@ def show(
         _print_body(found)
     else:
         print_note(f"{size_of(len(found.body))} written to {body_out}")
-    return Exit.CONFIRMED
 
 
 def _found(

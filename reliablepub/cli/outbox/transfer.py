@@ -117,7 +117,7 @@ def _tell_of_encrypted(encrypted: list[int], database: Database) -> None:
 @click.argument("source", metavar="FILE", type=click.Path())
 @inspected_option
 @json_option
-def import_messages(source: str, database: Database, as_json: bool) -> int:
+def import_messages(source: str, database: Database, as_json: bool) -> None:
     """Store messages that `reliablepub outbox export` has written; `-` reads them from stdin.
 
     The next relay publishes open messages; parked ones stay parked. Messages that the outbox has
@@ -144,7 +144,6 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:
         there = f"; {brought.known} were there already, or imported before"
         known = there if brought.known else ""
         print_result(f"{count_of(brought.stored, 'message')} stored{known}")
-    return Exit.CONFIRMED
 
 
 def _opened(source: str) -> IO[bytes]:

@@ -18,7 +18,13 @@ from click.core import ParameterSource
 from reliablepub.cli.choosing import ask
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.doctor.server import of_privileges
-from reliablepub.cli.options import Duration, inspected_option, json_option, relay_keys_options
+from reliablepub.cli.options import (
+    Duration,
+    alike,
+    inspected_option,
+    json_option,
+    relay_keys_options,
+)
 from reliablepub.cli.output import (
     count_of,
     print_error,
@@ -69,7 +75,7 @@ _LISTED_MAX: Final = 10
     flag_value="roles",
     help="PostgreSQL: only print the SQL for roles with the least privileges.",
 )
-def create(database: Database, shards: int, allows_loss: bool, wanted: str | None) -> int:
+def create(database: Database, shards: int, allows_loss: bool, wanted: str | None) -> None:
     """Create an outbox, unless it exists.
 
     A file is also created by its first message. In PostgreSQL the user needs the right to create a
@@ -85,7 +91,8 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
     if database.file is not None:
         if wanted or allows_loss or shards > 1:
             raise click.UsageError("these options are for an outbox in PostgreSQL, not for a file")
-        return _create(database, lambda: database.create(None))
+        _create(database, partial(database.create, None))
+        return
     # Here, because they need psycopg.
     from reliablepub.outbox.postgres import sql  # noqa: PLC0415
     from reliablepub.outbox.postgres.database import PostgresDatabase, create_outbox  # noqa: PLC0415
@@ -98,11 +105,9 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
         print_text(sql.creation(server.schema, shards=shards, allows_loss=allows_loss))
     else:
         work = partial(create_outbox, server, shards=shards, allows_loss=allows_loss)
-        code = _create(database, work)
+        _create(database, work)
         _check_made_with(database, shards, allows_loss=allows_loss)
         _tell_privileges(database)
-        return code
-    return Exit.CONFIRMED
 
 
 @click.command(
@@ -112,7 +117,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
 @click.option(
     "--sql", "is_sql", is_flag=True, help="PostgreSQL: only print the SQL that upgrades it."
 )
-def upgrade(database: Database, is_sql: bool) -> int:
+def upgrade(database: Database, is_sql: bool) -> None:
     """Bring an outbox that an earlier version has created to this version.
 
     First install this version in every process that uses the file, and stop its relay. In
@@ -134,13 +139,12 @@ def upgrade(database: Database, is_sql: bool) -> int:
         assert isinstance(database, PostgresDatabase)
         if text := upgrade_sql(database.server):
             print_text(text)
-        return Exit.CONFIRMED
+        return
     done = database.upgrade()
     for words in done:
         print_note(words)
     if not done:
         print_note(f"outbox {database.name} is of this version; nothing was changed")
-    return Exit.CONFIRMED
 
 
 def _check_made_with(database: PostgresDatabase, shards: int, *, allows_loss: bool) -> None:
@@ -168,14 +172,13 @@ def _tell_privileges(database: PostgresDatabase) -> None:
         print_note(f"warning: {privileges.found}; {privileges.remedy}")
 
 
-def _create(database: Database, work: Callable[[], None]) -> int:
+def _create(database: Database, work: Callable[[], None]) -> None:
     """Create the outbox, unless it exists, and say which it was."""
     if database.exists():
         print_note(f"outbox {database.name} exists already; nothing was changed")
     else:
         work()
         print_note(f"outbox {database.name} is created")
-    return Exit.CONFIRMED
 
 
 @click.command(
@@ -186,23 +189,14 @@ def _create(database: Database, work: Callable[[], None]) -> int:
     },
 )
 @inspected_option
-@click.option(
-    "--confirmed",
-    "confirmed_s",
+@alike(
+    {
+        "--confirmed": "Delete messages that were confirmed longer ago than this, such as 2h or "
+        "7d.",
+        "--parked": "Discard messages that were parked longer ago than this.",
+        "--expired": "Discard messages that expired longer ago than this.",
+    },
     type=Duration(),
-    help="Delete messages that were confirmed longer ago than this, such as 2h or 7d.",
-)
-@click.option(
-    "--parked",
-    "parked_s",
-    type=Duration(),
-    help="Discard messages that were parked longer ago than this.",
-)
-@click.option(
-    "--expired",
-    "expired_s",
-    type=Duration(),
-    help="Discard messages that expired longer ago than this.",
 )
 @click.option(
     "--history",
@@ -218,16 +212,14 @@ def _create(database: Database, work: Callable[[], None]) -> int:
 @json_option
 def prune(
     database: Database,
-    confirmed_s: float | None,
-    parked_s: float | None,
-    expired_s: float | None,
     history_s: float,
     *,
     note: str,
     dry_run: bool,
     yes: bool,
     as_json: bool,
-) -> int:
+    **limits_s: float | None,
+) -> None:
     """Delete old messages and history, and return their space to the disk.
 
     Messages are deleted only if an option names their state, and after a question. History of
@@ -241,13 +233,9 @@ def prune(
         --outbox outbox.db
     """
     now = time.time()
-    times = Times(
-        confirmed_before=None if confirmed_s is None else now - confirmed_s,
-        parked_before=None if parked_s is None else now - parked_s,
-        expired_before=None if expired_s is None else now - expired_s,
-        history_before=now - history_s,
-        now=now,
-    )
+    ages_s = limits_s | {"history": history_s}
+    before = {f"{what}_before": now - old_s for what, old_s in ages_s.items() if old_s is not None}
+    times = Times(**before, now=now)
     with patiently("looking through the outbox"):
         found = foresee(database, times)
     if not dry_run:
@@ -259,7 +247,6 @@ def prune(
         print_json({"dry_run": dry_run, **asdict(found)})
     else:
         _report(found, is_foreseen=dry_run)
-    return Exit.CONFIRMED
 
 
 def _of_messages(found: Pruned) -> str:

@@ -23,6 +23,7 @@ from reliablepub.cli.config import ConfigurableCommand
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
     Duration,
+    alike,
     connection_name_option,
     json_option,
     note_exposed_outbox,
@@ -86,43 +87,29 @@ _DRAINING: Final = replace(
 """The caller waits for the end; but what every message gets is still no fault of theirs."""
 
 
-_TIME: Final[dict[str, Any]] = {"metavar": "TIME", "type": Duration()}
 policy_options: Final = together(
-    click.option(
-        "--nacked-for",
-        "nacked_for_s",
-        help="How long to retry a message that its queue nacks, for example because it is full, "
-        "before the message is parked: 24h unless given.",
-        **_TIME,
-    ),
-    click.option(
-        "--returned-for",
-        "returned_for_s",
-        help="How long to retry a message that no binding routes to a queue, before it is "
-        "parked: 15m unless given.",
-        **_TIME,
-    ),
-    click.option(
-        "--unavailable-for",
-        "unavailable_for_s",
-        help="How long to retry a message whose exchange does not exist (404), or may not be "
-        "written to (403), before the message is parked: 24h unless given.",
-        **_TIME,
-    ),
-    click.option(
-        "--pause-max",
-        "pause_max_s",
-        help="The longest pause of a destination that keeps refusing, before the next message is "
-        "sent as a probe: 15m unless given.",
-        **_TIME,
+    alike(
+        {
+            "--nacked-for": "How long to retry a message that its queue nacks, for example because "
+            "it is full, before the message is parked: 24h unless given.",
+            "--returned-for": "How long to retry a message that no binding routes to a queue, "
+            "before it is parked: 15m unless given.",
+            "--unavailable-for": "How long to retry a message whose exchange does not exist (404), "
+            "or may not be written to (403), before the message is parked: 24h unless given.",
+            "--pause-max": "The longest pause of a destination that keeps refusing, before the "
+            "next message is sent as a probe: 15m unless given.",
+        },
+        metavar="TIME",
+        type=Duration(),
     ),
     click.option(
         "--confirm-timeout",
         "confirm_timeout_s",
+        metavar="TIME",
+        type=Duration(),
         default="30s",
         show_default=True,
         help="How long a confirm may take before the message is sent again on a new channel.",
-        **_TIME,
     ),
 )
 
@@ -291,10 +278,10 @@ def _policy(values: Mapping[str, Any]) -> RetryPolicy:
     policy, usual = _DRAINING if values["drain"] else RetryPolicy(), RetryPolicy().nacked
     given: dict[str, Any] = {}
     for name in ("nacked", "returned", "unavailable"):
-        if (lasts_s := values[f"{name}_for_s"]) is not None:
+        if (lasts_s := values[f"{name}_for"]) is not None:
             budget = getattr(policy, name) or usual
             given[name] = replace(budget, stop=stop_after_delay(lasts_s))
-    if (pause_s := values["pause_max_s"]) is not None:
+    if (pause_s := values["pause_max"]) is not None:
         given["breaker"] = Breaker(pause=wait_exponential(multiplier=1, max=pause_s))
     return replace(policy, **given)
 

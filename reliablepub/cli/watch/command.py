@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import click
 
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Command
 from reliablepub.cli.options import Duration, inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
@@ -58,7 +58,7 @@ _HINT: Final = "q quits, any other key refreshes"
     help="End after this many snapshots; without it, end at q, Ctrl-C or SIGTERM.",
 )
 @json_option
-def watch(database: Database, interval_s: float, count: int | None, as_json: bool) -> int:
+def watch(database: Database, interval_s: float, count: int | None, as_json: bool) -> None:
     """Watch an outbox: rates, messages in flight, the connection, why messages fail.
 
     The command only reads, and does not disturb the relay. A running relay adds figures of its own:
@@ -78,13 +78,12 @@ def watch(database: Database, interval_s: float, count: int | None, as_json: boo
             looks = takewhile(lambda number: not number or not stop.wait(interval_s), looks)
             for seen in _looks(database, iter(looks)):
                 print_json(seen.values)
-            return Exit.CONFIRMED
+            return
         try:
             _show(database, interval_s, iter(looks), stop)
         except OSError:
             if not _is_gone(sys.stdin.fileno()):
                 raise
-    return Exit.CONFIRMED
 
 
 def _looks(database: Database, numbers: Iterator[int]) -> Iterator[Look]:
