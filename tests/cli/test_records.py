@@ -19,8 +19,10 @@ from reliablepub.cli.signals import Stop
 def recipe(
     routing_key: str = "q", message_id: str | None = None, *, is_ndjson: bool | None = None
 ) -> Recipe:
-    template = None if message_id is None else Template(message_id)
-    return Recipe(Template(""), Template(routing_key), template, is_ndjson)
+    templates = {"exchange": Template(""), "routing_key": Template(routing_key)}
+    if message_id is not None:
+        templates["message_id"] = Template(message_id)
+    return Recipe(templates, is_ndjson)
 
 
 def lines(content: bytes, folder: Path) -> list[tuple[int, bytes]]:
@@ -150,9 +152,10 @@ def test_the_first_record_shows_the_format(first: bytes, content_type: str) -> N
 
 
 def test_fields_go_where_the_templates_say() -> None:
-    templates = (Template("x-{c}"), Template("{a.b}"), Template("id-{i}"))
+    texts = {"exchange": "x-{c}", "routing_key": "{a.b}", "message_id": "id-{i}"}
+    texts["ordering_key"] = "key-{i}"
     tomorrow = datetime.now(UTC) + timedelta(days=1)
-    made = Recipe(*templates, None, Template("key-{i}"), 60.0, tomorrow)
+    made = Recipe({name: Template(text) for name, text in texts.items()}, None, 60.0, tomorrow)
     message = made.message(Line(1, b'{"a": {"b": "k"}, "c": true, "i": 7}'))
     assert message.exchange == "x-true"
     assert message.routing_key == "k"
@@ -189,7 +192,8 @@ def test_another_time_does_not_make_another_source(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     with Source.open(str(path)) as source:
         plain, later = (replace(recipe(), expires_in_s=s, not_before=now) for s in (None, 1.0))
-        other = replace(recipe(), ordering_key=Template("k"))
+        keyed = {**recipe().templates, "ordering_key": Template("k")}
+        other = replace(recipe(), templates=keyed)
         names = [source.identity(made) for made in (recipe(), plain, later, other)]
     assert names[0] == names[1] == names[2] != names[3]
 

@@ -7,17 +7,18 @@ how they work.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from typing import Any
 
 import click
 
 from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand
 from reliablepub.cli.options import (
+    alike,
     connection_name_option,
     json_option,
     moment,
@@ -43,7 +44,7 @@ from reliablepub.cli.output import (
     quoted,
 )
 from reliablepub.cli.progress import Bar
-from reliablepub.cli.publish.records import BadRecord, Line, Recipe, Source, read_lines
+from reliablepub.cli.publish.records import TEXTS, BadRecord, Recipe, Source
 from reliablepub.cli.publish.run import RELAY_GONE, Patience, Run, Stopped
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.cli.publish.template import Template, TemplateError
@@ -83,33 +84,17 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
     },
 )
 @click.argument("file", metavar="FILE|-", type=click.Path())
-@click.option(
-    "--exchange",
-    callback=_template,
-    default="",
+@alike(
+    {
+        "--exchange": "Exchange to publish to; empty is the default exchange, which routes to the "
+        "queue that the routing key names.",
+        "--routing-key": "Routing key, such as 'flight.{carrier}.{dest}'.",
+        "--message-id": "Message id, such as '{id}'; random unless given.",
+        "--ordering-key": "Ordering key, such as '{order}': messages of one key are sent one after "
+        "the other, in the order of their records.",
+    },
     metavar="TEMPLATE",
-    help="Exchange to publish to; empty is the default exchange, which routes to the queue that "
-    "the routing key names.",
-)
-@click.option(
-    "--routing-key",
     callback=_template,
-    default="",
-    metavar="TEMPLATE",
-    help="Routing key, such as 'flight.{carrier}.{dest}'.",
-)
-@click.option(
-    "--message-id",
-    callback=_template,
-    metavar="TEMPLATE",
-    help="Message id, such as '{id}'; random unless given.",
-)
-@click.option(
-    "--ordering-key",
-    callback=_template,
-    metavar="TEMPLATE",
-    help="Ordering key, such as '{order}': messages of one key are sent one after the other, in "
-    "the order of their records.",
 )
 @click.option(
     "--expires-in",
@@ -159,10 +144,6 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
 @json_option
 def publish(  # noqa: PLR0917 - one argument for each option
     file: str,
-    exchange: Template,
-    routing_key: Template,
-    message_id: Template | None,
-    ordering_key: Template | None,
     expires_in_s: float | None,
     not_before: datetime | None,
     format_: str,
@@ -172,7 +153,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
     timeout_s: float,
     tracing: bool,
     as_json: bool,
-    **_: object,  # read by `publisher_options`
+    **others: Any,  # noqa: ANN401 - the templates, and what `publisher_options` reads
 ) -> int:
     """Publish the records of a file, one message for each line that is not blank.
 
@@ -188,22 +169,20 @@ def publish(  # noqa: PLR0917 - one argument for each option
         --url amqp://guest:guest@localhost/
       tail -f app.log | reliablepub publish - --routing-key logs --url ...
     """
-    if not exchange.text and not routing_key.text:
+    templates = {name: others[name] for name in TEXTS if others[name] is not None}
+    if not any(name in templates and templates[name].text for name in ("exchange", "routing_key")):
         raise click.UsageError("give --routing-key, --exchange or both")
     if not_before is not None and database is None:
         raise click.UsageError("--not-before needs --outbox, where the messages wait")
     recipe = Recipe(
-        exchange,
-        routing_key,
-        message_id,
+        templates,
         _FORMATS[format_],
-        ordering_key,
         expires_in_s,
         not_before,
         check=None if database is None or database.file is not None else partial(_fits, database),
     )
     if recipe.is_ndjson is False:
-        _refuse_fields(exchange, routing_key, message_id, ordering_key)
+        _refuse_fields(templates.values())
     ctx = click.get_current_context()
     open_messages_max = None if database is not None else max(4 * window_max, 2_000)
     options = publisher_options(ctx) | PublisherOptions(
@@ -243,9 +222,9 @@ def _print(summary: Summary, *, as_json: bool) -> None:
             print_result(summary.headline())
 
 
-def _refuse_fields(*templates: Template | None) -> None:
+def _refuse_fields(templates: Iterable[Template]) -> None:
     for template in templates:
-        if template is not None and template.fields:
+        if template.fields:
             raise click.UsageError(
                 f"{template.text!r} takes fields from the records, which plain lines do not have"
             )
@@ -271,7 +250,6 @@ def _publish(
     if outbox is not None and source.is_regular:
         _refuse_shards(outbox, source)
     records = _check(source, recipe, stop)
-    reader = _Reader(source, stop, records)
     name = None if records is None or outbox is None else source.identity(recipe)
     begun = time.monotonic()
     try:
@@ -286,7 +264,6 @@ def _publish(
             raise Failure(_stored_twice(source, done, records), Exit.OUTBOX)
         if done:
             print_note(_resuming(done, records))
-            reader.skip(done)
         bar = stack.enter_context(Bar(None if records is None else records - done))
         run = Run(
             publisher,
@@ -299,7 +276,7 @@ def _publish(
             not_before=recipe.not_before,
             count_waiting=partial(_count_waiting, outbox),
         )
-        run.run(reader, recipe.message)
+        run.run(source.lines(stop, done=done), recipe.message)
     is_all_stored = records is not None and done + run.tally.stored >= records
     # After a stop, the position stays while messages are open: the same command would publish them
     # again, under new ids.
@@ -310,7 +287,7 @@ def _publish(
     return Summary(
         source=source.name,
         outbox=None if outbox is None else outbox.name,
-        records=reader.count if records is None else records,
+        records=source.count if records is None else records,
         resumed_at=done + 1 if done else None,
         tally=run.tally,
         status=publisher.status,
@@ -331,14 +308,7 @@ def _end(publisher: Publisher) -> None:
 
 def _fits(outbox: Database, message: Message) -> None:
     """Check that a server can store the message; a file can store any."""
-    outbox.check_texts(
-        {
-            "exchange": message.exchange,
-            "routing_key": message.routing_key,
-            "message_id": message.message_id,
-            "ordering_key": message.ordering_key,
-        }
-    )
+    outbox.check_texts({name: getattr(message, name) for name in TEXTS})
 
 
 def _refuse_shards(outbox: Database, source: Source) -> None:
@@ -392,33 +362,3 @@ def _forget(outbox: Database, name: str, run: Run) -> None:
     """Delete the record count of a finished run, so that the next run publishes the file again."""
     with run.recording(), Outbox(outbox) as opened:
         opened.forget(name)
-
-
-class _Reader:
-    """The lines of a source, counted; at their end, a file must be as it was checked."""
-
-    def __init__(self, source: Source, stop: Stop, records: int | None) -> None:
-        self._source = source
-        self._stop = stop
-        self._checked = records, source.version
-        self._lines = self._counted()
-        self.count = self.number = 0  # number: of the last line; 0 before the first
-
-    def skip(self, records: int) -> None:
-        """Skip the first records."""
-        for _ in islice(filter(None, self._lines), records):
-            pass
-
-    def __iter__(self) -> Iterator[Line | None]:
-        yield from self._lines
-        if self._stop.is_set or not self._source.is_regular:
-            return  # a signal has ended the lines, or nothing was checked
-        if (self.count, self._source.version) != self._checked:  # records may be half written
-            raise BadRecord(self.number + 1, "the file was changed while it was read")
-
-    def _counted(self) -> Iterator[Line | None]:
-        for line in read_lines(self._source.fd, self._stop):
-            if line is not None:
-                self.count += 1
-                self.number = line.number
-            yield line

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, NoReturn, Self
 
 from reliablepub.cli import encoded
-from reliablepub.cli.publish.template import FieldError, Template
+from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop, readable
 from reliablepub.errors import InvalidMessage
 from reliablepub.front.relay_client import SOURCE_BYTES_MAX
@@ -27,6 +27,9 @@ from reliablepub.message import BODY_BYTES_MAX, Message
 _BLOCK_BYTES: Final = 256 * 1024
 STDIN: Final = "-"
 _BOM: Final = b"\xef\xbb\xbf"
+TEXTS: Final = ("exchange", "routing_key", "message_id", "ordering_key")
+"""What of a message a template can make; the first two are empty unless given, and the publisher
+generates a message id."""
 
 
 class Line(NamedTuple):
@@ -92,11 +95,8 @@ def _split(fd: int, stop: Stop) -> Iterator[bytes | None]:
 class Recipe:
     """How a line becomes a message."""
 
-    exchange: Template
-    routing_key: Template
-    message_id: Template | None  # None lets the publisher generate one
+    templates: Mapping[str, Template]  # by the names of some of `TEXTS`
     is_ndjson: bool | None  # None until the first record has shown it
-    ordering_key: Template | None = None
     expires_in_s: float | None = None  # after storing
     not_before: datetime | None = None
     check: Callable[[Message], None] | None = None  # raises for what the outbox cannot store
@@ -109,10 +109,7 @@ class Recipe:
         try:
             message = Message(
                 line.body,
-                exchange=self._fill(line, "--exchange", self.exchange, record),
-                routing_key=self._fill(line, "--routing-key", self.routing_key, record),
-                message_id=self._optional(line, "--message-id", self.message_id, record),
-                ordering_key=self._optional(line, "--ordering-key", self.ordering_key, record),
+                **self._filled(line, record),
                 expires_in_s=self.expires_in_s,
                 not_before=self.not_before,
                 content_type="text/plain" if record is None else "application/json",
@@ -123,24 +120,25 @@ class Recipe:
             raise BadRecord(line.number, str(error)) from None
         return message
 
-    def _optional(
-        self, line: Line, option: str, template: Template | None, record: dict[str, object] | None
-    ) -> str | None:
-        return None if template is None else self._fill(line, option, template, record)
+    def _filled(self, line: Line, record: dict[str, object] | None) -> dict[str, Any]:
+        texts = {}
+        for name, template in self.templates.items():
+            if record is None and template.fields:
+                problem = (
+                    f"{_option(name)} takes field {template.fields[0]!r} from each record, "
+                    "but plain lines have no fields"
+                )
+                raise BadRecord(line.number, problem)
+            try:
+                texts[name] = template.fill(record or {})
+            except TemplateError as error:
+                problem = f"{error} ({_option(name)} {template.text})"
+                raise BadRecord(line.number, problem) from None
+        return texts
 
-    def _fill(
-        self, line: Line, option: str, template: Template, record: dict[str, object] | None
-    ) -> str:
-        if record is None and template.fields:
-            problem = (
-                f"{option} takes field {template.fields[0]!r} from each record, "
-                "but plain lines have no fields"
-            )
-            raise BadRecord(line.number, problem)
-        try:
-            return template.fill(record or {})
-        except FieldError as error:
-            raise BadRecord(line.number, f"{error} ({option} {template.text})") from None
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _parsed(line: Line) -> dict[str, object]:
@@ -175,6 +173,8 @@ class Source:
     name: str  # as the user gave it; ``-`` for stdin
     fd: int
     is_regular: bool  # and so can be read twice
+    count: int = 0  # of records that were read
+    _checked: tuple[int, tuple[int, int]] | None = None  # the records and the version of a file
 
     @classmethod
     def open(cls, name: str) -> Self:
@@ -201,13 +201,25 @@ class Source:
 
     def check(self, recipe: Recipe, stop: Stop) -> int:
         """Make a message of each record, keep none, go back to the start, and return the count."""
-        count = 0
-        for line in read_lines(self.fd, stop):
+        for line in self.lines(stop):
             if line is not None:
                 recipe.message(line)
-                count += 1
         os.lseek(self.fd, 0, os.SEEK_SET)
-        return count
+        self._checked = self.count, self.version
+        return self.count
+
+    def lines(self, stop: Stop, *, done: int = 0) -> Iterator[Line | None]:
+        """The lines after so many records; at their end, a file must be as it was checked."""
+        number = self.count = 0
+        for line in read_lines(self.fd, stop):
+            if line is not None:
+                number = line.number
+                self.count += 1
+            if line is None or self.count > done:
+                yield line
+        is_whole = self._checked is not None and not stop.is_set
+        if is_whole and self._checked != (self.count, self.version):  # records may be half written
+            raise BadRecord(number + 1, "the file was changed while it was read")
 
     def identity(self, recipe: Recipe) -> str:
         """A name for this file with these templates; a changed file has another name.
@@ -216,19 +228,17 @@ class Source:
         with other times too.
         """
         size, mtime_ns = self.version
-        optional = {"message_id": recipe.message_id, "ordering_key": recipe.ordering_key}
-        given = {name: template.text for name, template in optional.items() if template is not None}
         name = json.dumps(
             {
                 "path": str(Path(self.name).resolve()),
                 "size": size,
                 "mtime_ns": mtime_ns,
-                "exchange": recipe.exchange.text,
-                "routing_key": recipe.routing_key.text,
-                "message_id": None,  # names stay those of versions without these two templates
+                "exchange": "",
+                "routing_key": "",
+                "message_id": None,  # names stay those of versions without its template
                 "is_ndjson": recipe.is_ndjson,
             }
-            | given
+            | {name: template.text for name, template in recipe.templates.items()}
         )
         if len(name) <= SOURCE_BYTES_MAX:
             return name

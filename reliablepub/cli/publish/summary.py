@@ -20,6 +20,10 @@ _WHY: Final[dict[Stopped | None, str]] = {
     Stopped.REFUSED: "stopped early",
 }
 """Why messages are open although the broker is connected."""
+_TOLD: Final = ("exchange", "routing_key", "reply_code", "reply_text")
+"""Of each failure."""
+_COUNTED: Final = ("stored", "open", "confirmed", "parked", "expired", "discarded")
+"""Of the outbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +147,8 @@ class Summary:
             "exit_code": int(self.exit),
             "outcomes": {end: tally.given_up[end] for end in sorted(ENDS.values())},
             "failures": [
-                {
-                    "message_id": failure.message_id,
-                    "outcome": end,
-                    "exchange": failure.exchange,
-                    "routing_key": failure.routing_key,
-                    "reply_code": failure.reply_code,
-                    "reply_text": failure.reply_text,
-                }
+                {"message_id": failure.message_id, "outcome": end}
+                | {name: getattr(failure, name) for name in _TOLD}
                 for end, failure in tally.failures
             ],
             "outbox": self._ledger(),
@@ -166,15 +164,7 @@ class Summary:
         if self.outbox is None:
             return None
         counters = self.status.counters
-        return {
-            "path": self.outbox,
-            "stored": counters.stored,
-            "open": counters.open,
-            "confirmed": counters.confirmed,
-            "parked": counters.parked,
-            "expired": counters.expired,
-            "discarded": counters.discarded,
-        }
+        return {"path": self.outbox} | {name: getattr(counters, name) for name in _COUNTED}
 
     def _were_stored(self) -> str:
         done = "is" if self.tally.stored == 1 else "are"

@@ -15,11 +15,7 @@ _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class TemplateError(ValueError):
-    """The template itself is malformed."""
-
-
-class FieldError(ValueError):
-    """A record lacks a field of the template, or the field's value cannot be used."""
+    """A template is malformed, or a record lacks a field of it that can be part of a text."""
 
 
 class Template:
@@ -44,7 +40,7 @@ class Template:
         self._fixed = None if self.fields else "".join(map(str, self._parts))
 
     def fill(self, record: Mapping[str, object]) -> str:
-        """The text for one record; `FieldError` if a value is missing, null, a list or object."""
+        """The text for one record; `TemplateError` if a value is missing, or cannot be text."""
         if self._fixed is not None:
             return self._fixed
         return "".join(
@@ -77,9 +73,9 @@ def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
     found: object = record
     for depth, name in enumerate(path, 1):
         if not isinstance(found, Mapping):
-            raise FieldError(f"field {'.'.join(path[: depth - 1])!r} is not an object")
+            raise TemplateError(f"field {'.'.join(path[: depth - 1])!r} is not an object")
         if name not in found:
-            raise FieldError(f"field {'.'.join(path[:depth])!r} is missing")
+            raise TemplateError(f"field {'.'.join(path[:depth])!r} is missing")
         found = found[name]
     match found:
         case str():
@@ -87,8 +83,8 @@ def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
         case bool():  # before int: bool is a subclass of int
             return "true" if found else "false"
         case float() if math.isinf(found):  # such as 1e400
-            raise FieldError(f"field {'.'.join(path)!r} is too large a number")
+            raise TemplateError(f"field {'.'.join(path)!r} is too large a number")
         case int() | float():
             return str(found)
     kind = "null" if found is None else "a list" if isinstance(found, list) else "an object"
-    raise FieldError(f"field {'.'.join(path)!r} is {kind}; a text, number or boolean is needed")
+    raise TemplateError(f"field {'.'.join(path)!r} is {kind}; a text, number or boolean is needed")
