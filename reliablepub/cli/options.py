@@ -177,12 +177,6 @@ def credentials_of(ctx: click.Context) -> CredentialsProvider | None:
     return None if path is None else PasswordFile(path)
 
 
-def note_misspelled_variables() -> None:
-    """Print a note for each environment variable that is nearly one of the command's options."""
-    for name, near in misspelled_variables(click.get_current_context().command):
-        print_note(f"the variable {name} is not used; did you mean {near}?")
-
-
 def note_exposed_urls(urls: Sequence[str]) -> None:
     """Print a warning for each URL that sends a password unencrypted over a network."""
     for address in parse_addresses(urls):
@@ -211,14 +205,6 @@ tls_options: Final = together(
         )
         for name, text in _TLS.items()
     )
-)
-
-
-connection_name_option: Final = click.option(
-    "--connection-name",
-    metavar="TEXT",
-    help="Name of the connection on RabbitMQ's management page; by default it names the outbox, "
-    "the host and the process.",
 )
 
 
@@ -299,12 +285,6 @@ inspected_option: Final = outbox_option(
 """``--outbox``, for commands that inspect or change an outbox."""
 
 
-def note_exposed_outbox(database: Database) -> None:
-    """Print a warning if other users can harm the outbox."""
-    if words := database.exposure():
-        print_note(f"warning: {words}")
-
-
 def note_exposure(path: Path) -> None:
     """Print a warning if other users can read a file that holds a secret."""
     if words := exposure(path):
@@ -347,38 +327,50 @@ _COUNT: Final[dict[str, Any]] = {
     "type": click.IntRange(min=1),
     "show_default": True,
 }
-window_options: Final = together(
-    click.option(
-        "--window-min",
-        "window_min",
-        default=WINDOW_MIN,
-        help="Limit of messages in flight at first; the window adapts from there.",
-        **_COUNT,
-    ),
-    click.option(
-        "--window",
-        "window_max",
-        default=WINDOW_MAX,
-        help="Upper limit of messages in flight.",
-        **_COUNT,
-    ),
-)
-rate_options: Final = together(
-    click.option(
-        "--rate",
-        "rate_max",
-        metavar="NUMBER",
-        type=click.FloatRange(min=0, min_open=True),
-        help="Most messages per second that are sent; no limit unless given.",
-    ),
-    click.option(
-        "--burst",
-        "rate_burst",
-        metavar="NUMBER",
-        type=click.IntRange(min=1),
-        help="With --rate, most messages at once after a rest; by default those of one second.",
-    ),
-)
+
+
+def publishing_options(*, required: bool, outbox: str) -> Callable[[_F], _F]:
+    """Add what the commands that publish have in common; `outbox` is the help of ``--outbox``."""
+    return together(
+        url_option,
+        tls_options,
+        click.option(
+            "--connection-name",
+            metavar="TEXT",
+            help="Name of the connection on RabbitMQ's management page; by default it names the "
+            "outbox, the host and the process.",
+        ),
+        outbox_option(required=required, text=outbox),
+        relay_keys_options,
+        click.option(
+            "--window-min",
+            default=WINDOW_MIN,
+            help="Limit of messages in flight at first; the window adapts from there.",
+            **_COUNT,
+        ),
+        click.option(
+            "--window",
+            "window_max",
+            default=WINDOW_MAX,
+            help="Upper limit of messages in flight.",
+            **_COUNT,
+        ),
+    )
+
+
+def note_risks(urls: Sequence[str], database: Database | None) -> None:
+    """Print what may be wrong before a command publishes.
+
+    A note for each variable that is nearly one of the command's options, and a warning of what
+    other users can read or harm.
+    """
+    for name, near in misspelled_variables(click.get_current_context().command):
+        print_note(f"the variable {name} is not used; did you mean {near}?")
+    note_exposed_urls(urls)
+    if database is not None and (words := database.exposure()):
+        print_note(f"warning: {words}")
+
+
 tracing_option: Final = click.option(
     "--tracing",
     is_flag=True,

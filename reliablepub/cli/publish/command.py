@@ -19,21 +19,14 @@ from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand
 from reliablepub.cli.options import (
     alike,
-    connection_name_option,
     json_option,
     moment,
-    note_exposed_outbox,
-    note_exposed_urls,
-    note_misspelled_variables,
-    outbox_option,
+    note_risks,
     publisher_options,
-    relay_keys_options,
-    tls_options,
+    publishing_options,
     tracing_hooks,
     tracing_option,
-    url_option,
     urls_as_given,
-    window_options,
 )
 from reliablepub.cli.output import (
     keeping_exit_code,
@@ -120,16 +113,11 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
     help="ndjson: one JSON object per line; lines: any text; auto: ndjson if the first record "
     "starts with {.",
 )
-@url_option
-@tls_options
-@connection_name_option
-@outbox_option(
+@publishing_options(
     required=False,
-    text="The outbox: messages are stored here first, and stay if they cannot be published now. "
+    outbox="The outbox: messages are stored here first, and stay if they cannot be published now. "
     "Without it messages are in memory only, and those not confirmed at the end are not kept.",
 )
-@relay_keys_options
-@window_options
 @click.option(
     "--timeout",
     "timeout_s",
@@ -194,10 +182,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
         hooks=tracing_hooks(is_wanted=tracing),
     )
     open_publisher = partial(Publisher, urls_as_given(ctx), outbox=database, **options)
-    note_misspelled_variables()
-    note_exposed_urls(urls)
-    if database is not None:
-        note_exposed_outbox(database)
+    note_risks(urls, database)
     with Stop() as stop, _open(file) as source:
         summary = _publish(
             source,

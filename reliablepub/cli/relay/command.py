@@ -24,23 +24,14 @@ from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
     Duration,
     alike,
-    connection_name_option,
     json_option,
-    note_exposed_outbox,
-    note_exposed_urls,
-    note_misspelled_variables,
+    note_risks,
     outbox_as_given,
-    outbox_option,
     publisher_options,
-    rate_options,
-    relay_keys_options,
-    tls_options,
-    together,
+    publishing_options,
     tracing_hooks,
     tracing_option,
-    url_option,
     urls_as_given,
-    window_options,
 )
 from reliablepub.cli.output import (
     count_of,
@@ -87,33 +78,6 @@ _DRAINING: Final = replace(
 """The caller waits for the end; but what every message gets is still no fault of theirs."""
 
 
-policy_options: Final = together(
-    alike(
-        {
-            "--nacked-for": "How long to retry a message that its queue nacks, for example because "
-            "it is full, before the message is parked: 24h unless given.",
-            "--returned-for": "How long to retry a message that no binding routes to a queue, "
-            "before it is parked: 15m unless given.",
-            "--unavailable-for": "How long to retry a message whose exchange does not exist (404), "
-            "or may not be written to (403), before the message is parked: 24h unless given.",
-            "--pause-max": "The longest pause of a destination that keeps refusing, before the "
-            "next message is sent as a probe: 15m unless given.",
-        },
-        metavar="TIME",
-        type=Duration(),
-    ),
-    click.option(
-        "--confirm-timeout",
-        "confirm_timeout_s",
-        metavar="TIME",
-        type=Duration(),
-        default="30s",
-        show_default=True,
-        help="How long a confirm may take before the message is sent again on a new channel.",
-    ),
-)
-
-
 @click.command(
     cls=_Relay,
     exits={
@@ -132,14 +96,46 @@ policy_options: Final = together(
         ),
     },
 )
-@url_option
-@tls_options
-@connection_name_option
-@outbox_option(required=True, text="The outbox; a missing file is created, but not with --drain.")
-@relay_keys_options
-@window_options
-@rate_options
-@policy_options
+@publishing_options(
+    required=True, outbox="The outbox; a missing file is created, but not with --drain."
+)
+@click.option(
+    "--rate",
+    "rate_max",
+    metavar="NUMBER",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Most messages per second that are sent; no limit unless given.",
+)
+@click.option(
+    "--burst",
+    "rate_burst",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    help="With --rate, most messages at once after a rest; by default those of one second.",
+)
+@alike(
+    {
+        "--nacked-for": "How long to retry a message that its queue nacks, for example because "
+        "it is full, before the message is parked: 24h unless given.",
+        "--returned-for": "How long to retry a message that no binding routes to a queue, "
+        "before it is parked: 15m unless given.",
+        "--unavailable-for": "How long to retry a message whose exchange does not exist (404), "
+        "or may not be written to (403), before the message is parked: 24h unless given.",
+        "--pause-max": "The longest pause of a destination that keeps refusing, before the "
+        "next message is sent as a probe: 15m unless given.",
+    },
+    metavar="TIME",
+    type=Duration(),
+)
+@click.option(
+    "--confirm-timeout",
+    "confirm_timeout_s",
+    metavar="TIME",
+    type=Duration(),
+    default="30s",
+    show_default=True,
+    help="How long a confirm may take before the message is sent again on a new channel.",
+)
 @click.option(
     "--keep-confirmed",
     "keep_confirmed_s",
@@ -220,9 +216,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         if not drain:
             loglines.begin_service()
             _warn_of_passwords(ctx)
-        note_misspelled_variables()
-        note_exposed_urls(urls)
-        note_exposed_outbox(database)
+        note_risks(urls, database)
         hooks: list[object] = []
         expose: Callable[[str], Exposition] | str = ""
         if health_port is not None:
