@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 _GAP: Final = "  "
@@ -24,14 +23,6 @@ _INDENT: Final = "    "
 _WRAPPING: Final[dict[str, Any]] = {"break_on_hyphens": False, "break_long_words": True}
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table as lines, the first of which has the titles."""
-
-    lines: list[str]
-    left_out: tuple[str, ...]  # titles of the columns that did not fit
-
-
 def lay_out(
     titles: Sequence[str],
     cells: Sequence[Sequence[str]],
@@ -39,8 +30,8 @@ def lay_out(
     width: int | None,  # characters of a line; None for no limit
     lesser: Sequence[str] = (),  # titles of columns that may be left out, the first one first
     below: Sequence[str] = (),  # for each row, a text on lines of its own; may be empty
-) -> Grid:
-    """Lay out a table."""
+) -> tuple[list[str], list[str]]:
+    """Lay out a table: its lines, the first with the titles, and the titles that did not fit."""
     columns = {title: [title, *(row[n] for row in cells)] for n, title in enumerate(titles)}
     left_out: list[str] = []
     widths = _natural(columns)
@@ -58,7 +49,7 @@ def lay_out(
         lines += _row(row, widths)
         if note:
             lines += _wrapped(note, None if width is None else width - len(_INDENT), _INDENT)
-    return Grid(lines, tuple(left_out))
+    return lines, left_out
 
 
 def _natural(columns: Mapping[str, Sequence[str]]) -> list[int]:

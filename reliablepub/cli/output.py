@@ -208,11 +208,11 @@ def print_rows(
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         cells = [[_word(make(row)) for make in columns.values()] for row in rows]
         notes = [] if below is None else [one_line(below(row)) for row in rows]
-        laid = lay_out(list(columns), cells, width=width, lesser=lesser, below=notes)
-        for line in laid.lines:
+        lines, left_out = lay_out(list(columns), cells, width=width, lesser=lesser, below=notes)
+        for line in lines:
             print_result(line)
-        if laid.left_out:
-            print_note(f"left out, as the terminal is narrow: {', '.join(laid.left_out)}")
+        if left_out:
+            print_note(f"left out, as the terminal is narrow: {', '.join(left_out)}")
     if len(rows) == limit:
         print_note(f"the first {limit}; there may be more, see --limit")
 

@@ -119,18 +119,18 @@ TITLES = ["id", "state", "routing key", "said"]
 
 
 def test_columns_are_left_out_in_order_before_the_last_one_is_wrapped() -> None:
-    wide = lay_out(TITLES, CELLS, width=63, lesser=("state", "routing key"))
-    assert wide.lines == [
+    wide, left_out = lay_out(TITLES, CELLS, width=63, lesser=("state", "routing key"))
+    assert wide == [
         "id  state   routing key         said",
         "17  parked  a.long.routing.key  it was refused by the broker",
     ]
-    assert wide.left_out == ()
-    narrow = lay_out(TITLES, CELLS, width=55, lesser=("state", "routing key"))
-    assert narrow.left_out == ("state",)
-    assert narrow.lines[1] == "17  a.long.routing.key  it was refused by the broker"
-    narrower = lay_out(TITLES, CELLS, width=26, lesser=("state", "routing key"))
-    assert narrower.left_out == ("state", "routing key")
-    assert narrower.lines == ["id  said", "17  it was refused by the", "    broker"]
+    assert left_out == []
+    narrow, left_out = lay_out(TITLES, CELLS, width=55, lesser=("state", "routing key"))
+    assert left_out == ["state"]
+    assert narrow[1] == "17  a.long.routing.key  it was refused by the broker"
+    narrower, left_out = lay_out(TITLES, CELLS, width=26, lesser=("state", "routing key"))
+    assert left_out == ["state", "routing key"]
+    assert narrower == ["id  said", "17  it was refused by the", "    broker"]
 
 
 @pytest.mark.parametrize("width", [26, 27, 28, 30, 33, 40, 50, 60, 61, 62, 63, 64, 100])
@@ -138,10 +138,10 @@ def test_no_line_is_longer_than_the_terminal_and_no_word_of_the_last_column_is_l
     width: int,
 ) -> None:
     below = ["what to do: declare the exchange"]
-    laid = lay_out(TITLES, CELLS, width=width, below=below)
-    assert max(map(len, laid.lines)) <= width
-    last = laid.lines[0].index("said")
-    at = next(n for n, line in enumerate(laid.lines) if line.startswith("    what"))
-    said = "".join(line[last:] for line in laid.lines[1:at])
+    laid, _ = lay_out(TITLES, CELLS, width=width, below=below)
+    assert max(map(len, laid)) <= width
+    last = laid[0].index("said")
+    at = next(n for n, line in enumerate(laid) if line.startswith("    what"))
+    said = "".join(line[last:] for line in laid[1:at])
     assert said.replace(" ", "") == CELLS[0][-1].replace(" ", "")
-    assert words("".join(laid.lines[at:])).replace(" ", "") == below[0].replace(" ", "")
+    assert words("".join(laid[at:])).replace(" ", "") == below[0].replace(" ", "")
