@@ -5,7 +5,7 @@ Knows: names, words and levels. Must never know: where a fact comes from, or how
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -51,17 +51,10 @@ class Fact(NamedTuple):
     trend: Sequence[float] = ()  # earlier values, the newest last
 
 
-class Section(NamedTuple):
-    """Facts under a title."""
-
-    title: str
-    facts: Sequence[Fact]
-
-
 class Page(NamedTuple):
     """All that is shown of an outbox, the most urgent first."""
 
     outbox: Fact
     relay: Fact
     advice: Fact  # what a person should do now
-    sections: Sequence[Section]
+    sections: Mapping[str, Sequence[Fact]]  # by title

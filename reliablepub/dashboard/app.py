@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,8 +29,8 @@ from reliablepub.cli.facts import Finding, Level
 from reliablepub.cli.outbox.explain import told
 from reliablepub.cli.outbox.listing import answer_of, as_listed
 from reliablepub.cli.output import ago, count_of, size_of
-from reliablepub.cli.watch.lookout import Look, look
-from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.lookout import RATES_KEPT, Look, look
+from reliablepub.cli.watch.page import page_of
 from reliablepub.dashboard.changes import FILTERS, VERBS, BadForm, Change, Fields, selection_of
 from reliablepub.dashboard.chart import HEIGHT, WIDTH, points
 from reliablepub.dashboard.guard import Guard, Secrets
@@ -58,8 +57,6 @@ from reliablepub.printable import one_line, printable
 
 EVERY_S: Final = 2.0
 """Seconds between two looks, however many browsers are open."""
-_REMEMBERED: Final = 150
-"""Looks in the chart: five minutes."""
 _COUNTED_MAX: Final = 100_000
 """Stuck messages that are grouped without being asked, which takes a quarter of a second."""
 _GROUPING: Final = 0.05
@@ -82,11 +79,6 @@ class Desk:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _seen: Look | None = field(default=None, init=False)
     _at: float = field(default=0.0, init=False)
-    _trail: Trail = field(default_factory=Trail, init=False)
-    _rates: deque[tuple[float, float]] = field(
-        default_factory=partial(deque, maxlen=_REMEMBERED), init=False
-    )
-
     _groups: list[dict[str, Any]] = field(default_factory=list, init=False)
     _group_at: float = field(default=0.0, init=False)
 
@@ -110,24 +102,20 @@ class Desk:
                     raise
                 return self._seen.unreachable(str(error))
             self._seen, self._at = seen, time.monotonic()
-            self._trail.add(seen)
-            rates = (seen.values["stored_per_s"] or 0.0, seen.values["confirmed_per_s"] or 0.0)
-            self._rates.append(rates)
             return seen
 
     def now(self) -> dict[str, Any]:
         """What the first screen shows."""
         seen = self.look()
-        rates = [*self._rates]
-        most = max((max(pair) for pair in rates), default=0.0)
-        stored, confirmed = ([pair[n] for pair in rates] for n in (0, 1))
+        most = max(map(max, seen.rates))
+        stored, confirmed = zip(*seen.rates, strict=True)
         stuck = sum(seen.values[name] for name in _STUCK.states)
         return {
-            "page": page_of(seen, self._trail),
+            "page": page_of(seen),
             "values": seen.values,
             "most": most,
-            "stored": points(stored, most, _REMEMBERED),
-            "confirmed": points(confirmed, most, _REMEMBERED),
+            "stored": points(stored, most, RATES_KEPT),
+            "confirmed": points(confirmed, most, RATES_KEPT),
             "latency": seen.values["latency"],
             "held": read_held_keys(self.database, limit=_HELD_MAX),
             "groups": self.groups() if stuck <= _COUNTED_MAX else None,

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from reliablepub import Outbox, Publisher, RetryPolicy
 from reliablepub.cli.watch.lookout import look
-from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.page import page_of
 from reliablepub.cli.watch.screen import draw
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
@@ -71,7 +71,7 @@ def record(path: Path) -> Iterator[Frame]:
 
 
 def _watched(path: Path, broker: FakeBroker, publisher: Publisher) -> Iterator[Frame]:
-    trail, seen = Trail(), None
+    seen = None
     with closing(outbox_at(path)) as database:
         for seconds, scene in SCENES:
             if scene == "crash":
@@ -85,10 +85,7 @@ def _watched(path: Path, broker: FakeBroker, publisher: Publisher) -> Iterator[F
             for _ in range(seconds):
                 time.sleep(1)
                 seen = look(database, seen, closely=True)
-                trail.add(seen)
-                yield lines(
-                    draw(page_of(seen, trail), width=COLUMNS, height=LINES, hint="q ends it")
-                )
+                yield lines(draw(page_of(seen), width=COLUMNS, height=LINES, hint="q ends it"))
 
 
 def _sell(publisher: Publisher, ended: threading.Event) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from reliablepub import Message, Outbox, Publisher, PublishError, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.cli.watch.lookout import look
-from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.page import page_of
 from reliablepub.cli.watch.screen import draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
@@ -155,9 +155,7 @@ def test_what_is_exported_is_brought_in_as_it_was(run: Run, path: Path, tmp_path
 def test_watch_draws_nothing_that_acts(path: Path, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, height=60, color_system=None)
     console.print(
-        draw(
-            page_of(look(outbox_at(path), closely=True), Trail()), width=width, height=60, hint="q"
-        )
+        draw(page_of(look(outbox_at(path), closely=True)), width=width, height=60, hint="q")
     )
     output = console.file
     assert isinstance(output, io.StringIO)

@@ -24,7 +24,7 @@ from rich.console import Console
 from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.cli.watch.lookout import Look, look
-from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.page import page_of
 from reliablepub.cli.watch.screen import ASCII_BARS, draw, trend_of
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import Relaying
@@ -57,8 +57,7 @@ def drawn(seen: Look, *, width: int = 110, height: int = 30) -> list[str]:
     console = Console(
         width=width, height=height, file=io.StringIO(), record=True, color_system=None
     )
-    page = page_of(seen, Trail())
-    console.print(draw(page, width=width, height=height, hint="q quits"))
+    console.print(draw(page_of(seen), width=width, height=height, hint="q quits"))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -216,16 +215,14 @@ def test_a_held_key_is_told(path: Path) -> None:
 
 def test_rates_leave_a_trail(path: Path, relay: SqliteStore) -> None:
     seen = look(outbox_at(path), closely=True)
-    trail = Trail()
-    for rate in (0.0, 50.0, 100.0):
-        trail.add(replace(seen, values={**seen.values, "stored_per_s": rate}))
-    assert trend_of(trail.stored, 10) == "▁▅█"
-    assert trend_of(trail.stored, 2) == "▅█"
-    assert trend_of(trail.stored, 10, ASCII_BARS) == "_=#"
-    assert trend_of(trail.stored, 0) == trend_of(trail.confirmed, 10) == ""
-    assert [fact.trend for fact in page_of(seen, trail).sections[1].facts[:2]] == [
-        *(trail.stored, trail.confirmed)
-    ]
+    assert seen.rates == ((0.0, 0.0),)
+    seen = replace(seen, rates=[(rate, 0.0) for rate in (0.0, 50.0, 100.0)])
+    assert look(outbox_at(path), seen).rates[:3] == tuple(seen.rates)
+    stored, confirmed = (fact.trend for fact in page_of(seen).sections["flow"][:2])
+    assert trend_of(stored, 10) == "▁▅█"
+    assert trend_of(stored, 2) == "▅█"
+    assert trend_of(stored, 10, ASCII_BARS) == "_=#"
+    assert trend_of(stored, 0) == trend_of(confirmed, 10) == ""
 
 
 # ------------------------------------------------------------------------------------ the command

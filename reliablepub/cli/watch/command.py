@@ -12,10 +12,10 @@ import sys
 import termios
 import tty
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, takewhile
 from itertools import count as count_up
-from typing import Final, Self
+from typing import Final
 
 import click
 
@@ -24,7 +24,7 @@ from reliablepub.cli.options import Duration, inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.watch.lookout import Look, look
-from reliablepub.cli.watch.page import Trail, page_of
+from reliablepub.cli.watch.page import page_of
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.entry import TRANSIENT
 
@@ -124,21 +124,19 @@ def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: S
     is_unicode = console.encoding.lower().startswith("utf")
     if not is_unicode and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an escape would make a line longer than it is
-    trail, bars = Trail(), BARS if is_unicode else ASCII_BARS
+    bars = BARS if is_unicode else ASCII_BARS
     looks = _looks(database, numbers)
     first: Look | None = next(looks)  # an outbox that cannot be used fails before the screen
     while first is not None:
         with (
-            _Keyboard(sys.stdin.fileno()) as keyboard,
+            _single_keys(sys.stdin.fileno()),
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
             for seen in chain((first,), looks):
-                trail.add(seen)
                 width, height = console.size
-                page = page_of(seen, trail)
-                screen = draw(page, width=width, height=height, hint=_HINT, bars=bars)
+                screen = draw(page_of(seen), width=width, height=height, hint=_HINT, bars=bars)
                 live.update(screen, refresh=True)
-                key = keyboard.pressed(stop, interval_s)
+                key = _pressed(sys.stdin.fileno(), stop, interval_s)
                 if stop.is_pause_due:
                     break
                 if stop.is_set or key in _QUIT:
@@ -149,28 +147,23 @@ def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: S
         first = next(looks, None)
 
 
-class _Keyboard:
-    """Reads single keys within the ``with`` block, without waiting for the end of a line."""
+@contextmanager
+def _single_keys(fd: int) -> Iterator[None]:
+    """Read keys without an echo or a wait for the end of a line; Ctrl-C still sends SIGINT."""
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd, termios.TCSANOW)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
 
-    def __enter__(self) -> Self:
-        """Switch off echo and line buffering; Ctrl-C still sends SIGINT."""
-        self._before = termios.tcgetattr(self._fd)
-        tty.setcbreak(self._fd, termios.TCSANOW)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Restore the terminal's mode, unless the terminal is gone."""
-        with suppress(termios.error):
-            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
-
-    def pressed(self, stop: Stop, timeout_s: float) -> str | None:
-        """Return what was typed, within ``timeout_s`` seconds and before a signal."""
-        if not stop.wait_readable(self._fd, timeout_s):
-            return None  # nothing was typed in time
-        try:
-            return os.read(self._fd, _KEY_BYTES_MAX).decode(errors="replace")
-        except OSError:
-            return ""  # the terminal is gone
+def _pressed(fd: int, stop: Stop, timeout_s: float) -> str | None:
+    """Return what was typed, within ``timeout_s`` seconds and before a signal."""
+    if not stop.wait_readable(fd, timeout_s):
+        return None  # nothing was typed in time
+    try:
+        return os.read(fd, _KEY_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""  # the terminal is gone

@@ -27,6 +27,8 @@ COUNTS = (
     *("stored", "open", "in_flight", "waiting", "held_keys"),
     *("confirmed", "parked", "expired", "discarded"),
 )
+RATES_KEPT: int = 150
+"""In the chart of the dashboard, which looks every two seconds: five minutes."""
 _SUMS = ("window", "paused_destinations")
 _SUMS_CLOSELY = ("buffered", "aside", "connects", "violations")
 """Values of the relays' status files, added up over the shards."""
@@ -39,6 +41,8 @@ class Look:
     at: float  # monotonic seconds, to compute rates from
     now: float  # seconds since 1970
     values: Mapping[str, Any]  # counts by state, rates, the relay, its connection, the disk
+    # Stored and confirmed per second, of this snapshot and of those before it, the newest last
+    rates: Sequence[tuple[float, float]] = ()
 
     def unreachable(self, reason: str) -> Look:
         """This snapshot, as the last of an outbox that cannot be read any more."""
@@ -95,7 +99,9 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         values |= {"at": now} | {name: _sum(shown, name) for name in _SUMS_CLOSELY}
         values |= {"latency": _latency(shown)}
         values |= {"reasons": reasons, "failures": failures}
-    return Look(at, now, values)
+    pair = (values["stored_per_s"] or 0.0, values["confirmed_per_s"] or 0.0)
+    rates = (*(before.rates if before is not None else ()), pair)
+    return Look(at, now, values, rates[-RATES_KEPT:])
 
 
 def _silent_s(

@@ -6,11 +6,10 @@ how a page is drawn. Pure.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from reliablepub.cli.facts import Fact, Level, Page, Section, warn_unless
+from reliablepub.cli.facts import Fact, Level, Page, warn_unless
 from reliablepub.cli.output import (
     age,
     answer_words,
@@ -22,23 +21,11 @@ from reliablepub.cli.output import (
 from reliablepub.cli.watch.lookout import COUNTS, Look
 from reliablepub.printable import one_line
 
-_REMEMBERED: Final = 60
+_SHOWN: Final = 60
+"""Rates that bars are drawn of."""
 
 
-class Trail:
-    """The rates of the last 60 snapshots."""
-
-    def __init__(self) -> None:
-        self.stored: deque[float] = deque(maxlen=_REMEMBERED)
-        self.confirmed: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def add(self, seen: Look) -> None:
-        """Add the rates of a snapshot."""
-        self.stored.append(seen.values["stored_per_s"] or 0.0)
-        self.confirmed.append(seen.values["confirmed_per_s"] or 0.0)
-
-
-def page_of(seen: Look, trail: Trail) -> Page:
+def page_of(seen: Look) -> Page:
     """All that is shown of a snapshot that was taken closely."""
     values, now = seen.values, seen.now
     paused = [paused_words(row, now, now) for row in values["paused"] or ()]
@@ -46,16 +33,14 @@ def page_of(seen: Look, trail: Trail) -> Page:
         Fact("", f"{values['outbox']}  ({disk_words(values)})"),
         _relay(seen),
         _advice(values),
-        [
-            Section("messages", _messages(values)),
-            Section("flow", _flow(values, trail)),
-            Section("paused destinations", [Fact("", one, Level.WARNING) for one in paused]),
-            Section("why", [_reason(row, now) for row in values["reasons"]]),
-            Section(
-                "newest failures",
-                [_failure(row, now) for row in values["failures"]] or [Fact("", "none")],
-            ),
-        ],
+        {
+            "messages": _messages(values),
+            "flow": _flow(seen),
+            "paused destinations": [Fact("", one, Level.WARNING) for one in paused],
+            "why": [_reason(row, now) for row in values["reasons"]],
+            "newest failures": [_failure(row, now) for row in values["failures"]]
+            or [Fact("", "none")],
+        },
     )
 
 
@@ -143,7 +128,9 @@ def _messages(values: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
-def _flow(values: Mapping[str, Any], trail: Trail) -> list[Fact]:
+def _flow(seen: Look) -> list[Fact]:
+    values = seen.values
+    stored, confirmed = zip(*seen.rates[-_SHOWN:], strict=True)
     latency, violations = values["latency"], values["violations"]
     taken = ("not measured", "")
     if latency is not None:
@@ -153,8 +140,8 @@ def _flow(values: Mapping[str, Any], trail: Trail) -> list[Fact]:
         taken = (f"p50 {p50}  p95 {p95}", f"p99 {p99}  max {most}")
     broken = f"{violations} (answers that break the protocol)" if violations else "none"
     return [
-        Fact("stored", _rate(values["stored_per_s"]), trend=trail.stored),
-        Fact("confirmed", _rate(values["confirmed_per_s"]), trend=trail.confirmed),
+        Fact("stored", _rate(values["stored_per_s"]), trend=stored),
+        Fact("confirmed", _rate(values["confirmed_per_s"]), trend=confirmed),
         Fact("oldest open", oldest_words(values)),
         Fact("confirms in", taken[0]),
         Fact("", taken[1]),

@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from reliablepub.cli.facts import Fact, Level, Page, Section
+from reliablepub.cli.facts import Fact, Level, Page
 from reliablepub.printable import printable
 
 WIDE: Final = 80
@@ -39,28 +39,28 @@ def draw(page: Page, *, width: int, height: int, hint: str, bars: str = BARS) ->
     parts: list[RenderableType] = [_line(page.outbox.words, "bold")]
     parts += _fitting(page.relay.words, width, most, _STYLES[page.relay.level])
     parts += _fitting(page.advice.words, width, most, f"bold {_STYLES[page.advice.level]}")
-    first, second, *rest = page.sections
+    first, second, *rest = page.sections.items()
     if width >= WIDE:
         beside = Table.grid(expand=True)
         beside.add_column(ratio=2)
         beside.add_column(ratio=3)
-        beside.add_row(_panel(first, width, bars), _panel(second, width // 2, bars))
+        beside.add_row(_panel(*first, width, bars), _panel(*second, width // 2, bars))
         parts.append(beside)
     else:
-        parts += [_panel(first, width, bars), _panel(second, width, bars)]
-    parts += [_panel(section, width, bars) for section in rest if section.facts]
+        parts += [_panel(*first, width, bars), _panel(*second, width, bars)]
+    parts += [_panel(title, facts, width, bars) for title, facts in rest if facts]
     screen = Layout()
     screen.split_column(Layout(Group(*parts)), Layout(_line(hint, "dim"), size=1))
     return screen
 
 
-def _panel(section: Section, width: int, bars: str) -> Panel:
+def _panel(title: str, facts: Sequence[Fact], width: int, bars: str) -> Panel:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column()
-    for fact in section.facts:
+    for fact in facts:
         rows.add_row(Text(printable(fact.name), "dim"), _words(fact, width, bars))
-    return Panel(rows, title=section.title, title_align="left", border_style="dim", expand=True)
+    return Panel(rows, title=title, title_align="left", border_style="dim", expand=True)
 
 
 def _words(fact: Fact, width: int, bars: str) -> Text:
