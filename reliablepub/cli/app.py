@@ -110,8 +110,8 @@ class CommandLine(LazyGroup):
             print_error(without_passwords(text, given))
             return code
         finally:
-            loglines.begin_service(is_one=False)
-            if loglines.is_json() and sys.exc_info()[0] is None:  # else the hook prints a bug
+            loglines.STDERR.is_service = False
+            if loglines.STDERR.is_json and sys.exc_info()[0] is None:  # else the hook prints a bug
                 loglines.use("text")
         return result if isinstance(result, int) else Exit.CONFIRMED
 

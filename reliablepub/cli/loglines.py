@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Final
+from typing import Final
 
 import click
 
@@ -40,38 +40,28 @@ _PRIORITIES: Final = {"CRITICAL": 2, "ERROR": 3, "WARNING": 4, "INFO": 6}
 """Of each level, as journald reads it at the start of a line (sd-daemon)."""
 
 
-class _Mode:
+class _Stderr(logging.Handler):
+    """How lines are printed; as a handler, it prints the log records within `records`."""
+
     is_json = False
     is_service = False
     """Whether lines of text begin with their time and level, or for journald with the level."""
-    warned: ClassVar[set[str]] = set()
-    """Warnings that were printed as notes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warned: set[str] = set()  # by notes: a log record of the same text is not printed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        (_print_as_json if self.is_json else _print_as_text)(record)
 
 
-def warned(text: str) -> None:
-    """Note that a warning was printed; a log record of the same text is not."""
-    _Mode.warned.add(text)
-
-
-def is_json() -> bool:
-    """Whether lines on stderr are JSON."""
-    return _Mode.is_json
+STDERR: Final = _Stderr()
 
 
 def use(log_format: str) -> None:
     """Print lines in this format from now on."""
-    _Mode.is_json = log_format == "json"
-    sys.excepthook = _print_bug if _Mode.is_json else sys.__excepthook__
-
-
-def begin_service(*, is_one: bool = True) -> None:
-    """Begin each line of text with its time and level from now on, or no longer."""
-    _Mode.is_service = is_one
-
-
-def is_service() -> bool:
-    """Whether each line of text begins with its time and level."""
-    return _Mode.is_service
+    STDERR.is_json = log_format == "json"
+    sys.excepthook = _print_bug if STDERR.is_json else sys.__excepthook__
 
 
 def wanted(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -104,9 +94,12 @@ def _value(arguments: Sequence[str], flag: str) -> str | None:
     return found
 
 
-def say(text: str, level: str = "INFO") -> None:
-    """Print a line of text on stderr; of a service, with its level."""
-    _print(f"{_head(level)}{text}" if _Mode.is_service else text)
+def say(level: str, text: str, *, event: str, head: str = "") -> None:
+    """Print a line: as JSON with the event, as text with the head; a service has its own head."""
+    if STDERR.is_json:
+        _print_line(level, text, f"{LOGGER.name}.cli", {"event": event})
+    else:
+        _print(f"{_head(level) if STDERR.is_service else head}{text}")
 
 
 def _head(level: str) -> str:
@@ -131,38 +124,35 @@ def _print(line: str) -> None:
         click.echo(line, err=True)
 
 
-def print_line(level: str, text: str, logger: str, fields: Mapping[str, object]) -> None:
+def _print_line(level: str, text: str, logger: str, fields: Mapping[str, object]) -> None:
     """Print one line of JSON on stderr; its ``event`` is among the fields."""
     values = {"time": _now(), "level": level, "logger": logger}
     _print(json.dumps({**values, "text": text, **fields}, default=str))
 
 
-class _AsText(logging.Handler):
-    """Prints warnings and errors that the command does not print itself.
+def _print_as_text(record: logging.LogRecord) -> None:
+    """Print a warning or an error that the command does not print itself.
 
     It prints changes of the connection from `Status` (`LinkNotes`), and each warning of exposed
     files and passwords as a note.
     """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        is_link = record.name == LINK.name and getattr(record, "event", None) in EVENTS
-        text = one_line(record.getMessage())
-        if is_link or text in _Mode.warned:
-            return
-        say(text, record.levelname)
-        error = record.exc_info[1] if record.exc_info else None
-        # An error of the library says what to do; the traceback of any other tells of a bug.
-        if error is not None and not isinstance(error, ReliablePubError):
-            lines = "".join(traceback.format_exception(error)).splitlines()
-            _print("\n".join(map(printable, lines)))  # a hook's error may quote a message
+    is_link = record.name == LINK.name and getattr(record, "event", None) in EVENTS
+    text = one_line(record.getMessage())
+    if is_link or text in STDERR.warned:
+        return
+    say(record.levelname, text, event="")
+    error = record.exc_info[1] if record.exc_info else None
+    # An error of the library says what to do; the traceback of any other tells of a bug.
+    if error is not None and not isinstance(error, ReliablePubError):
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        _print("\n".join(map(printable, lines)))  # a hook's error may quote a message
 
 
-class _AsJson(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        fields = {name: value for name, value in vars(record).items() if name not in _OWN}
-        if record.exc_info and record.exc_info[1] is not None:
-            fields["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
-        print_line(record.levelname, record.getMessage(), record.name, fields)
+def _print_as_json(record: logging.LogRecord) -> None:
+    fields = {name: value for name, value in vars(record).items() if name not in _OWN}
+    if record.exc_info and record.exc_info[1] is not None:
+        fields["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+    _print_line(record.levelname, record.getMessage(), record.name, fields)
 
 
 @contextmanager
@@ -172,15 +162,15 @@ def records() -> Iterator[None]:
     As text: those of level WARNING and above, if the command does not print them itself. As JSON:
     all of level INFO and above.
     """
-    handler = _AsJson(logging.INFO) if is_json() else _AsText(logging.WARNING)
+    STDERR.setLevel(logging.INFO if STDERR.is_json else logging.WARNING)
     level = LOGGER.level
-    LOGGER.addHandler(handler)
-    LOGGER.setLevel(handler.level)
+    LOGGER.addHandler(STDERR)
+    LOGGER.setLevel(STDERR.level)
     try:
         yield
     finally:
         LOGGER.setLevel(level)
-        LOGGER.removeHandler(handler)
+        LOGGER.removeHandler(STDERR)
 
 
 def _print_bug(
@@ -189,4 +179,4 @@ def _print_bug(
     """Print an exception that no command expects."""
     told = "".join(traceback.format_exception(kind, error, trace))
     text = f"a bug of reliablepub: {kind.__name__}: {error}"
-    print_line("CRITICAL", text, LOGGER.name, {"event": "bug", "traceback": told})
+    _print_line("CRITICAL", text, LOGGER.name, {"event": "bug", "traceback": told})

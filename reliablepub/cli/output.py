@@ -32,7 +32,6 @@ from reliablepub.printable import one_line, printable
 
 _AGE_MAX_S: Final = 1e11
 """About 3 000 years. A damaged row can hold any number, even infinity."""
-_LOGGER: Final = "reliablepub.cli"
 _WARNING: Final = "warning: "
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system without hard links, such as FAT."""
@@ -155,24 +154,18 @@ def print_note(text: str, *, event: str = "note") -> None:
 
     A note that begins with ``warning:`` has the level WARNING there.
     """
-    text = without_passwords(text)
-    said = one_line(text).removeprefix(_WARNING)
-    if text.startswith(_WARNING):
-        loglines.warned(said)
-    level = "WARNING" if text.startswith(_WARNING) else "INFO"
-    if not loglines.is_json():
-        loglines.say(said if loglines.is_service() else one_line(text), level)
-        return
-    loglines.print_line(level, said, _LOGGER, {"event": event})
+    text = one_line(without_passwords(text))
+    said = text.removeprefix(_WARNING)
+    if said == text:
+        loglines.say("INFO", text, event=event)
+    else:
+        loglines.STDERR.warned.add(said)
+        loglines.say("WARNING", said, event=event, head=_WARNING)
 
 
 def print_error(text: str) -> None:
     """Print an error on stderr, as one line that begins with ``Error:``, or as JSON."""
-    if loglines.is_json():
-        loglines.print_line("ERROR", one_line(text), _LOGGER, {"event": "error"})
-    else:
-        head = "" if loglines.is_service() else "Error: "
-        loglines.say(f"{head}{one_line(text)}", "ERROR")
+    loglines.say("ERROR", one_line(text), event="error", head="Error: ")
 
 
 def print_table(values: Mapping[str, object]) -> None:

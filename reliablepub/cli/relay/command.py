@@ -214,7 +214,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     settings = _settings(ctx)
     with Stop(reopens=True) as stop:
         if not drain:
-            loglines.begin_service()
+            loglines.STDERR.is_service = True
             _warn_of_passwords(ctx)
         note_risks(urls, database)
         hooks: list[object] = []
@@ -235,7 +235,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         health = _healthy(service, health_host, health_port, expose)
         with health, loglines.records(), service:
             service.run(is_draining=drain)
-    is_json = as_json or loglines.is_json()
+    is_json = as_json or loglines.STDERR.is_json
     status = service.status
     shards, open_, due = 1, status.open, 0
     if drain and not stop.is_set and database.file is None:

@@ -336,7 +336,7 @@ class Service:
 
 def _link_notes() -> LinkNotes:
     """Lines about the connection; none as JSON, because log records report each change."""
-    say = (lambda _: None) if loglines.is_json() else print_note
+    say = (lambda _: None) if loglines.STDERR.is_json else print_note
     return LinkNotes(say, is_eager=True)
 
 
