@@ -21,6 +21,8 @@ from typing import Any, Final
 
 import click
 
+from reliablepub.cli.config import variable_of
+
 
 class Exit(IntEnum):
     """Exit codes of every command; the help of a command says what each means there."""
@@ -69,9 +71,13 @@ class Command(click.Command):
         self,
         *args: Any,  # noqa: ANN401 - click's
         exits: Mapping[int, str] | None = None,  # meanings that differ from the usual ones
+        has_variables: bool = False,  # each option has an environment variable, see `variable_of`
         **settings: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*args, **settings)
+        for option in self.params if has_variables else ():
+            if isinstance(option, click.Option) and option.envvar is None:
+                option.envvar = variable_of(option.opts[0])
         has_outbox = any("--outbox" in option.opts for option in self.params)
         meanings = _MEANINGS | (_OUTBOX_MEANING if has_outbox else {}) | dict(exits or {})
         lines = [

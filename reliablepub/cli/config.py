@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.commands import Command
 from reliablepub.cli.passwords import has_outbox_password
 from reliablepub.transport.address import has_password
 
@@ -56,16 +55,6 @@ _PASSWORDS: Final = {
 _PIPED: Final[dict[Path, dict[str, Any]]] = {}
 """What was read from each path that is no regular file: a pipe can be read only once, and a relay
 parses its options again after SIGHUP."""
-
-
-class ConfigurableCommand(Command):
-    """A command that gives each option an environment variable, named by `variable_of`."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - click's
-        super().__init__(*args, **settings)
-        for option in self.params:
-            if isinstance(option, click.Option) and option.envvar is None:
-                option.envvar = variable_of(option.opts[0])
 
 
 def misspelled_variables(command: click.Command) -> Iterator[tuple[str, str]]:

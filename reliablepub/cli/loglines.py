@@ -94,7 +94,7 @@ def _value(arguments: Sequence[str], flag: str) -> str | None:
     return found
 
 
-def say(level: str, text: str, *, event: str, head: str = "") -> None:
+def say(level: str, text: str, *, event: str = "note", head: str = "") -> None:
     """Print a line: as JSON with the event, as text with the head; a service has its own head."""
     if STDERR.is_json:
         _print_line(level, text, f"{LOGGER.name}.cli", {"event": event})
@@ -140,7 +140,7 @@ def _print_as_text(record: logging.LogRecord) -> None:
     text = one_line(record.getMessage())
     if is_link or text in STDERR.warned:
         return
-    say(record.levelname, text, event="")
+    say(record.levelname, text)
     error = record.exc_info[1] if record.exc_info else None
     # An error of the library says what to do; the traceback of any other tells of a bug.
     if error is not None and not isinstance(error, ReliablePubError):

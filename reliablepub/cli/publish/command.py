@@ -15,8 +15,7 @@ from typing import Any
 
 import click
 
-from reliablepub.cli.commands import Exit, Failure
-from reliablepub.cli.config import ConfigurableCommand
+from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import (
     alike,
     json_option,
@@ -64,7 +63,8 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
 
 
 @click.command(
-    cls=ConfigurableCommand,
+    cls=Command,
+    has_variables=True,
     exits={
         0: "every message is confirmed",
         1: (

@@ -18,8 +18,7 @@ from click.core import ParameterSource
 from tenacity import stop_after_delay, wait_exponential, wait_fixed
 
 from reliablepub.cli import loglines
-from reliablepub.cli.commands import Exit, Failure
-from reliablepub.cli.config import ConfigurableCommand
+from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
     Duration,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from reliablepub.observe.health import Exposition
 
 
-class _Relay(ConfigurableCommand):
+class _Relay(Command):
     """Keeps its arguments, which are parsed again after SIGHUP."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -80,6 +79,7 @@ _DRAINING: Final = replace(
 
 @click.command(
     cls=_Relay,
+    has_variables=True,
     exits={
         0: (
             "stopped by a signal, or with --drain: nothing is left that may be sent now "
