@@ -35,7 +35,6 @@ from reliablepub.cli.output import (
 from reliablepub.cli.progress import changing, patiently
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import (
-    FIT,
     Action,
     Effect,
     Intervention,
@@ -45,7 +44,6 @@ from reliablepub.outbox.admin.interventions import (
 from reliablepub.outbox.admin.scheduling import cancelling, rescheduling
 from reliablepub.outbox.admin.selection import (
     GIVEN_UP_STATES,
-    STATES,
     Selection,
     find,
     find_ids,
@@ -57,6 +55,8 @@ from reliablepub.outbox.encryption import OutboxKeys
 _PREVIEW: Final = 10
 """Number of messages that ``--dry-run`` lists."""
 
+_SELECTED: Final = dict.fromkeys((Action.RETRY, Action.DISCARD), GIVEN_UP_STATES)
+"""The states that a filter selects, unless they are all that fit the action."""
 _DONE: Final = {
     "retry": "put back",
     "park": "parked",
@@ -81,11 +81,11 @@ EXITS: Final = {
 _TOO_LATE: Final = "it was too late for some messages, which a queue may have, or interrupted"
 _note_option: Final = click.option("--note", default="", help="Reason, shown by explain.")
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
-to_exchange_option: Final = click.option(
-    "--to-exchange", metavar="NAME", help="New exchange; unchanged unless given."
-)
-to_routing_key_option: Final = click.option(
-    "--to-routing-key", metavar="KEY", help="New routing key; unchanged unless given."
+to_options: Final = together(
+    click.option("--to-exchange", metavar="NAME", help="New exchange; unchanged unless given."),
+    click.option(
+        "--to-routing-key", metavar="KEY", help="New routing key; unchanged unless given."
+    ),
 )
 change_options: Final = together(
     click.argument("names", metavar="[ID...]", nargs=-1),
@@ -120,7 +120,7 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `step_in`
         --outbox outbox.db
       reliablepub outbox retry --all --yes --outbox outbox.db
     """
-    return step_in(partial(Intervention, Action.RETRY), GIVEN_UP_STATES, **common)
+    return step_in(partial(Intervention, Action.RETRY), **common)
 
 
 @click.command(cls=Command, exits=EXITS)
@@ -137,7 +137,7 @@ def park(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox park 17 --note 'wrong price' --outbox outbox.db
       reliablepub outbox park --exchange orders --dry-run --outbox outbox.db
     """
-    return step_in(partial(Intervention, Action.PARK), FIT[Action.PARK], **common)
+    return step_in(partial(Intervention, Action.PARK), **common)
 
 
 @click.command(cls=Command, exits=EXITS)
@@ -155,13 +155,12 @@ def discard(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox discard --state expired --older-than 7d --yes \\
         --outbox outbox.db
     """
-    return step_in(partial(Intervention, Action.DISCARD), GIVEN_UP_STATES, **common)
+    return step_in(partial(Intervention, Action.DISCARD), **common)
 
 
 @click.command(cls=Command, exits=EXITS)
 @change_options
-@to_exchange_option
-@to_routing_key_option
+@to_options
 @keys_option
 def reroute(
     to_exchange: str | None,
@@ -184,7 +183,7 @@ def reroute(
     if to_exchange is None and to_routing_key is None:
         raise click.UsageError("give --to-exchange or --to-routing-key")
     what = partial(Intervention, Action.REROUTE, exchange=to_exchange, routing_key=to_routing_key)
-    return step_in(what, STATES, keys=outbox_keys, **common)
+    return step_in(what, keys=outbox_keys, **common)
 
 
 @click.command(cls=Command, exits=EXITS)
@@ -204,12 +203,11 @@ def replay(**common: Any) -> int:  # noqa: ANN401
       reliablepub outbox replay --exchange orders --note 'queue was deleted' \\
         --outbox outbox.db
     """
-    return step_in(partial(Intervention, Action.REPLAY), FIT[Action.REPLAY], **common)
+    return step_in(partial(Intervention, Action.REPLAY), **common)
 
 
 def step_in(
     make: Callable[..., Intervention],  # gets the note
-    states: tuple[str, ...],
     *,
     names: tuple[str, ...],
     database: Database,
@@ -229,29 +227,39 @@ def step_in(
         what = make(note=note)
     except InvalidMessage as error:
         raise click.UsageError(str(error)) from error
-    chosen = chosen.within(states)
+    chosen = chosen.within(_SELECTED.get(what.action, what.states))
     if is_filter and (unfit := [one for one in chosen.states if one not in what.states]):
         takes = _any_of(what.states)
         raise click.UsageError(f"{_verb()} takes messages that are {takes}, not {unfit[0]}")
     with patiently("looking through the outbox"):
         ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
+    if ids and not (dry_run or yes) and (not names or what.action is Action.DISCARD):
+        which = identified(database, ids) if names else count_of(len(ids), "message")
+        ask(_question(what, which, database.name))
+    selection = None if names else chosen
+    effect = _carried_out(database, ids, what, dry_run=dry_run, selection=selection, keys=keys)
+    if dry_run and not as_json:
+        rows = _rows(database, ids) if names else find(database, chosen, limit=_PREVIEW)
+        print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
+    return _report(what, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
+
+
+def _carried_out(
+    database: Database,
+    ids: list[int],
+    what: Intervention,
+    *,
+    dry_run: bool,
+    selection: Selection | None = None,
+    keys: OutboxKeys | None = None,
+) -> Effect:
+    """What the change has done, or would do."""
     if dry_run:
         with patiently("looking at the messages"):
-            effect = foresee(database, ids, what, keys=keys)
-        if not as_json:
-            rows = _rows(database, ids) if names else find(database, chosen, limit=_PREVIEW)
-            print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
-    else:
-        if ids and not yes and (not names or what.action is Action.DISCARD):
-            which = identified(database, ids) if names else count_of(len(ids), "message")
-            ask(_question(what, which, database.name))
-        selection = None if names else chosen
-        with changing(len(ids)) as show:
-            progress = partial(show, "done")
-            effect = intervene(
-                database, ids, what, selection=selection, keys=keys, progress=progress
-            )
-    return _report(what, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
+            return foresee(database, ids, what, keys=keys)
+    with changing(len(ids)) as show:
+        progress = partial(show, "done")
+        return intervene(database, ids, what, selection=selection, keys=keys, progress=progress)
 
 
 def _verb() -> str:
@@ -288,9 +296,9 @@ def _report(
     as_json: bool,
     is_named: bool,
 ) -> int:
-    result = _counts(ids, effect, dry_run=dry_run)
-    _print(result | {"possibly_persisted": effect.possible}, as_json=as_json)
-    left_alone = "would be left alone" if dry_run else "left alone"
+    left_alone = _print(
+        ids, effect, dry_run=dry_run, as_json=as_json, possibly_persisted=effect.possible
+    )
     if effect.possible:
         print_note(
             f"a queue may still have {named(effect.possible)}: an attempt had no answer, "
@@ -400,22 +408,11 @@ def reschedule(
 
 
 def _change(
-    database: Database,
-    ids: list[int],
-    what: Intervention,
-    *,
-    dry_run: bool,
-    as_json: bool,
+    database: Database, ids: list[int], what: Intervention, *, dry_run: bool, as_json: bool
 ) -> int:
     """Change messages that were not sent, and report."""
-    if dry_run:
-        effect = foresee(database, ids, what)
-    else:
-        with changing(len(ids)) as show:
-            effect = intervene(database, ids, what, progress=partial(show, "done"))
-    left_alone = "would be left alone" if dry_run else "left alone"
-    result = _counts(ids, effect, dry_run=dry_run, in_flight="too_late")
-    _print(result, as_json=as_json)
+    effect = _carried_out(database, ids, what, dry_run=dry_run)
+    left_alone = _print(ids, effect, dry_run=dry_run, as_json=as_json, in_flight="too_late")
     left = effect.unfit + effect.damaged
     if effect.in_flight:
         print_note(
@@ -428,29 +425,23 @@ def _change(
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
 
 
-def _counts(
-    ids: list[int], effect: Effect, *, dry_run: bool, in_flight: str = "in_flight"
-) -> dict[str, Any]:
-    """The result as ``--json`` prints it; messages in flight stand under the given name."""
-    return {
-        "action": _verb(),
-        "dry_run": dry_run,
-        "chosen": len(ids),
-        "changed": 0 if dry_run else effect.changed,
-        in_flight: effect.in_flight,
-        "unfit": effect.unfit,
-        "damaged": effect.damaged,
-    }
-
-
-def _print(result: dict[str, Any], *, as_json: bool) -> None:
-    """Print the result: as JSON, or how many messages were changed or would be."""
-    done = _DONE[result["action"]]
+def _print(
+    ids: list[int],
+    effect: Effect,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    in_flight: str = "in_flight",  # how JSON names the messages that are
+    **more: object,  # for JSON
+) -> str:
+    """Print how many messages were changed, or would be; return what to say of the others."""
+    others = {in_flight: effect.in_flight, "unfit": effect.unfit, "damaged": effect.damaged}
+    changed = 0 if dry_run else effect.changed
     if as_json:
-        print_json(result)
-    elif result["dry_run"]:
-        sent = result.get("in_flight") or result.get("too_late") or ()
-        fit = result["chosen"] - len(result["unfit"]) - len(sent) - len(result["damaged"])
-        print_result(f"{count_of(fit, 'message')} would be {done}")
+        head = {"action": _verb(), "dry_run": dry_run, "chosen": len(ids), "changed": changed}
+        print_json({**head, **others, **more})
     else:
-        print_result(f"{count_of(result['changed'], 'message')} {done}")
+        count = len(ids) - sum(map(len, others.values())) if dry_run else changed
+        done = f"{'would be ' if dry_run else ''}{_DONE[_verb()]}"
+        print_result(f"{count_of(count, 'message')} {done}")
+    return "would be left alone" if dry_run else "left alone"

@@ -6,12 +6,11 @@ messages are selected, or how a row is changed.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -21,10 +20,9 @@ from reliablepub.cli.outbox.changing import (
     EXITS,
     change_options,
     step_in,
-    to_exchange_option,
-    to_routing_key_option,
+    to_options,
 )
-from reliablepub.outbox.admin.interventions import FIT, Action, Intervention
+from reliablepub.outbox.admin.interventions import Action, Intervention
 from reliablepub.outbox.encryption import OutboxKeys
 
 _BOOLS: Final = {"true": True, "false": False}
@@ -121,68 +119,48 @@ def correcting(
     )
 
 
-def _revision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of what to change; the function receives them as ``make``; see `step_in`."""
-
-    @functools.wraps(function)
-    def with_revision(**values: Any) -> Any:  # noqa: ANN401 - click's
-        changes, headers = values.pop("properties"), values.pop("headers")
-        unset, body = values.pop("unset"), values.pop("body")
-        if body is not None:
-            changes["body"] = body.read()
-        to = {name: values.pop(f"to_{name}") for name in ("exchange", "routing_key")}
-        if not (changes or headers or any(unset)) and to == dict.fromkeys(to):
-            raise click.UsageError("give what to change: --set, --header, --unset, --body-file ...")
-        make = partial(correcting, changes, headers, unset, **to)
-        return function(make=make, **values)
-
-    for option in reversed(_OPTIONS):
-        with_revision = option(with_revision)
-    return with_revision
-
-
-_OPTIONS: Final = (
-    click.option(
-        "--set",
-        "properties",
-        callback=lambda _context, _option, given: properties_of(given),
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Set a property, such as user_id, priority or content_type; may be repeated.",
-    ),
-    click.option(
-        "--header",
-        "headers",
-        callback=lambda _context, _option, given: headers_of(given),
-        multiple=True,
-        metavar="NAME=TEXT",
-        help="Set a header to a text, or with NAME:=JSON to another value; may be repeated.",
-    ),
-    click.option(
-        "--unset",
-        callback=lambda _context, _option, given: names_of(given),
-        multiple=True,
-        metavar="NAME",
-        help="Remove a property, or as header.NAME a header; may be repeated.",
-    ),
-    click.option(
-        "--body-file",
-        "body",
-        type=click.File("rb"),
-        metavar="FILE",
-        help="Replace the body by the content of this file; - is stdin.",
-    ),
-    to_exchange_option,
-    to_routing_key_option,
-)
-
-
 @click.command(cls=Command, exits=EXITS)
 @change_options
-@_revision
+@click.option(
+    "--set",
+    "properties",
+    callback=lambda _context, _option, given: properties_of(given),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a property, such as user_id, priority or content_type; may be repeated.",
+)
+@click.option(
+    "--header",
+    "headers",
+    callback=lambda _context, _option, given: headers_of(given),
+    multiple=True,
+    metavar="NAME=TEXT",
+    help="Set a header to a text, or with NAME:=JSON to another value; may be repeated.",
+)
+@click.option(
+    "--unset",
+    callback=lambda _context, _option, given: names_of(given),
+    multiple=True,
+    metavar="NAME",
+    help="Remove a property, or as header.NAME a header; may be repeated.",
+)
+@click.option(
+    "--body-file",
+    "body",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Replace the body by the content of this file; - is stdin.",
+)
+@to_options
 @keys_option
 def edit(
-    make: Callable[..., Intervention],
+    *,
+    properties: dict[str, Any],
+    headers: dict[str, Any],
+    unset: tuple[list[str], list[str]],
+    body: BinaryIO | None,
+    to_exchange: str | None,
+    to_routing_key: str | None,
     outbox_keys: OutboxKeys | None,
     **common: Any,  # noqa: ANN401 - see `step_in`
 ) -> int:
@@ -199,4 +177,12 @@ def edit(
       reliablepub outbox edit --reason 406 --header tenant=acme \\
         --set priority=5 --outbox outbox.db
     """
-    return step_in(make, FIT[Action.EDIT], keys=outbox_keys, **common)
+    if body is not None:
+        properties["body"] = body.read()
+    to = (to_exchange, to_routing_key)
+    if not (properties or headers or any(unset)) and to == (None, None):
+        raise click.UsageError("give what to change: --set, --header, --unset, --body-file ...")
+    make = partial(
+        correcting, properties, headers, unset, exchange=to_exchange, routing_key=to_routing_key
+    )
+    return step_in(make, keys=outbox_keys, **common)
