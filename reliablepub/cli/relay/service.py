@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from typing import Final, Self
 
@@ -94,59 +94,55 @@ class Notifier:
             own.sendto(text.encode(), self._address)
 
 
+@dataclass(eq=False)
 class Service:
     """Relays one outbox within the ``with`` block."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        reread: Callable[[], Settings],  # raises the errors of the command line
-        *,
-        stop: Stop,
-        notifier: Notifier,
-        hooks: Sequence[object],
-        is_standby: bool = False,  # waits while another relay owns the outbox
-        waits: bool = True,  # at the start, until the outbox can be opened
-    ) -> None:
-        self._settings = settings  # with which the outbox was opened last
-        self._new: Settings | None = None  # read after SIGHUP, with which it was not opened yet
-        self._reread = reread
-        self._stop = stop
-        self._notifier = notifier
-        self._hooks = hooks
-        self._is_standby = is_standby
-        self._waits = waits or is_standby
+    settings: Settings  # with which the outbox was opened last
+    reread: Callable[[], Settings]  # raises the errors of the command line
+    _: KW_ONLY
+    stop: Stop
+    notifier: Notifier
+    hooks: Sequence[object]
+    is_standby: bool = False  # waits while another relay owns the outbox
+    waits: bool = True  # at the start, until the outbox can be opened
+    # Why it waits for the outbox; empty while it is relayed. `_why` has the details, for stderr
+    standing_by: str = field(default="", init=False)
+    _why: str = field(default="", init=False)
+    confirmed: int = field(default=0, init=False)
+    parked: int = field(default=0, init=False)  # below 0 if an operator has put back more
+    last: Status = field(default_factory=Status, init=False)  # before the publisher was closed
+    _new: Settings | None = field(default=None, init=False)  # read after SIGHUP, not opened yet
+    _publisher: Publisher | None = field(default=None, init=False)
+    _alive_at: float = field(default=0.0, init=False)
+    _feed_at: float = field(default=0.0, init=False)
+    _fed_turns: int = field(default=-1, init=False)
+    _told: str = field(default="", init=False)
+    _seen: Status = field(default_factory=Status, init=False)
+    _pause_s: float = field(default=_LOOK_S, init=False)
+
+    def __post_init__(self) -> None:
+        """Print changes of the connection."""
         self._notes = _link_notes()
-        self._alive_at = 0.0
-        self._feed_at = 0.0
-        self._fed_turns = -1
-        self._told = ""
-        self._seen = Status()
-        self._pause_s = _LOOK_S
-        self._publisher: Publisher | None = None
-        # Why it waits for the outbox; empty while it is relayed. `_why` has the details, for stderr
-        self.standing_by = self._why = ""
-        self.confirmed = self.parked = 0  # parked: below 0 if an operator has put back more
-        self.last = Status()  # before the publisher was closed
 
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying, or stand by until that is possible."""
-        if not self._take_over(waits=self._waits):
+        if not self._take_over(waits=self.waits or self.is_standby):
             print_note(self._why, event="standing_by")
-        self._notifier.tell(READY=1, STATUS=self.standing_by or _in_short(self.status))
+        self.notifier.tell(READY=1, STATUS=self.standing_by or _in_short(self.status))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop sending, wait up to 1 s for confirms of messages in flight, and close."""
         self.last = self.status
-        self._notifier.tell(STOPPING=1)
+        self.notifier.tell(STOPPING=1)
         if self._publisher is not None:
             try:
                 self._publisher.close()
             finally:
                 self._count(self._publisher)
         if self.standing_by:
-            self._settings.outbox.close()
+            self.settings.outbox.close()
 
     def _count(self, publisher: Publisher) -> None:
         """Add what was done since a publisher, which is closed now, took the outbox over."""
@@ -164,7 +160,7 @@ class Service:
 
     def run(self, *, is_draining: bool) -> None:
         """Run until a signal stops the service; with `is_draining`, until no message is open."""
-        while not self._stop.is_set:
+        while not self.stop.is_set:
             publisher = self._publisher
             if publisher is None:
                 self._stand_by()
@@ -174,13 +170,13 @@ class Service:
                     return
             except (PublisherFailed, OutboxInUse, *TRANSIENT) as error:
                 self._lose(publisher, error)
-            self._stop.wait(_LOOK_S if is_draining else self._rest())
+            self.stop.wait(_LOOK_S if is_draining else self._rest())
         self._notes.look(self.status)  # a signal may have ended the loop before it looked
 
     def _rest(self) -> float:
         """How long to wait for the next look: twice as long each time that nothing has changed."""
         before, self._seen = self._seen, self.status
-        most_s = min(_REST_S, (self._notifier.watchdog_s or inf) / 2)
+        most_s = min(_REST_S, (self.notifier.watchdog_s or inf) / 2)
         self._pause_s = min(2 * self._pause_s, most_s) if self._seen == before else _LOOK_S
         return self._pause_s
 
@@ -193,18 +189,18 @@ class Service:
         if is_draining and publisher.flush(timeout_s=_LOOK_S).is_flushed:  # by the rows, not counts
             return True
         self._look_after(status, time.monotonic())
-        if self._stop.is_reopen_due:
-            self._stop.is_reopen_due = False
+        if self.stop.is_reopen_due:
+            self.stop.is_reopen_due = False
             self._reopen(publisher)
         return False
 
     def _take_over(self, *, waits: bool) -> bool:
         """Open the publisher; return whether the outbox is relayed here."""
-        waited_at = self._settings.outbox
+        waited_at = self.settings.outbox
         try:
-            self._publisher = self._stop.interrupting(self._opened)
+            self._publisher = self.stop.interrupting(self._opened)
         except OutboxInUse:
-            if not self._is_standby:
+            if not self.is_standby:
                 raise
             self.standing_by = self._why = _OWNED
             with suppress(OutboxError):  # it is listed after the next try
@@ -228,7 +224,7 @@ class Service:
         """Stand by until the outbox, which was lost, can be opened again."""
         lost = error.__cause__ if isinstance(error, PublisherFailed) else error
         is_owned = isinstance(lost, OutboxInUse)
-        if not (self._is_standby if is_owned else isinstance(error, TRANSIENT)):
+        if not (self.is_standby if is_owned else isinstance(error, TRANSIENT)):
             raise error
         told = f"standing by: {lost}"
         print_note(told, event="standing_by")
@@ -246,12 +242,12 @@ class Service:
             return
         if self._why != before:
             print_note(self._why, event="standing_by")
-        if self._stop.is_reopen_due:
-            self._stop.is_reopen_due = False
+        if self.stop.is_reopen_due:
+            self.stop.is_reopen_due = False
             self._new = self._read_again() or self._new
-        self._notifier.tell(STATUS="standing by", WATCHDOG=1)
-        is_file = self._settings.outbox.file is not None
-        self._stop.wait(_STANDBY_S if is_file else _REMOTE_STANDBY_S)
+        self.notifier.tell(STATUS="standing by", WATCHDOG=1)
+        is_file = self.settings.outbox.file is not None
+        self.stop.wait(_STANDBY_S if is_file else _REMOTE_STANDBY_S)
 
     def _look_after(self, status: Status, now: float) -> None:
         """Send the status (at most once a second) and the watchdog message when they are due."""
@@ -260,12 +256,12 @@ class Service:
             in_short = _in_short(status)
             if in_short != self._told:
                 self._told = in_short
-                self._notifier.tell(STATUS=in_short)
-        patience_s = self._notifier.watchdog_s
+                self.notifier.tell(STATUS=in_short)
+        patience_s = self.notifier.watchdog_s
         if patience_s is not None and now >= self._feed_at and status.turns != self._fed_turns:
             self._feed_at = now + patience_s
             self._fed_turns = status.turns
-            self._notifier.tell(WATCHDOG=1)
+            self.notifier.tell(WATCHDOG=1)
 
     def _reopen(self, publisher: Publisher) -> None:
         """Read the settings again and reopen the publisher; wrong settings change nothing.
@@ -274,27 +270,27 @@ class Service:
         confirmed; the others are sent again.
         """
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
-        self._notifier.tell(RELOADING=1, MONOTONIC_USEC=now_us)
+        self.notifier.tell(RELOADING=1, MONOTONIC_USEC=now_us)
         settings = self._read_again()
         try:
             if settings is not None:
                 self._new = settings
                 publisher.close()
-                self._publisher = self._stop.interrupting(self._opened)
+                self._publisher = self.stop.interrupting(self._opened)
                 self._count(publisher)
                 self._notes = _link_notes()
-                if self._settings is settings:
+                if self.settings is settings:
                     print_note("reopened", event="reopened")
         finally:  # also a standby that has lost the outbox to another goes on
             self._told = ""
-            self._notifier.tell(READY=1)
+            self.notifier.tell(READY=1)
 
     def _read_again(self) -> Settings | None:
         """The settings as they are now; None if they are wrong, which a line on stderr says."""
         try:
-            settings = self._reread()
+            settings = self.reread()
             parse_addresses(settings.urls, ssl_context=settings.options.get("ssl_context"))
-            if settings.outbox.name != self._settings.outbox.name:
+            if settings.outbox.name != self.settings.outbox.name:
                 raise click.UsageError(
                     "the outbox cannot be changed while the relay runs: restart the relay"
                 )
@@ -308,7 +304,7 @@ class Service:
 
     def _check_keys(self, settings: Settings) -> None:
         """Refuse settings without a key that messages need: the relay would end."""
-        before, now = (one.options.get("outbox_keys") for one in (self._settings, settings))
+        before, now = (one.options.get("outbox_keys") for one in (self.settings, settings))
         name = missing_key(settings.outbox, before, now)
         if name is not None:
             raise ConfigurationError(f"messages are encrypted with key {name!r}, which is missing")
@@ -316,20 +312,20 @@ class Service:
     def _opened(self) -> Publisher:
         """Open with the new settings, if there are any; with the earlier ones if they are wrong."""
         if self._new is None:
-            return self._settings.open(self._hooks)
+            return self.settings.open(self.hooks)
         try:
             self._check_keys(self._new)
-            publisher = self._new.open(self._hooks)
+            publisher = self._new.open(self.hooks)
         except OutboxInUse:  # not for the settings, which the next try uses
             raise
         except ReliablePubError as error:
-            is_address_kept = self._new.outbox_as_given == self._settings.outbox_as_given
+            is_address_kept = self._new.outbox_as_given == self.settings.outbox_as_given
             if isinstance(error, TRANSIENT) and is_address_kept:
                 raise  # another address may be wrong, and seem to be unreachable
-            publisher = self._settings.open(self._hooks)
+            publisher = self.settings.open(self.hooks)
             print_note(f"reopened with the earlier settings: {error}", event="not_reopened")
         else:
-            self._settings = self._new
+            self.settings = self._new
         self._new = None
         return publisher
 
