@@ -16,15 +16,7 @@ from typing import Any
 import click
 
 from reliablepub.cli.commands import Command, Exit
-from reliablepub.cli.doctor.diagnosis import (
-    of_broker,
-    of_certificate,
-    of_client,
-    of_credentials,
-    of_file,
-    of_outbox,
-    of_versions,
-)
+from reliablepub.cli.doctor import diagnosis
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.cli.facts import Finding, Level, finding
 from reliablepub.cli.options import (
@@ -96,13 +88,13 @@ def doctor(
         found.append(finding("outbox", Level.PROBLEM, str(error)))
     else:
         hooks_off = relaying.status.get("hooks_off")
-        found.append(of_client(hooks_off, hooks.why_off(), TESTED_VERSIONS))
+        found.append(diagnosis.of_client(hooks_off, hooks.why_off(), TESTED_VERSIONS))
     own = installed_version() or "(not installed)"
-    found.append(of_versions({"reliablepub": own, "pika": version("pika")}))
+    found.append(diagnosis.of_versions({"reliablepub": own, "pika": version("pika")}))
     if addresses and credentials is not None:
-        found += of_credentials(credentials)
+        found += diagnosis.of_credentials(credentials)
     if context is not None and context.validity is not None:
-        found.append(of_certificate(context.validity, time.time()))
+        found.append(diagnosis.of_certificate(context.validity, time.time()))
     for address in addresses:
         with patiently(f"asking {address}"):
             learned = probe(
@@ -111,7 +103,7 @@ def doctor(
                 queues=around.queues if around is not None else (),
                 ssl_context=context,
             )
-        found += of_broker(address, learned)
+        found += diagnosis.of_broker(address, learned)
     return _report(found, form)
 
 
@@ -129,7 +121,7 @@ def look_at(
         found += of_server(status, around, time.time(), relays, failed)
     else:
         around = look_around(database.file)
-        found += of_outbox(status, around, time.time(), shown[0], failed)
+        found += diagnosis.of_outbox(status, around, time.time(), shown[0], failed)
     return Relaying.first(relays), around
 
 
@@ -159,7 +151,7 @@ def check(database: Database, quick: bool, form: str | None) -> int:
     if not found.pages:
         with patiently("comparing every message with its checksum"):
             books = _audited(database, found)
-    return _report(list(of_file(file, found, books)), form)
+    return _report(list(diagnosis.of_file(file, found, books)), form)
 
 
 def _audited(database: Database, found: Checkup) -> Audit | None:
