@@ -106,7 +106,8 @@ class CommandLine(LazyGroup):
             return Exit.BAD_INPUT
         except (click.ClickException, click.Abort, ReliablePubError, OSError) as error:
             text, code = _ending(error)
-            given = [*(sys.argv[1:] if args is None else args), *_variables()]
+            variables = [value for name, value in os.environ.items() if name.startswith(PREFIX)]
+            given = [*(sys.argv[1:] if args is None else args), *variables]
             print_error(without_passwords(text, given))
             return code
         finally:
@@ -114,11 +115,6 @@ class CommandLine(LazyGroup):
             if loglines.STDERR.is_json and sys.exc_info()[0] is None:  # else the hook prints a bug
                 loglines.use("text")
         return result if isinstance(result, int) else Exit.CONFIRMED
-
-
-def _variables() -> list[str]:
-    """The values of variables that are options of a command."""
-    return [value for name, value in os.environ.items() if name.startswith(PREFIX)]
 
 
 def _ending(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a kind of error each

@@ -149,6 +149,14 @@ def _as_json(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
             return value
 
 
+def print_either(value: object, text: str, *, as_json: bool) -> None:
+    """Print the command's result, as JSON or as a line of text."""
+    if as_json:
+        print_json(value)
+    else:
+        print_result(text)
+
+
 def print_note(text: str, *, event: str = "note") -> None:
     """Print a note on stderr; as JSON (`loglines`) with this event.
 

@@ -26,10 +26,9 @@ from reliablepub.cli.options import inspected_option, json_option, keys_option, 
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER, as_listed
 from reliablepub.cli.output import (
     count_of,
+    print_either,
     print_error,
-    print_json,
     print_note,
-    print_result,
     print_rows,
 )
 from reliablepub.cli.progress import changing, patiently
@@ -335,15 +334,7 @@ def _report(
 @click.option("--dry-run", is_flag=True, help="Only show how many messages would be cancelled.")
 @_yes_option
 @json_option
-def cancel(
-    *,
-    names: tuple[str, ...],
-    database: Database,
-    note: str,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> int:
+def cancel(*, note: str, yes: bool, **common: Any) -> int:  # noqa: ANN401 - see `_change`
     """Delete messages that were not sent, such as scheduled ones; their keys can be used again.
 
     Messages are selected by ID (row number, message id, key or correlation id). A message is
@@ -356,11 +347,7 @@ def cancel(
       reliablepub outbox cancel 17 18 --yes --note 'customer has left' \\
         --outbox outbox.db
     """
-    what = cancelling(note or "cancelled")
-    ids = rows_named_or_nothing(database, names)
-    if not (dry_run or yes):
-        ask(f"cancel {identified(database, ids)} of {database.name} for good?")
-    return _change(database, ids, what, dry_run=dry_run, as_json=as_json)
+    return _change(cancelling(note or "cancelled"), asks=not yes, **common)
 
 
 @click.command(
@@ -383,15 +370,7 @@ def cancel(
 @_note_option
 @click.option("--dry-run", is_flag=True, help="Only show how many messages would be rescheduled.")
 @json_option
-def reschedule(
-    *,
-    names: tuple[str, ...],
-    not_before: datetime,
-    database: Database,
-    note: str,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
+def reschedule(*, not_before: datetime, note: str, **common: Any) -> int:  # noqa: ANN401
     """Change the time at which open messages are sent, unless a queue may have them already.
 
     Messages are selected by ID (row number, message id, key or correlation id). Earlier refusals no
@@ -402,15 +381,22 @@ def reschedule(
       reliablepub outbox reschedule 17 \\
         --not-before 2026-12-24T18:00:00+01:00 --outbox outbox.db
     """
-    what = rescheduling(not_before, note)
-    ids = rows_named_or_nothing(database, names)
-    return _change(database, ids, what, dry_run=dry_run, as_json=as_json)
+    return _change(rescheduling(not_before, note), **common)
 
 
 def _change(
-    database: Database, ids: list[int], what: Intervention, *, dry_run: bool, as_json: bool
+    what: Intervention,
+    *,
+    names: tuple[str, ...],
+    database: Database,
+    dry_run: bool,
+    as_json: bool,
+    asks: bool = False,
 ) -> int:
     """Change messages that were not sent, and report."""
+    ids = rows_named_or_nothing(database, names)
+    if asks and not dry_run:
+        ask(f"{_verb()} {identified(database, ids)} of {database.name} for good?")
     effect = _carried_out(database, ids, what, dry_run=dry_run)
     left_alone = _print(ids, effect, dry_run=dry_run, as_json=as_json, in_flight="too_late")
     left = effect.unfit + effect.damaged
@@ -437,11 +423,9 @@ def _print(
     """Print how many messages were changed, or would be; return what to say of the others."""
     others = {in_flight: effect.in_flight, "unfit": effect.unfit, "damaged": effect.damaged}
     changed = 0 if dry_run else effect.changed
-    if as_json:
-        head = {"action": _verb(), "dry_run": dry_run, "chosen": len(ids), "changed": changed}
-        print_json({**head, **others, **more})
-    else:
-        count = len(ids) - sum(map(len, others.values())) if dry_run else changed
-        done = f"{'would be ' if dry_run else ''}{_DONE[_verb()]}"
-        print_result(f"{count_of(count, 'message')} {done}")
+    head = {"action": _verb(), "dry_run": dry_run, "chosen": len(ids), "changed": changed}
+    count = len(ids) - sum(map(len, others.values())) if dry_run else changed
+    done = f"{'would be ' if dry_run else ''}{_DONE[_verb()]}"
+    text = f"{count_of(count, 'message')} {done}"
+    print_either({**head, **others, **more}, text, as_json=as_json)
     return "would be left alone" if dry_run else "left alone"

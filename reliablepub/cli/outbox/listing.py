@@ -22,9 +22,8 @@ from reliablepub.cli.output import (
     ago,
     answer_words,
     count_of,
+    print_either,
     print_error,
-    print_json,
-    print_result,
     print_rows,
     size_of,
 )
@@ -294,10 +293,9 @@ def keys(database: Database, resume: str | None, skip: str | None, limit: int) -
 
 
 def _let_go(action: str, moved: int, what: str) -> Exit:
-    if click.get_current_context().params["form"] == "json":
-        print_json({"action": action, "changed": moved})
-    else:
-        print_result(f"{count_of(moved, 'message')} {what}")
+    is_json = click.get_current_context().params["form"] == "json"
+    text = f"{count_of(moved, 'message')} {what}"
+    print_either({"action": action, "changed": moved}, text, as_json=is_json)
     if moved:
         return Exit.CONFIRMED
     print_error("no parked message holds this key")

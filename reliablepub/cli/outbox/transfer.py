@@ -23,10 +23,9 @@ from reliablepub.cli.output import (
     count_of,
     new_file,
     print_data,
+    print_either,
     print_error,
-    print_json,
     print_note,
-    print_result,
     quoted,
 )
 from reliablepub.cli.progress import Bar, changing, patiently
@@ -138,12 +137,9 @@ def import_messages(source: str, database: Database, as_json: bool) -> None:
                     progress("done", brought.stored + brought.known)
         except BadLine as error:
             raise Failure(f"{error}; the lines before it are stored", Exit.BAD_INPUT) from error
-    if as_json:
-        print_json({"stored": brought.stored, "known": brought.known})
-    else:
-        there = f"; {brought.known} were there already, or imported before"
-        known = there if brought.known else ""
-        print_result(f"{count_of(brought.stored, 'message')} stored{known}")
+    there = f"; {brought.known} were there already, or imported before"
+    text = f"{count_of(brought.stored, 'message')} stored{there if brought.known else ''}"
+    print_either({"stored": brought.stored, "known": brought.known}, text, as_json=as_json)
 
 
 def _opened(source: str) -> IO[bytes]:

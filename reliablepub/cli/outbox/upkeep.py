@@ -27,6 +27,7 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.output import (
     count_of,
+    print_either,
     print_error,
     print_json,
     print_note,
@@ -298,11 +299,8 @@ def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool, **_
         raise click.UsageError("give --outbox-keys")
     with patiently("encrypting messages"), Outbox(database, keys=outbox_keys) as outbox:
         result = outbox.rekey()
-    if as_json:
-        left = {str(id_): reason for id_, reason in result.left.items()}
-        print_json({"changed": result.changed, "left": left})
-    else:
-        print_result(f"{count_of(result.changed, 'message')} encrypted under the first key")
+    text = f"{count_of(result.changed, 'message')} encrypted under the first key"
+    print_either({"changed": result.changed, "left": result.left}, text, as_json=as_json)
     for id_, reason in list(result.left.items())[:_LISTED_MAX]:
         print_error(f"message {id_} left as it is: {reason}")
     if len(result.left) > _LISTED_MAX:

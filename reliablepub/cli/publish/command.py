@@ -29,10 +29,9 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.output import (
     keeping_exit_code,
+    print_either,
     print_error,
-    print_json,
     print_note,
-    print_result,
     quoted,
 )
 from reliablepub.cli.progress import Bar
@@ -201,10 +200,7 @@ def _print(summary: Summary, *, as_json: bool) -> None:
     for line in summary.problems():
         print_error(line)
     with keeping_exit_code():
-        if as_json:
-            print_json(summary.as_json())
-        else:
-            print_result(summary.headline())
+        print_either(summary.as_json(), summary.headline(), as_json=as_json)
 
 
 def _refuse_fields(templates: Iterable[Template]) -> None:
@@ -259,7 +255,7 @@ def _publish(
             bar=bar,
             patience=Patience(timeout_s, begun),
             not_before=recipe.not_before,
-            count_waiting=partial(_count_waiting, outbox),
+            count_waiting=lambda: 0 if outbox is None else Outbox(outbox).status().waiting,
         )
         run.run(source.lines(stop, done=done), recipe.message)
     is_all_stored = records is not None and done + run.tally.stored >= records
@@ -337,10 +333,6 @@ def _resuming(done: int, records: int | None) -> str:
     if done == records:
         return f"all {done} records were stored by a run that did not finish; none is left to store"
     return f"resuming at record {done + 1}: {done} were stored by a run that did not finish"
-
-
-def _count_waiting(outbox: Database | None) -> int:
-    return 0 if outbox is None else Outbox(outbox).status().waiting
 
 
 def _forget(outbox: Database, name: str, run: Run) -> None:
