@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from reliablepub.cli import loglines
-from reliablepub.cli.commands import Exit, Failure, LazyGroup, docstring_of
+from reliablepub.cli.commands import (
+    Exit,
+    Failure,
+    LazyGroup,
+    docstring_of,
+    tell_whole_sentence,
+)
 from reliablepub.cli.config import PREFIX
 from reliablepub.cli.output import print_error
 from reliablepub.cli.passwords import without_passwords
@@ -157,6 +163,7 @@ def _load(plug_in: EntryPoint) -> click.Command:
         command = plug_in.load()
         if isinstance(command, click.Command):
             command.help = command.help or docstring_of(command.callback)
+            tell_whole_sentence(command)
             return command
         problem = f"{plug_in.value} is not a click command"
     except Exception as error:  # noqa: BLE001 - importing a plug-in can raise anything

@@ -64,6 +64,11 @@ def docstring_of(callback: Callable[..., Any] | None) -> str:
     return get_docstring(function) or ""
 
 
+def tell_whole_sentence(command: click.Command) -> None:
+    """Let a group show the whole first sentence of a command; click would cut it at the edge."""
+    command.short_help = command.get_short_help_str(limit=1_000)
+
+
 class Command(click.Command):
     """A command whose help ends with its exit codes; it refuses text that is not UTF-8."""
 
@@ -71,10 +76,12 @@ class Command(click.Command):
         self,
         *args: Any,  # noqa: ANN401 - click's
         exits: Mapping[int, str] | None = None,  # meanings that differ from the usual ones
+        before: Callable[[click.Context, list[str]], None] | None = None,  # before it parses these
         has_variables: bool = False,  # each option has an environment variable, see `variable_of`
         **settings: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*args, **settings)
+        self._before = before
         for option in self.params if has_variables else ():
             if isinstance(option, click.Option) and option.envvar is None:
                 option.envvar = variable_of(option.opts[0])
@@ -87,9 +94,12 @@ class Command(click.Command):
         ]
         told = cleandoc(self.help or docstring_of(self.callback))
         self.help = "\n".join([told, "", "\b", "Exit codes:", *lines])
+        tell_whole_sentence(self)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; refuse text that is not UTF-8."""
+        if self._before is not None:
+            self._before(ctx, args)
         rest = super().parse_args(ctx, args)
         for option in self.params:
             value = ctx.params.get(option.name or "")
@@ -111,6 +121,7 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **settings)
         self.help = self.help or docstring_of(self.callback)
+        tell_whole_sentence(self)
         self._table = table  # ``module:attribute`` of each command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -140,15 +151,3 @@ class LazyGroup(click.Group):
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, each with its whole first sentence; click would cut it at the edge."""
-        loaded = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (command.name or "", command.get_short_help_str(limit=1_000))
-                    for command in loaded
-                    if command is not None and not command.hidden
-                ]
-            )

@@ -264,7 +264,9 @@ def _publish(
     is_finished = run.stopped in {None, Stopped.NOT_DUE} or not run.has_open
     has_ended = is_all_stored and is_finished and run.stopped is not Stopped.OUTBOX
     if has_ended and outbox is not None and name is not None:
-        _forget(outbox, name, run)
+        # The next run publishes the file again.
+        with run.recording(), Outbox(outbox) as opened:
+            opened.forget(name)
     return Summary(
         source=source.name,
         outbox=None if outbox is None else outbox.name,
@@ -333,9 +335,3 @@ def _resuming(done: int, records: int | None) -> str:
     if done == records:
         return f"all {done} records were stored by a run that did not finish; none is left to store"
     return f"resuming at record {done + 1}: {done} were stored by a run that did not finish"
-
-
-def _forget(outbox: Database, name: str, run: Run) -> None:
-    """Delete the record count of a finished run, so that the next run publishes the file again."""
-    with run.recording(), Outbox(outbox) as opened:
-        opened.forget(name)

@@ -45,7 +45,6 @@ class BadRecord(Exception):
     def __init__(self, number: int, problem: str) -> None:
         super().__init__(f"line {number}: {problem}")
         self.number = number  # of the line, from 1
-        self.problem = problem
 
 
 def read_lines(fd: int, stop: Stop) -> Iterator[Line | None]:

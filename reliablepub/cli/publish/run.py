@@ -87,19 +87,17 @@ class Tally:
         for receipt in self._open:
             is_settled = receipt.is_settled  # first: a settled receipt gets no more failures
             while receipt.failures:  # counted ones are dropped: a million need no memory
-                self._count(receipt.failures.pop(0))
+                failure = receipt.failures.pop(0)
+                end = ENDS[type(failure)]
+                self.given_up[end] += 1
+                if len(self.failures) < FAILURES_SHOWN:
+                    self.failures.append((end, failure))
             if is_settled:
                 self._confirmed_before += receipt.confirmed
             else:
                 still_open.append(receipt)
         self._open = still_open
         self.confirmed = self._confirmed_before + sum(one.confirmed for one in still_open)
-
-    def _count(self, failure: PublishError) -> None:
-        end = ENDS[type(failure)]
-        self.given_up[end] += 1
-        if len(self.failures) < FAILURES_SHOWN:
-            self.failures.append((end, failure))
 
 
 CONNECT_S: Final = 10.0

@@ -47,10 +47,6 @@ class Template:
             [part if isinstance(part, str) else _value(record, part) for part in self._parts]
         )
 
-    def __repr__(self) -> str:
-        """Show the template's text."""
-        return f"Template({self.text!r})"
-
 
 def _part(token: re.Match[str]) -> str | tuple[str, ...]:
     """The meaning of a token: a literal brace, or the path of a field."""

@@ -35,10 +35,9 @@ from reliablepub.cli.options import (
 from reliablepub.cli.output import (
     count_of,
     keeping_exit_code,
+    print_either,
     print_error,
-    print_json,
     print_note,
-    print_result,
     same_outbox,
 )
 from reliablepub.cli.passwords import has_outbox_password
@@ -57,14 +56,11 @@ if TYPE_CHECKING:
     from reliablepub.observe.health import Exposition
 
 
-class _Relay(Command):
-    """Keeps its arguments, which are parsed again after SIGHUP."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "reliablepub.arguments" not in ctx.meta:  # not after SIGHUP: the log keeps its format
-            loglines.use(loglines.wanted(args, os.environ))
-        ctx.meta["reliablepub.arguments"] = list(args)
-        return super().parse_args(ctx, args)
+def _keep(ctx: click.Context, arguments: list[str]) -> None:
+    """Keep the arguments, which are parsed again after SIGHUP; but the log keeps its format."""
+    if "reliablepub.arguments" not in ctx.meta:
+        loglines.use(loglines.wanted(arguments, os.environ))
+    ctx.meta["reliablepub.arguments"] = list(arguments)
 
 
 _DRAINING: Final = replace(
@@ -78,7 +74,8 @@ _DRAINING: Final = replace(
 
 
 @click.command(
-    cls=_Relay,
+    cls=Command,
+    before=_keep,
     has_variables=True,
     exits={
         0: (
@@ -338,25 +335,20 @@ def _report(outbox: str, service: Service, seconds: float, open_: int, *, as_jso
     counters, last = service.status.counters, service.last
     # An operator may have put parked messages back meanwhile, so the difference can be negative.
     confirmed, parked = service.confirmed, max(0, service.parked)
-    if as_json:
-        print_json(
-            {
-                "outbox": outbox,
-                "confirmed": confirmed,
-                "parked": parked,
-                "open": None if service.standing_by else open_,
-                "seconds": round(seconds, 3),
-                "link": last.link.value,
-                "reason": last.reason,
-            }
-        )
-        return
+    values = {
+        "outbox": outbox,
+        "confirmed": confirmed,
+        "parked": parked,
+        "open": None if service.standing_by else open_,
+        "seconds": round(seconds, 3),
+        "link": last.link.value,
+        "reason": last.reason,
+    }
     left = "" if service.standing_by else f", {open_} open"
-    print_result(
-        f"{outbox}: {confirmed} confirmed, {parked} parked{left} in {seconds:.1f} s "
-        f"({service.standing_by or describe(last)})"
-    )
-    if counters.parked:
+    words = f"{confirmed} confirmed, {parked} parked{left} in {seconds:.1f} s"
+    text = f"{outbox}: {words} ({service.standing_by or describe(last)})"
+    print_either(values, text, as_json=as_json)
+    if counters.parked and not as_json:
         are = "is" if counters.parked == 1 else "are"
         print_note(
             f"{count_of(counters.parked, 'message')} {are} parked; "

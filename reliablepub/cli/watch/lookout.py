@@ -87,7 +87,8 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         "link_since": relay.get("since"),
         **{name: _sum(shown, name) for name in _SUMS},
         "rate_max": _sum(shown, "rate_max"),
-        "hooks_off": _hooks_off(shown),
+        # Why a relay is slower; empty if none is
+        "hooks_off": max(_values(shown, "hooks_off"), key=len, default=None),
         "paused": _paused(shown),
         "bytes_on_disk": found.bytes_on_disk,
         "log_bytes": found.log_bytes,
@@ -120,11 +121,6 @@ def _values(shown: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 def _sum(shown: Sequence[Mapping[str, Any]], name: str) -> int | None:
     found = _values(shown, name)
     return sum(found) if found else None
-
-
-def _hooks_off(shown: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a relay is slower; empty if none is."""
-    return max(_values(shown, "hooks_off"), key=len, default=None)
 
 
 def _paused(shown: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:

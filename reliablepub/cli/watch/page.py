@@ -183,7 +183,7 @@ def facts_of(seen: Look) -> list[Fact]:
     facts += [
         Fact("oldest open", oldest_words(values)),
         Fact("rates", "not measured" if values["stored_per_s"] is None else rates),
-        Fact("relay", relay_words(values)),
+        Fact("relay", _each(values, _relay_words)),
     ]
     if standbys := [(one["host"], one["age_s"]) for one in values["standbys"]]:
         facts.append(Fact("standing by", standby_words(standbys)))
@@ -210,12 +210,8 @@ def oldest_words(values: Mapping[str, Any]) -> str:
     return "none" if oldest is None else f"{age(oldest)} old"
 
 
-def relay_words(values: Mapping[str, Any]) -> str:
-    """The process that relays the outbox, or each of its shards."""
-    return _each(values, _relay_words)
-
-
 def _relay_words(row: Mapping[str, Any]) -> str:
+    """The process that relays the outbox, or one of its shards."""
     if row["pid"] is None:
         return "none"
     return f"process {row['pid']}{' on ' if row['host'] else ''}{one_line(row['host'])}"
