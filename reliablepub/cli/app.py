@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from reliablepub.cli import loglines
-from reliablepub.cli.commands import (
-    Exit,
-    Failure,
-    LazyGroup,
-    docstring_of,
-    tell_whole_sentence,
-)
+from reliablepub.cli.commands import Exit, Failure, LazyGroup, docstring_of, tell_whole_sentence
 from reliablepub.cli.config import PREFIX
 from reliablepub.cli.output import print_error
 from reliablepub.cli.passwords import without_passwords

@@ -24,29 +24,12 @@ from reliablepub.cli.choosing import (
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER, as_listed
-from reliablepub.cli.output import (
-    count_of,
-    print_either,
-    print_error,
-    print_note,
-    print_rows,
-)
+from reliablepub.cli.output import count_of, print_either, print_error, print_note, print_rows
 from reliablepub.cli.progress import changing, patiently
 from reliablepub.errors import InvalidMessage
-from reliablepub.outbox.admin.interventions import (
-    Action,
-    Effect,
-    Intervention,
-    foresee,
-    intervene,
-)
+from reliablepub.outbox.admin.interventions import Action, Effect, Intervention, foresee, intervene
 from reliablepub.outbox.admin.scheduling import cancelling, rescheduling
-from reliablepub.outbox.admin.selection import (
-    GIVEN_UP_STATES,
-    Selection,
-    find,
-    find_ids,
-)
+from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, Selection, find, find_ids
 from reliablepub.outbox.admin.story import tell
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys

@@ -16,12 +16,7 @@ import click
 
 from reliablepub.cli.commands import Command
 from reliablepub.cli.options import keys_option
-from reliablepub.cli.outbox.changing import (
-    EXITS,
-    change_options,
-    step_in,
-    to_options,
-)
+from reliablepub.cli.outbox.changing import EXITS, change_options, step_in, to_options
 from reliablepub.outbox.admin.interventions import Action, Intervention
 from reliablepub.outbox.encryption import OutboxKeys
 

@@ -48,12 +48,7 @@ _DELIVERED: Final = {
     "possibly persisted": "a queue may or may not have it",
     "persisted": "the broker has taken responsibility for it",
 }
-_ERRORS: Final = {
-    "returned": Unroutable,
-    "nacked": Nacked,
-    "refused": Refused,
-    "expired": Expired,
-}
+_ERRORS: Final = {"returned": Unroutable, "nacked": Nacked, "refused": Refused, "expired": Expired}
 _UNFIT: Final = (
     "retried as it is, it is parked again; see docs/on-call.md, Messages are parked, for the reason"
 )

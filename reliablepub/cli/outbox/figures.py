@@ -17,13 +17,7 @@ import click
 
 from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import Duration, form_option, inspected_option, json_option
-from reliablepub.cli.output import (
-    print_json,
-    print_result,
-    print_rows,
-    print_table,
-    print_text,
-)
+from reliablepub.cli.output import print_json, print_result, print_rows, print_table, print_text
 from reliablepub.cli.progress import patiently
 from reliablepub.cli.watch.lookout import look
 from reliablepub.cli.watch.page import facts_of

@@ -139,9 +139,7 @@ def _listing(
     "--sort", type=click.Choice(list(SORTS)), default="id", show_default=True, help="Sort order."
 )
 @_listing(
-    *(*_TITLES, "message id", "task", "said"),
-    nothing="no message matches",
-    names=(*NAMES, "task"),
+    *(*_TITLES, "message id", "task", "said"), nothing="no message matches", names=(*NAMES, "task")
 )
 def list_messages(database: Database, chosen: Selection, sort: str, limit: int) -> _Rows:
     """List open, parked and expired messages, with the answer to the last attempt; never a body.

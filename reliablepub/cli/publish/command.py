@@ -27,13 +27,7 @@ from reliablepub.cli.options import (
     tracing_option,
     urls_as_given,
 )
-from reliablepub.cli.output import (
-    keeping_exit_code,
-    print_either,
-    print_error,
-    print_note,
-    quoted,
-)
+from reliablepub.cli.output import keeping_exit_code, print_either, print_error, print_note, quoted
 from reliablepub.cli.progress import Bar
 from reliablepub.cli.publish.records import TEXTS, BadRecord, Recipe, Source
 from reliablepub.cli.publish.run import RELAY_GONE, Patience, Run, Stopped

@@ -10,14 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from reliablepub.cli.facts import Fact, Level, Page, warn_unless
-from reliablepub.cli.output import (
-    age,
-    answer_words,
-    count_of,
-    paused_words,
-    size_of,
-    standby_words,
-)
+from reliablepub.cli.output import age, answer_words, count_of, paused_words, size_of, standby_words
 from reliablepub.cli.watch.lookout import COUNTS, Look
 from reliablepub.printable import one_line
 
