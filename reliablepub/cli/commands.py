@@ -110,6 +110,11 @@ class Command(click.Command):
         return rest
 
 
+def command(name: str | None = None, **settings: Any) -> Callable[..., Command]:  # noqa: ANN401
+    """Make a function a `Command`."""
+    return click.command(name, cls=Command, **settings)
+
+
 def _is_utf8(value: object) -> bool:
     """Whether a value is no text, or one whose bytes in the arguments were UTF-8."""
     return not isinstance(value, str) or not any("\ud800" <= char <= "\udfff" for char in value)

@@ -133,8 +133,41 @@ def _source(ctx: click.Context, name: str) -> str:
     return f"of {option.opts[0]}"
 
 
+_TLS: Final = {
+    "--tls-ca": "Certificate authorities that verify the broker of an amqps URL, instead of the "
+    "system's.",
+    "--tls-certificate": "A client certificate, followed by its chain.",
+    "--tls-key": "The key of the client certificate, if it is in a separate file.",
+}
+tls_options: Final = together(
+    *(
+        click.option(
+            name,
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            envvar=variable_of(name),
+            help=f"{text} PEM.",
+        )
+        for name, text in _TLS.items()
+    )
+)
+
+
+def publisher_options(ctx: click.Context) -> PublisherOptions:
+    """The options of a publisher that a command which publishes has."""
+    return {
+        "outbox_keys": ctx.params["outbox_keys"],
+        "window_min": ctx.params["window_min"],
+        "window_max": ctx.params["window_max"],
+        "ssl_context": tls_context(ctx),
+        "credentials": credentials_of(ctx),
+        "connection_name": ctx.params["connection_name"],
+        "close_timeout_s": 0,
+    }
+
+
 def broker_options(*, required: bool, text: str) -> Callable[[_F], _F]:
-    """Add ``--url``, repeatable and with the given help text, and ``--password-file``."""
+    """Add ``--url``, repeatable and with this help text, ``--password-file``, and those of TLS."""
     return together(
         click.option(
             "--url",
@@ -154,6 +187,7 @@ def broker_options(*, required: bool, text: str) -> Callable[[_F], _F]:
             envvar=PASSWORD_VARIABLE,
             help=f"A file with the password for every URL. Also from {PASSWORD_VARIABLE}.",
         ),
+        tls_options,
     )
 
 
@@ -185,40 +219,6 @@ def note_exposed_urls(urls: Sequence[str]) -> None:
 
 
 # ----------------------------------------------------------------------------------------- TLS
-
-_TLS: Final = {
-    "--tls-ca": "Certificate authorities that verify the broker of an amqps URL, instead of the "
-    "system's.",
-    "--tls-certificate": "A client certificate, followed by its chain.",
-    "--tls-key": "The key of the client certificate, if it is in a separate file.",
-}
-
-
-tls_options: Final = together(
-    *(
-        click.option(
-            name,
-            metavar="FILE",
-            type=click.Path(path_type=Path),
-            envvar=variable_of(name),
-            help=f"{text} PEM.",
-        )
-        for name, text in _TLS.items()
-    )
-)
-
-
-def publisher_options(ctx: click.Context) -> PublisherOptions:
-    """The options of a publisher that a command which publishes has."""
-    return {
-        "outbox_keys": ctx.params["outbox_keys"],
-        "window_min": ctx.params["window_min"],
-        "window_max": ctx.params["window_max"],
-        "ssl_context": tls_context(ctx),
-        "credentials": credentials_of(ctx),
-        "connection_name": ctx.params["connection_name"],
-        "close_timeout_s": 0,
-    }
 
 
 def tls_context(ctx: click.Context) -> CertificateFiles | None:
@@ -333,7 +333,6 @@ def publishing_options(*, required: bool, outbox: str) -> Callable[[_F], _F]:
     """Add what the commands that publish have in common; `outbox` is the help of ``--outbox``."""
     return together(
         url_option,
-        tls_options,
         click.option(
             "--connection-name",
             metavar="TEXT",

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from reliablepub.cli.commands import Command
+from reliablepub.cli.commands import command
 from reliablepub.cli.output import print_text
 
 FILES: Final = (
@@ -20,7 +20,7 @@ FILES: Final = (
 _RUNBOOK: Final = 'runbook_url: "{}#'
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("name", type=click.Choice(FILES), metavar="FILE")
 @click.option(
     "--runbook",

@@ -11,13 +11,12 @@ from typing import Final
 
 import click
 
-from reliablepub.cli.commands import Command, Exit, LazyGroup
+from reliablepub.cli.commands import Exit, LazyGroup, command
 from reliablepub.cli.options import (
     credentials_of,
     json_option,
     note_exposed_urls,
     tls_context,
-    tls_options,
     together,
     url_option,
     urls_as_given,
@@ -64,12 +63,11 @@ _EXITS: Final = {
 _arguments: Final = together(
     click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     url_option,
-    tls_options,
     json_option,
 )
 
 
-@click.command(cls=Command, exits=_EXITS)
+@command(exits=_EXITS)
 @_arguments
 def check(file: Path, urls: tuple[str, ...], as_json: bool, **_: object) -> int:
     """Report every difference between the broker and FILE; nothing is changed.
@@ -86,7 +84,7 @@ def check(file: Path, urls: tuple[str, ...], as_json: bool, **_: object) -> int:
     return _run(file, urls, declares=False, as_json=as_json)
 
 
-@click.command(cls=Command, exits=_EXITS)
+@command(exits=_EXITS)
 @_arguments
 def declare(file: Path, urls: tuple[str, ...], as_json: bool, **_: object) -> int:
     """Declare what FILE names and the broker lacks; report everything that could not be declared.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from reliablepub.cli.commands import Command, Exit, Failure
+from reliablepub.cli.commands import Exit, Failure, command
 from reliablepub.cli.options import inspected_option, keys_option
 from reliablepub.cli.output import print_note
 from reliablepub.cli.signals import Stop
@@ -27,8 +27,7 @@ _CLOSING_S: Final = 5
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         0: "stopped by a signal",
         2: "bad usage, the port is taken, or an extra is missing (reliablepub[dashboard])",

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.doctor import diagnosis
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.cli.facts import Finding, Level, finding
@@ -25,7 +25,6 @@ from reliablepub.cli.options import (
     form_option,
     inspected_option,
     tls_context,
-    tls_options,
 )
 from reliablepub.cli.output import print_rows
 from reliablepub.cli.progress import patiently
@@ -45,8 +44,7 @@ from reliablepub.transport.probe import probe
 from reliablepub.version import installed_version
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         0: "no problem; there may be warnings",
         2: "bad usage, or a problem with the broker",
@@ -58,7 +56,6 @@ from reliablepub.version import installed_version
     text="URL of the broker; repeat it for failover. Without it only the outbox is checked. Also "
     f"from {URL_VARIABLE}.",
 )
-@tls_options
 @inspected_option
 @form_option
 def doctor(
@@ -125,8 +122,7 @@ def look_at(
     return Relaying.first(relays), around
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={0: "no problem; there may be warnings", 4: "a problem, or the outbox cannot be used"},
 )
 @inspected_option

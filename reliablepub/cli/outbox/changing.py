@@ -21,7 +21,7 @@ from reliablepub.cli.choosing import (
     rows_named_or_nothing,
     selection_options,
 )
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER, as_listed
 from reliablepub.cli.output import count_of, print_either, print_error, print_note, print_rows
@@ -87,7 +87,7 @@ change_options: Final = together(
 """What the commands that select messages by ID or by filter have in common."""
 
 
-@click.command(cls=Command, exits=EXITS)
+@command(exits=EXITS)
 @change_options
 def retry(**common: Any) -> int:  # noqa: ANN401 - see `step_in`
     """Send messages again now: parked and expired ones are put back, waiting ones become due.
@@ -105,7 +105,7 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `step_in`
     return step_in(partial(Intervention, Action.RETRY), **common)
 
 
-@click.command(cls=Command, exits=EXITS)
+@command(exits=EXITS)
 @change_options
 def park(**common: Any) -> int:  # noqa: ANN401
     """Park open messages: they are kept, and not sent until an operator retries them.
@@ -122,7 +122,7 @@ def park(**common: Any) -> int:  # noqa: ANN401
     return step_in(partial(Intervention, Action.PARK), **common)
 
 
-@click.command(cls=Command, exits=EXITS)
+@command(exits=EXITS)
 @change_options
 def discard(**common: Any) -> int:  # noqa: ANN401
     """Delete messages for good; they are counted as discarded, and cannot be restored.
@@ -140,7 +140,7 @@ def discard(**common: Any) -> int:  # noqa: ANN401
     return step_in(partial(Intervention, Action.DISCARD), **common)
 
 
-@click.command(cls=Command, exits=EXITS)
+@command(exits=EXITS)
 @change_options
 @to_options
 @keys_option
@@ -168,7 +168,7 @@ def reroute(
     return step_in(what, keys=outbox_keys, **common)
 
 
-@click.command(cls=Command, exits=EXITS)
+@command(exits=EXITS)
 @change_options
 def replay(**common: Any) -> int:  # noqa: ANN401
     """Send confirmed messages again, such as those of a queue that was deleted.
@@ -304,8 +304,7 @@ def _report(
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         2: f"{_REFUSED} message has left the outbox or is damaged: the others were cancelled",
         3: _TOO_LATE,
@@ -333,8 +332,7 @@ def cancel(*, note: str, yes: bool, **common: Any) -> int:  # noqa: ANN401 - see
     return _change(cancelling(note or "cancelled"), asks=not yes, **common)
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         2: "bad usage, or an unknown ID: nothing was changed; or a message is no longer open or is "
         "damaged: the others were rescheduled",

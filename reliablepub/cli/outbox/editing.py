@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from reliablepub.cli.commands import Command
+from reliablepub.cli.commands import command
 from reliablepub.cli.options import keys_option
 from reliablepub.cli.outbox.changing import EXITS, change_options, step_in, to_options
 from reliablepub.outbox.admin.interventions import Action, Intervention
@@ -114,7 +114,7 @@ def correcting(
     )
 
 
-@click.command(cls=Command, exits=EXITS)
+@command(exits=EXITS)
 @change_options
 @click.option(
     "--set",

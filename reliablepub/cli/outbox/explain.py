@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named
-from reliablepub.cli.commands import Command
+from reliablepub.cli.commands import command
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
     age,
@@ -57,7 +57,7 @@ _ATTEMPT_LINES: Final = 20
 """Most lines of history in the text output: of a longer one, the first ten and the last ten."""
 
 
-@click.command(cls=Command, exits={2: "bad usage, or the outbox has no record of this message"})
+@command(exits={2: "bad usage, or the outbox has no record of this message"})
 @click.argument("name", metavar="ID")
 @inspected_option
 @json_option

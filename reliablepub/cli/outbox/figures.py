@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.commands import Command, Exit, Failure
+from reliablepub.cli.commands import Exit, Failure, command
 from reliablepub.cli.options import Duration, form_option, inspected_option, json_option
 from reliablepub.cli.output import print_json, print_result, print_rows, print_table, print_text
 from reliablepub.cli.progress import patiently
@@ -37,7 +37,7 @@ _BAR: Final = 50
 """Length of the longest bar of ``--plot``, in characters."""
 
 
-@click.command(cls=Command)
+@command()
 @inspected_option
 @click.option(
     "--over",
@@ -67,7 +67,7 @@ def status(database: Database, over_s: float, as_json: bool) -> None:
         print_table({fact.name: fact.words for fact in facts_of(found)})
 
 
-@click.command(cls=Command)
+@command()
 @inspected_option
 @click.option("--all", "is_all", is_flag=True, help="Count parked and expired messages too.")
 @click.option("--plot", is_flag=True, help="Draw bars.")
@@ -105,8 +105,7 @@ def _draw(title: str, counts: dict[str, int]) -> None:
         print_result(f"  {name:>9}  {count:>9}  {bar}".rstrip())
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         2: "bad usage, the file cannot be written, or prometheus-client is not installed",
         4: "the outbox cannot be used; the metrics are still written, and say so",

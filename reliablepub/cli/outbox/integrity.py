@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
     ago,
@@ -30,8 +30,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.printable import one_line
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={0: "everything adds up", 4: "something does not add up, or the outbox cannot be used"},
 )
 @inspected_option
@@ -70,8 +69,7 @@ def audit(database: Database, as_json: bool) -> int:
     return code
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         0: "done; no damaged message was found",
         1: "some messages are damaged, or the disk cannot read them; what was not copied is listed",

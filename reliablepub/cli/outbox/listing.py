@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import selection_options, selection_options_of_waiting
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.options import Duration, form_option, inspected_option, limit_option
 from reliablepub.cli.output import (
     ago,
@@ -132,7 +132,7 @@ def _listing(
     return add
 
 
-@click.command("list", cls=Command, exits=_EXITS)
+@command("list", exits=_EXITS)
 @inspected_option
 @selection_options
 @click.option(
@@ -156,7 +156,7 @@ def list_messages(database: Database, chosen: Selection, sort: str, limit: int) 
     return with_tasks(database, find(database, chosen, sort=sort, limit=limit))
 
 
-@click.command(cls=Command, exits=_EXITS)
+@command(exits=_EXITS)
 @inspected_option
 @selection_options
 @_listing(
@@ -179,7 +179,7 @@ def summary(database: Database, chosen: Selection, limit: int) -> _Rows:
     return summed(database, chosen)[:limit]
 
 
-@click.command(cls=Command, exits=_EXITS)
+@command(exits=_EXITS)
 @inspected_option
 @selection_options_of_waiting
 @click.option(
@@ -209,7 +209,7 @@ def schedule(database: Database, chosen: Selection, within: float | None, limit:
     return due(database, chosen, due_before=due_before, limit=limit)
 
 
-@click.command("in-flight", cls=Command, exits=_EXITS)
+@command("in-flight", exits=_EXITS)
 @inspected_option
 @_listing(
     *("epoch", "tag", "sent", "id", "exchange", "routing key", "message id"),
@@ -230,7 +230,7 @@ def in_flight(database: Database, limit: int) -> _Rows:
     return read_in_flight(database, limit=limit)
 
 
-@click.command(cls=Command, exits=_EXITS)
+@command(exits=_EXITS)
 @inspected_option
 @_listing(
     *("id", "message id", "uncertain", "confirmed", "first", "last"),
@@ -251,8 +251,7 @@ def duplicates(database: Database, limit: int) -> _Rows:
     return read_ambiguous(database, limit=limit)
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         0: "done, also if none is held",
         2: "bad usage, or no parked message holds the key to resume or to skip",

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named, unknown
-from reliablepub.cli.commands import Command, Exit, Failure
+from reliablepub.cli.commands import Exit, Failure, command
 from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.output import (
     ago,
@@ -37,8 +37,7 @@ _HEX_LINE: Final = 16
 _GIVE_KEYS: Final = "give the keys of the outbox (--outbox-keys FILE)"
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         2: "bad usage, the message is not (or no longer) in the outbox, or the --body-out file "
         "exists",

@@ -17,7 +17,7 @@ import click
 
 from reliablepub.cli import encoded
 from reliablepub.cli.choosing import named, rows_named, selection_options
-from reliablepub.cli.commands import Command, Exit, Failure
+from reliablepub.cli.commands import Exit, Failure, command
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
     count_of,
@@ -39,9 +39,8 @@ _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
 """Longest line: the largest body as base64, and all other columns with every character escaped."""
 
 
-@click.command(
+@command(
     "export",
-    cls=Command,
     exits={
         2: "bad usage, an unknown ID, the --to file exists or cannot be written, or messages were "
         "left out that are encrypted, or that an ID names and that are gone"
@@ -108,9 +107,8 @@ def _tell_of_encrypted(encrypted: list[int], database: Database) -> None:
     )
 
 
-@click.command(
+@command(
     "import",
-    cls=Command,
     exits={2: "bad usage, or a line is not one that export wrote; the lines before it are stored"},
 )
 @click.argument("source", metavar="FILE", type=click.Path())

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from reliablepub.cli.choosing import ask
-from reliablepub.cli.commands import Command, Exit
+from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.doctor.server import of_privileges
 from reliablepub.cli.options import (
     Duration,
@@ -50,7 +50,7 @@ _LISTED_MAX: Final = 10
 """Messages that `rekey` names in text."""
 
 
-@click.command(cls=Command, exits={0: "done, or it existed", 4: "the outbox cannot be created"})
+@command(exits={0: "done, or it existed", 4: "the outbox cannot be created"})
 @inspected_option
 @click.option(
     "--shards",
@@ -111,9 +111,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
         _tell_privileges(database)
 
 
-@click.command(
-    cls=Command, exits={0: "done, or there was nothing to do", 4: "the outbox was not upgraded"}
-)
+@command(exits={0: "done, or there was nothing to do", 4: "the outbox was not upgraded"})
 @inspected_option
 @click.option(
     "--sql", "is_sql", is_flag=True, help="PostgreSQL: only print the SQL that upgrades it."
@@ -182,8 +180,7 @@ def _create(database: Database, work: Callable[[], None]) -> None:
         print_note(f"outbox {database.name} is created")
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         0: "done, also if there was nothing to do",
         2: "bad usage, or the question was not answered with yes",
@@ -272,8 +269,7 @@ def _report(found: Pruned, *, is_foreseen: bool) -> None:
         )
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         2: "bad usage, or some messages were left as they are",
         4: "the outbox cannot be used, or a key is missing here or in the relay",

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from reliablepub.cli.commands import Command, Exit, Failure
+from reliablepub.cli.commands import Exit, Failure, command
 from reliablepub.cli.options import (
     alike,
     json_option,
@@ -55,8 +55,7 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-@click.command(
-    cls=Command,
+@command(
     has_variables=True,
     exits={
         0: "every message is confirmed",

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from tenacity import stop_after_delay, wait_exponential, wait_fixed
 
 from reliablepub.cli import loglines
-from reliablepub.cli.commands import Command, Exit, Failure
+from reliablepub.cli.commands import Exit, Failure, command
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
     Duration,
@@ -73,8 +73,7 @@ _DRAINING: Final = replace(
 """The caller waits for the end; but what every message gets is still no fault of theirs."""
 
 
-@click.command(
-    cls=Command,
+@command(
     before=_keep,
     has_variables=True,
     exits={

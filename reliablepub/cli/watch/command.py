@@ -19,7 +19,7 @@ from typing import Final
 
 import click
 
-from reliablepub.cli.commands import Command
+from reliablepub.cli.commands import command
 from reliablepub.cli.options import Duration, inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
@@ -35,8 +35,7 @@ _KEY_BYTES_MAX: Final = 32
 _HINT: Final = "q quits, any other key refreshes"
 
 
-@click.command(
-    cls=Command,
+@command(
     exits={
         0: "done, also when a key or a signal ended it",
         3: "interrupted by a second signal",
