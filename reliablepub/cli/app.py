@@ -216,12 +216,9 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
 @click.command(
     cls=CommandLine, table=_BUILT_IN, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
+@click.version_option(
+    installed_version() or "(not installed, so its version is not known)",
+    message="reliablepub %(version)s",
     help="Print the version and exit.",
 )
 def main() -> None:
