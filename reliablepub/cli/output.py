@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -33,6 +34,8 @@ from reliablepub.printable import one_line, printable
 _AGE_MAX_S: Final = 1e11
 """About 3 000 years. A damaged row can hold any number, even infinity."""
 _WARNING: Final = "warning: "
+Cells = Mapping[str, Callable[[Mapping[str, Any]], object]]
+"""What makes the cell of a column from a row, by its title."""
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system without hard links, such as FAT."""
 _FORMULAS: Final = ("=", "+", "-", "@")
@@ -186,8 +189,9 @@ def print_table(values: Mapping[str, object]) -> None:
 def print_rows(
     rows: Sequence[Mapping[str, Any]],
     form: str | None,  # ``json``, ``csv``, or None for a table
-    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],  # titles, and what makes a cell
+    titles: Sequence[str],
     *,
+    cells: Cells | None = None,  # of the titles that are not the name of their value
     nothing: str,  # printed instead of a table without rows
     names: Sequence[str] = (),  # the header line of CSV without rows
     lesser: Sequence[str] = (),  # titles that a narrow terminal leaves out, the first one first
@@ -207,9 +211,10 @@ def print_rows(
         print_result(nothing)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        cells = [[_word(make(row)) for make in columns.values()] for row in rows]
+        makers = [(cells or {}).get(one) or itemgetter(one.replace(" ", "_")) for one in titles]
+        table = [[_word(make(row)) for make in makers] for row in rows]
         notes = [] if below is None else [one_line(below(row)) for row in rows]
-        lines, left_out = lay_out(list(columns), cells, width=width, lesser=lesser, below=notes)
+        lines, left_out = lay_out(titles, table, width=width, lesser=lesser, below=notes)
         for line in lines:
             print_result(line)
         if left_out:

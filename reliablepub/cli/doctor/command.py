@@ -7,11 +7,9 @@ know: what a fact means.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from operator import itemgetter
-from typing import Any
 
 import click
 
@@ -166,14 +164,11 @@ def _report(found: Sequence[Finding], form: str | None) -> Exit:
     A problem of the outbox outranks one of the broker; warnings do not count.
     """
     marks = {Level.OK: "ok", Level.WARNING: "!", Level.PROBLEM: "!!"}
-    columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
-        "": lambda row: marks[row["level"]],
-        **{name: itemgetter(name) for name in ("about", "check", "found")},
-    }
     print_rows(
         [asdict(one) for one in found],
         form,
-        columns,
+        ("", "about", "check", "found"),
+        cells={"": lambda row: marks[row["level"]]},
         nothing="",
         below=lambda row: f"what to do: {row['remedy']}" if row["remedy"] else "",
     )

@@ -23,7 +23,7 @@ from reliablepub.cli.choosing import (
 )
 from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
-from reliablepub.cli.outbox.listing import COLUMNS, LESSER, as_listed
+from reliablepub.cli.outbox.listing import CELLS, COLUMNS, LESSER, as_listed
 from reliablepub.cli.output import count_of, print_either, print_error, print_note, print_rows
 from reliablepub.cli.progress import changing, patiently
 from reliablepub.errors import InvalidMessage
@@ -222,7 +222,8 @@ def step_in(
     effect = _carried_out(database, ids, what, dry_run=dry_run, selection=selection, keys=keys)
     if dry_run and not as_json:
         rows = _rows(database, ids) if names else find(database, chosen, limit=_PREVIEW)
-        print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
+        nothing = "no message matches"
+        print_rows(rows, None, COLUMNS, cells=CELLS, nothing=nothing, lesser=LESSER)
     return _report(what, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,8 +89,7 @@ def stats(database: Database, is_all: bool, plot: bool, form: str | None) -> Non
         for number, name in enumerate(names)
     ]
     if not plot:
-        columns = {name: itemgetter(name) for name in rows[0]}
-        print_rows(rows, form, columns, nothing="")
+        print_rows(rows, form, list(rows[0]), nothing="")
         return
     for of in CLASSES:
         _draw(of, {row["class"]: row["messages"] for row in rows if row["of"] == of})

@@ -6,10 +6,10 @@ know: SQL, or a broker.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial, wraps
 from operator import itemgetter
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from reliablepub.cli.choosing import selection_options, selection_options_of_wai
 from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.options import Duration, form_option, inspected_option, limit_option
 from reliablepub.cli.output import (
+    Cells,
     ago,
     answer_words,
     count_of,
@@ -53,46 +54,35 @@ def answer_of(row: Mapping[str, Any]) -> str:
     return f"{answer_words(row)}{doubt}"
 
 
+def _ago(row: Mapping[str, Any], title: str) -> str:
+    return ago(row[f"{title}_at"])
+
+
 def as_listed(row: Mapping[str, Any]) -> dict[str, Any]:
     """A message's row as a list has it; a damaged one may hold other values than numbers."""
     counts = (row[name] for name in ("nacked", "returned", "refused", "uncertain"))
     return {**row, "attempts": sum(count for count in counts if isinstance(count, int))}
 
 
-_CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
+_TIMES: Final = ("due", "first", "last", "newest", "oldest", "sent", "stored")
+CELLS: Final[Cells] = {
+    **{title: partial(_ago, title=title) for title in _TIMES},
     "answer": lambda row: answer_words(row) if row["outcome"] else "",
     "bytes": lambda row: size_of(row["bytes"]),
     "confirmed": lambda row: "yes" if row["is_confirmed"] else "no",
-    "due": lambda row: ago(row["due_at"]),
-    "epoch": itemgetter("epoch"),
     "exchange": lambda row: row["exchange"] or "(default)",
-    "first": lambda row: ago(row["first_at"]),
     "holds back": itemgetter("held_back"),
-    "id": itemgetter("id"),
     "key": itemgetter("ordering_key"),
-    "last": lambda row: ago(row["last_at"]),
-    "message id": itemgetter("message_id"),
-    "messages": itemgetter("messages"),
-    "newest": lambda row: ago(row["newest_at"]),
     "of routing key": lambda row: "(several)" if row["is_several"] else row["routing_key"],
-    "oldest": lambda row: ago(row["oldest_at"]),
-    "routing key": itemgetter("routing_key"),
     "said": answer_of,
-    "sent": lambda row: ago(row["sent_at"]),
     "since": lambda row: ago(row["parked_at"]),
     "size": lambda row: size_of(row["size"]),
-    "state": itemgetter("state"),
-    "stored": lambda row: ago(row["stored_at"]),
-    "tag": itemgetter("tag"),
-    "task": itemgetter("task"),
     "tries": itemgetter("attempts"),
     "uncertain": itemgetter("unsure"),
 }
-"""The cell of each column, by its title."""
-
-
+"""The cells that are more than a value of the same name."""
 _TITLES: Final = ("id", "state", "stored", "due", "tries", "exchange", "routing key", "size")
-COLUMNS: Final = {title: _CELLS[title] for title in (*_TITLES, "message id", "said")}
+COLUMNS: Final = (*_TITLES, "message id", "said")
 """Columns of a table of messages."""
 LESSER: Final = ("message id", "size", "due", "stored", "exchange", "tries")
 """Columns that a narrow terminal does not show; the first ones are left out first."""
@@ -110,21 +100,20 @@ def _listing(
 
     If the function returns an exit code, it has printed something else.
     """
+    show = partial(print_rows, cells=CELLS, nothing=nothing, names=names, lesser=lesser)
 
     def add(find_rows: Callable[..., _Rows | Exit]) -> Callable[..., Exit | None]:
         @limit_option
         @form_option
-        @functools.wraps(find_rows)
+        @wraps(find_rows)
         def printed(limit: int, form: str | None, **values: Any) -> Exit | None:  # noqa: ANN401
             with patiently("looking through the outbox"):
                 rows = find_rows(limit=limit, **values)
             if isinstance(rows, Exit):
                 return rows
             has_tasks = any(row.get("task") for row in rows)
-            columns = {one: _CELLS[one] for one in titles if one != "task" or has_tasks}
-            print_rows(
-                rows, form, columns, nothing=nothing, names=names, lesser=lesser, limit=limit
-            )
+            shown = [one for one in titles if one != "task" or has_tasks]
+            show(rows, form, shown, limit=limit)
             return None
 
         return printed
