@@ -42,6 +42,13 @@ def finding(
     return Finding(about, check, level, found, "" if level is Level.OK else remedy)
 
 
+def unless(
+    wrong: str, check: str, fine: str, remedy: str, *, level: Level = Level.WARNING
+) -> Finding:
+    """A finding about the outbox: what is wrong, at this level, or that nothing is."""
+    return finding(check, level if wrong else Level.OK, wrong or fine, remedy)
+
+
 class Fact(NamedTuple):
     """One line of a page."""
 

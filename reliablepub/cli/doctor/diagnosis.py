@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.certificates import Validity
-from reliablepub.cli.facts import Finding, Level, finding, warn_unless
+from reliablepub.cli.facts import Finding, Level, finding, unless, warn_unless
 from reliablepub.cli.output import age, count_of, paused_words, quoted, size_of
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
@@ -217,14 +217,9 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         "another program has changed it; the next relay sets it to wal again",
     )
     yield _unused(found)
-    yield finding(
-        "access",
-        warn_unless(not found.exposed),
-        "its mode lets other users read or write it"
-        if found.exposed
-        else "only the owner has access",
-        f"they can read message bodies: chmod 600 {' '.join(map(quoted, found.exposed))}",
-    )
+    exposed = "its mode lets other users read or write it" if found.exposed else ""
+    remedy = f"they can read message bodies: chmod 600 {' '.join(map(quoted, found.exposed))}"
+    yield unless(exposed, "access", "only the owner has access", remedy)
     if found.folder:
         where, _, remedy = found.folder.partition("; ")
         yield finding("directory", Level.WARNING, where, remedy)
@@ -244,11 +239,9 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
 
 
 def _of_file(check: str, wrong: Sequence[str], fine: str, remedy: str) -> Finding:
-    if not wrong:
-        return finding(check, Level.OK, fine)
     more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     words = "; ".join(wrong[:_SHOWN]) + more
-    return finding(check, Level.PROBLEM, words, remedy)
+    return unless(words, check, fine, remedy, level=Level.PROBLEM)
 
 
 def _encryption(keys: Mapping[str | None, int]) -> Finding:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from reliablepub.cli.doctor.diagnosis import of_clock, of_messages
-from reliablepub.cli.facts import Finding, Level, finding, warn_unless
+from reliablepub.cli.facts import Finding, Level, finding, unless, warn_unless
 from reliablepub.cli.output import age, count_of, passed_over_words, standby_words
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.database import LostCommits, Relaying
@@ -108,23 +108,19 @@ def _server(server: Mapping[str, Any]) -> Finding:
 
 
 def _functions(changed: Sequence[str]) -> Finding:
-    return finding(
-        "schema",
-        warn_unless(not changed),
-        f"not as this version creates them: {', '.join(changed)}"
-        if changed
-        else "its functions are those of this version",
+    wrong = f"not as this version creates them: {', '.join(changed)}" if changed else ""
+    remedy = (
         "another version has created the outbox, or another program has changed it: its owner runs "
-        "`reliablepub outbox upgrade`",
+        "`reliablepub outbox upgrade`"
     )
+    return unless(wrong, "schema", "its functions are those of this version", remedy)
 
 
 def _sequences(behind: Mapping[str, int]) -> Finding:
-    level = Level.PROBLEM if behind else Level.OK
-    found = f"behind their rows: {', '.join(behind)}" if behind else "not behind their rows"
+    wrong = f"behind their rows: {', '.join(behind)}" if behind else ""
     calls = "; ".join(f"SELECT setval('{name}', {most})" for name, most in behind.items())
     remedy = f"start a relay, which raises them, or run as the owner of the outbox: {calls}"
-    return finding("sequences", level, found, remedy)
+    return unless(wrong, "sequences", "not behind their rows", remedy, level=Level.PROBLEM)
 
 
 def _lost(lost: Sequence[LostCommits], now: float) -> Finding:
@@ -141,12 +137,12 @@ def _lost(lost: Sequence[LostCommits], now: float) -> Finding:
 
 
 def _passed_over(ids: Sequence[int]) -> Finding:
-    if not ids:
-        return finding("passed over", Level.OK, "no due message is left out by a running relay")
+    fine = "no due message is left out by a running relay"
     remedy = (
         "restart the relay; if they stay, `reliablepub outbox explain` the first, and report it"
     )
-    return finding("passed over", Level.PROBLEM, passed_over_words(ids), remedy)
+    wrong = passed_over_words(ids) if ids else ""
+    return unless(wrong, "passed over", fine, remedy, level=Level.PROBLEM)
 
 
 def _durability(server: Mapping[str, Any]) -> Finding:
@@ -204,13 +200,12 @@ def _horizon(server: Mapping[str, Any]) -> Finding:
         held.append(f"a transaction that was prepared {age(server['prepared_s'])} ago")
     if server["slot_age"] is not None and server["slot_age"] > OLD_TRANSACTIONS:
         held.append(f"a replication slot that is {server['slot_age']} transactions behind")
-    return finding(
-        "vacuum horizon",
-        warn_unless(not held),
-        f"held by {', '.join(held)}" if held else "no long transaction holds it",
+    remedy = (
         "vacuum cannot remove rows that were deleted since, so the outbox grows: end it "
-        "(pg_stat_activity, pg_prepared_xacts, pg_replication_slots)",
+        "(pg_stat_activity, pg_prepared_xacts, pg_replication_slots)"
     )
+    wrong = f"held by {', '.join(held)}" if held else ""
+    return unless(wrong, "vacuum horizon", "no long transaction holds it", remedy)
 
 
 def _connections(server: Mapping[str, Any]) -> Finding:
