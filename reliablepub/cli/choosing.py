@@ -85,23 +85,18 @@ def selection_options_of_waiting(function: Callable[..., Any]) -> Callable[..., 
     return _other_options(with_selection)
 
 
-def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:
-    """The row ids for the given IDs: row numbers, message ids or keys of `Outbox.enqueue`."""
+def rows_named(database: Database, names: tuple[str, ...], *, said: str = "") -> list[int]:
+    """The row ids for the given IDs: row numbers, message ids or keys of `Outbox.enqueue`.
+
+    The error for an unknown ID, which may be a typing error, begins with what is said.
+    """
     found: list[int] = []
     for name in names:
         rows = resolve(database, name)
         if not rows:
-            raise unknown(database, name)
+            raise unknown(database, name, said=said)
         found += rows
     return list(dict.fromkeys(found))  # two IDs may name one message
-
-
-def rows_named_or_nothing(database: Database, names: tuple[str, ...]) -> list[int]:
-    """The row ids of messages to be changed."""
-    try:
-        return rows_named(database, names)
-    except Failure as error:  # an unknown ID, which may be a typing error
-        raise Failure(f"nothing was changed: {error.message}", error.code) from error
 
 
 def named(ids: list[int]) -> str:
@@ -126,16 +121,16 @@ def _named(ids: list[int], names: list[str]) -> str:
     return f"message{'' if len(ids) == 1 else 's'} {', '.join(names)}"
 
 
-def unknown(database: Database, name: str) -> Failure:
+def unknown(database: Database, name: str, *, said: str = "") -> Failure:
     """The error for an ID that the outbox does not know.
 
     It does not prove that the message was never stored: a message that was confirmed at the first
     attempt leaves no history.
     """
     return Failure(
-        f"{database.name} has no record of message {name!r}: it was never stored here, or it was "
-        "confirmed at the first attempt, which leaves no trace (look for it in the queue), or its "
-        "record was pruned, or its key cancelled",
+        f"{said}{database.name} has no record of message {name!r}: it was never stored here, or it "
+        "was confirmed at the first attempt, which leaves no trace (look for it in the queue), or "
+        "its record was pruned, or its key cancelled",
         Exit.BAD_INPUT,
     )
 

@@ -14,7 +14,7 @@ import click
 from reliablepub.cli.commands import LazyGroup
 
 _COMMANDS: Final = {
-    "audit": "reliablepub.cli.outbox.integrity:audit",
+    "audit": "reliablepub.cli.outbox.upkeep:audit",
     "cancel": "reliablepub.cli.outbox.changing:cancel",
     "check": "reliablepub.cli.doctor.command:check",
     "create": "reliablepub.cli.outbox.upkeep:create",
@@ -35,7 +35,7 @@ _COMMANDS: Final = {
     "reroute": "reliablepub.cli.outbox.changing:reroute",
     "reschedule": "reliablepub.cli.outbox.changing:reschedule",
     "retry": "reliablepub.cli.outbox.changing:retry",
-    "salvage": "reliablepub.cli.outbox.integrity:salvage",
+    "salvage": "reliablepub.cli.outbox.upkeep:salvage",
     "schedule": "reliablepub.cli.outbox.listing:schedule",
     "show": "reliablepub.cli.outbox.show:show",
     "stats": "reliablepub.cli.outbox.figures:stats",

@@ -18,7 +18,7 @@ from reliablepub.cli.choosing import (
     ask,
     identified,
     named,
-    rows_named_or_nothing,
+    rows_named,
     selection_options,
 )
 from reliablepub.cli.commands import Exit, command
@@ -61,6 +61,7 @@ EXITS: Final = {
     3: "some messages are in flight and were left alone, or interrupted",
 }
 _TOO_LATE: Final = "it was too late for some messages, which a queue may have, or interrupted"
+_UNCHANGED: Final = "nothing was changed: "
 _note_option: Final = click.option("--note", default="", help="Reason, shown by explain.")
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 to_options: Final = together(
@@ -214,7 +215,7 @@ def step_in(
         takes = _any_of(what.states)
         raise click.UsageError(f"{_verb()} takes messages that are {takes}, not {unfit[0]}")
     with patiently("looking through the outbox"):
-        ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
+        ids = rows_named(database, names, said=_UNCHANGED) if names else find_ids(database, chosen)
     if ids and not (dry_run or yes) and (not names or what.action is Action.DISCARD):
         which = identified(database, ids) if names else count_of(len(ids), "message")
         ask(_question(what, which, database.name))
@@ -376,7 +377,7 @@ def _change(
     asks: bool = False,
 ) -> int:
     """Change messages that were not sent, and report."""
-    ids = rows_named_or_nothing(database, names)
+    ids = rows_named(database, names, said=_UNCHANGED)
     if asks and not dry_run:
         ask(f"{_verb()} {identified(database, ids)} of {database.name} for good?")
     effect = _carried_out(database, ids, what, dry_run=dry_run)

@@ -1,7 +1,7 @@
-"""``reliablepub outbox create | upgrade | prune | rekey``: makes an outbox, and keeps it in shape.
+"""``reliablepub outbox create | upgrade | prune | rekey | audit | salvage``: the whole outbox.
 
-Knows: options, the question before messages are deleted, and which SQL scripts there are. Must
-never know: what is in a script, or ciphers.
+Knows: how an outbox is made, kept in shape and rescued, the question before messages are deleted,
+and which SQL scripts there are. Must never know: what is in a script, or ciphers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -26,21 +27,26 @@ from reliablepub.cli.options import (
     relay_keys_options,
 )
 from reliablepub.cli.output import (
+    ago,
     count_of,
+    passed_over_words,
     print_either,
     print_error,
     print_json,
     print_note,
     print_result,
     print_text,
+    quoted,
     size_of,
 )
 from reliablepub.cli.progress import changing, patiently
+from reliablepub.errors import OutboxError
 from reliablepub.outbox.admin.pruning import Pruned, Times, foresee
 from reliablepub.outbox.admin.pruning import prune as prune_outbox
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.printable import one_line
 
 if TYPE_CHECKING:
     from reliablepub.outbox.postgres.database import PostgresDatabase
@@ -97,6 +103,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
     # Here, because they need psycopg.
     from reliablepub.outbox.postgres import sql  # noqa: PLC0415
     from reliablepub.outbox.postgres.database import PostgresDatabase, create_outbox  # noqa: PLC0415
+    from reliablepub.outbox.postgres.environment import read_privileges  # noqa: PLC0415
 
     assert isinstance(database, PostgresDatabase)
     server = database.server
@@ -108,7 +115,10 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
         work = partial(create_outbox, server, shards=shards, allows_loss=allows_loss)
         _create(database, work)
         _check_made_with(database, shards, allows_loss=allows_loss)
-        _tell_privileges(database)
+        # The relay may have another role.
+        privileges = of_privileges(read_privileges(database))
+        if privileges.remedy:
+            print_note(f"warning: {privileges.found}; {privileges.remedy}")
 
 
 @command(exits={0: "done, or there was nothing to do", 4: "the outbox was not upgraded"})
@@ -160,15 +170,6 @@ def _check_made_with(database: PostgresDatabase, shards: int, *, allows_loss: bo
         f"outbox {database.name} exists, and was created with {made}; this cannot be changed: "
         "export its messages, and import them into a new one"
     )
-
-
-def _tell_privileges(database: PostgresDatabase) -> None:
-    """Warn of privileges that this role lacks; the relay may have another role."""
-    from reliablepub.outbox.postgres.environment import read_privileges  # noqa: PLC0415
-
-    privileges = of_privileges(read_privileges(database))
-    if privileges.remedy:
-        print_note(f"warning: {privileges.found}; {privileges.remedy}")
 
 
 def _create(database: Database, work: Callable[[], None]) -> None:
@@ -302,3 +303,91 @@ def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool, **_
     if len(result.left) > _LISTED_MAX:
         print_error(f"{len(result.left) - _LISTED_MAX} more left as they are; --json lists them")
     return Exit.BAD_INPUT if result.left else Exit.CONFIRMED
+
+
+@command(
+    exits={0: "everything adds up", 4: "something does not add up, or the outbox cannot be used"},
+)
+@inspected_option
+@json_option
+def audit(database: Database, as_json: bool) -> int:
+    """Recount the ledger, and compare each message with its checksum.
+
+    Always: stored = open + confirmed + parked + expired + discarded. The command reads every
+    message, and does not disturb the relay.
+
+    \b
+    Example:
+      reliablepub outbox audit --outbox outbox.db
+    """
+    with patiently("comparing every message with its checksum"):
+        found = Outbox(database).audit()
+    code = Exit.CONFIRMED if found.is_right else Exit.OUTBOX
+    if as_json:
+        print_json(asdict(found) | {"outbox": database.name, "is_right": found.is_right})
+        return code
+    for line in found.structure:
+        print_error(f"the file is damaged: {one_line(line)}")
+    if found.structure:
+        name = quoted(database.name)
+        print_error(f"rescue its messages: reliablepub outbox salvage {name} NEW")
+    for name, by in found.differences.items():
+        print_error(f"the ledger counts {by:+} {name} against the rows; was a table edited?")
+    for id_, reason in found.damaged.items():
+        print_error(f"message {id_}: {reason}; a relay parks it, and never sends it")
+    if found.passed_over:
+        print_error(passed_over_words(found.passed_over))
+    for lost in found.lost:
+        print_note(f"run {lost.run} began anew {ago(lost.at)}: {one_line(lost.reason)}")
+    if found.is_right:
+        print_result(f"everything adds up; {count_of(found.rows, 'message')} compared")
+    return code
+
+
+@command(
+    exits={
+        0: "done; no damaged message was found",
+        1: "some messages are damaged, or the disk cannot read them; what was not copied is listed",
+        4: "one of the files cannot be used, or DAMAGED is no outbox",
+    },
+)
+@click.argument("damaged", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path))
+@json_option
+def salvage(damaged: Path, new: Path, as_json: bool) -> int:
+    """Copy every intact message of the outbox DAMAGED into the outbox NEW.
+
+    First stop all processes that use DAMAGED, which is not changed; NEW must not exist. Afterwards
+    start the relay with NEW. A message that was confirmed before may be published again, under the
+    same message id.
+
+    \b
+    Example:
+      reliablepub outbox salvage damaged.db new.db
+    """
+    was_there = new.exists()
+    try:
+        found = Outbox(new).salvage(damaged)
+    except (KeyboardInterrupt, OutboxError):
+        if new.exists() and not was_there:
+            print_note(f"{new} is incomplete: delete it, and try again")
+        raise
+    is_whole = not (found.broken or found.unreadable)
+    if as_json:
+        print_json(asdict(found))
+        return Exit.CONFIRMED if is_whole else Exit.PARKED
+    for part in found.unreadable:
+        print_error(f"{part} cannot be read from the disk: messages in it may be missing")
+    for row in found.broken:
+        print_error(f"message {row.id} ({row.message_id}): {row.reason}")
+    if not found.has_sources:
+        print_error(
+            "the progress of `reliablepub publish` with its files, or the keys of Outbox.enqueue, "
+            "could not be read: its next run begins at the first record, and a message that is "
+            "enqueued again under its key is stored again"
+        )
+    print_result(
+        f"{count_of(found.open, 'open message')} and "
+        f"{count_of(found.parked, 'parked message')} copied to {new}"
+    )
+    return Exit.CONFIRMED if is_whole else Exit.PARKED

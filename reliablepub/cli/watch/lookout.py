@@ -29,7 +29,7 @@ COUNTS = (
 )
 RATES_KEPT: int = 150
 """In the chart of the dashboard, which looks every two seconds: five minutes."""
-_SUMS = ("window", "paused_destinations")
+_SUMS = ("window", "paused_destinations", "rate_max")
 _SUMS_CLOSELY = ("buffered", "aside", "connects", "violations")
 """Values of the relays' status files, added up over the shards."""
 
@@ -86,7 +86,6 @@ def look(database: Database, before: Look | None = None, *, closely: bool = Fals
         "link_reason": relay.get("reason"),
         "link_since": relay.get("since"),
         **{name: _sum(shown, name) for name in _SUMS},
-        "rate_max": _sum(shown, "rate_max"),
         # Why a relay is slower; empty if none is
         "hooks_off": max(_values(shown, "hooks_off"), key=len, default=None),
         "paused": _paused(shown),
