@@ -167,13 +167,9 @@ def _load(plug_in: EntryPoint) -> click.Command:
     def fail(**_: object) -> NoReturn:
         raise Failure(message, Exit.BAD_INPUT)
 
+    said = f"(cannot be loaded: {problem})"
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    return click.Command(
-        plug_in.name,
-        callback=fail,
-        help=f"(cannot be loaded: {problem})",
-        context_settings=settings,
-    )
+    return click.Command(plug_in.name, callback=fail, help=said, context_settings=settings)
 
 
 def _prepare_streams() -> None:

@@ -12,11 +12,11 @@ import json
 import logging
 import os
 import sys
-import time
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
@@ -113,9 +113,7 @@ def _is_journal() -> bool:
 
 
 def _now() -> str:
-    now = time.time()
-    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-    return f"{at}.{int(now % 1 * 1000):03}Z"
+    return f"{datetime.now(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def _print(line: str) -> None:

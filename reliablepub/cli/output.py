@@ -212,7 +212,8 @@ def print_rows(
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         makers = [(cells or {}).get(one) or itemgetter(one.replace(" ", "_")) for one in titles]
-        table = [[_word(make(row)) for make in makers] for row in rows]
+        values = [[make(row) for make in makers] for row in rows]
+        table = [["" if one is None else one_line(str(one)) for one in row] for row in values]
         notes = [] if below is None else [one_line(below(row)) for row in rows]
         lines, left_out = lay_out(titles, table, width=width, lesser=lesser, below=notes)
         for line in lines:
@@ -221,11 +222,6 @@ def print_rows(
             print_note(f"left out, as the terminal is narrow: {', '.join(left_out)}")
     if len(rows) == limit:
         print_note(f"the first {limit}; there may be more, see --limit")
-
-
-def _word(value: object) -> str:
-    """A table's cell."""
-    return "" if value is None else one_line(str(value))
 
 
 def _cell(value: object) -> object:

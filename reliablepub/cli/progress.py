@@ -112,19 +112,13 @@ def patiently(text: str) -> Iterator[None]:
 
 
 def _progress() -> Progress:
-    from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress  # noqa: PLC0415 - 50 ms that only a terminal needs
+    from rich.console import Console  # noqa: PLC0415
 
-    return Progress(
-        TextColumn("{task.description:>9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    return progress.Progress(
+        progress.TextColumn("{task.description:>9}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True),
     )

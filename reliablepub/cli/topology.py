@@ -117,11 +117,8 @@ def _run(file: Path, urls: tuple[str, ...], *, declares: bool, as_json: bool) ->
         )
     except TopologyError as error:
         problems = tuple(one_line(problem) for problem in error.problems)
-    things = {
-        "exchange": len(wanted.exchanges),
-        "queue": len(wanted.queues),
-        "binding": len(wanted.bindings),
-    }
+    kinds = ("exchange", "queue", "binding")
+    things = {kind: len(getattr(wanted, f"{kind}s")) for kind in kinds}
     if as_json:
         counts = {f"{kind}s": count for kind, count in things.items()}
         print_json({"declared": declares, **counts, "problems": problems})

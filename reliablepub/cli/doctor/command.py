@@ -29,12 +29,11 @@ from reliablepub.cli.progress import patiently
 from reliablepub.errors import OutboxError
 from reliablepub.front.environment import URL_VARIABLE
 from reliablepub.outbox.admin.inspection import read_relays
-from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.database import Database, Relaying, file_of
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.postgres.environment import ServerSurroundings
 from reliablepub.outbox.postgres.environment import look_around as ask_server
-from reliablepub.outbox.sqlite.checkup import Checkup, Surroundings, check_up, look_around
+from reliablepub.outbox.sqlite.checkup import Surroundings, check_up, look_around
 from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
@@ -143,19 +142,13 @@ def check(database: Database, quick: bool, form: str | None) -> int:
         found = check_up(file, is_quick=quick)
     books = None
     if not found.pages:
-        with patiently("comparing every message with its checksum"):
-            books = _audited(database, found)
+        try:
+            with patiently("comparing every message with its checksum"):
+                books = Outbox(database).audit()
+        except OutboxError:
+            if not (found.missing or found.changed):  # else the tables make it impossible
+                raise
     return _report(list(diagnosis.of_file(file, found, books)), form)
-
-
-def _audited(database: Database, found: Checkup) -> Audit | None:
-    """The audit; None if missing or changed tables make it impossible."""
-    try:
-        return Outbox(database).audit()
-    except OutboxError:
-        if not (found.missing or found.changed):
-            raise
-        return None
 
 
 def _report(found: Sequence[Finding], form: str | None) -> Exit:

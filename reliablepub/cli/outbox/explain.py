@@ -244,9 +244,8 @@ def _history(story: Story, now: float) -> list[str]:
     if story.in_flight is not None:
         sent = story.in_flight
         where = f"epoch {sent['epoch']}, tag {sent['tag']}"
-        answer = (
-            "no answer yet" if story.state == "in flight" else "its relay ended before an answer"
-        )
+        is_awaited = story.state == "in flight"
+        answer = "no answer yet" if is_awaited else "its relay ended before an answer"
         events.append((sent["sent_at"], f"sent ({where}); {answer}"))
     if not events:
         return ["", "No attempt has failed so far."] if story.message else []

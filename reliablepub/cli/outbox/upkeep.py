@@ -372,10 +372,10 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:
         if new.exists() and not was_there:
             print_note(f"{new} is incomplete: delete it, and try again")
         raise
-    is_whole = not (found.broken or found.unreadable)
+    code = Exit.PARKED if found.broken or found.unreadable else Exit.CONFIRMED
     if as_json:
         print_json(asdict(found))
-        return Exit.CONFIRMED if is_whole else Exit.PARKED
+        return code
     for part in found.unreadable:
         print_error(f"{part} cannot be read from the disk: messages in it may be missing")
     for row in found.broken:
@@ -390,4 +390,4 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:
         f"{count_of(found.open, 'open message')} and "
         f"{count_of(found.parked, 'parked message')} copied to {new}"
     )
-    return Exit.CONFIRMED if is_whole else Exit.PARKED
+    return code

@@ -104,7 +104,9 @@ class Summary:
         """Error lines for stderr, the most important first; empty if all went well."""
         lines = [self.error] if self.error else []
         if self.stopped is Stopped.BAD_INPUT:
-            lines[0] += f"; {count_of(self.tally.stored, 'record')} before it {self._were_stored()}"
+            before = count_of(self.tally.stored, "record")
+            are = "is" if self.tally.stored == 1 else "are"
+            lines[0] += f"; {before} before it {are} {self._words()[0]}"
         if self.tally.parked:
             lines.append(self._parked())
         if self.parked_before:
@@ -165,10 +167,6 @@ class Summary:
             return None
         counters = self.status.counters
         return {"path": self.outbox} | {name: getattr(counters, name) for name in _COUNTED}
-
-    def _were_stored(self) -> str:
-        done = "is" if self.tally.stored == 1 else "are"
-        return f"{done} {self._words()[0]}"
 
     def _so_far(self) -> str:
         return f"record {self._stored_upto()} of {self.records}"
