@@ -14,13 +14,7 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.choosing import (
-    ask,
-    identified,
-    named,
-    rows_named,
-    selection_options,
-)
+from reliablepub.cli.choosing import ask, identified, named, rows_named, selection_options
 from reliablepub.cli.commands import Exit, command
 from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
 from reliablepub.cli.outbox.listing import CELLS, COLUMNS, LESSER, as_listed
