@@ -212,9 +212,12 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
 @click.command(
     cls=CommandLine, table=_BUILT_IN, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(
-    installed_version() or "(not installed, so its version is not known)",
-    message="reliablepub %(version)s",
+@click.option(  # not click's own, which would look the version up for each command
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
     help="Print the version and exit.",
 )
 def main() -> None:
