@@ -197,7 +197,7 @@ def test_an_unknown_command_is_one_line() -> None:
 
 def plug_in(monkeypatch: pytest.MonkeyPatch, value: str, name: str = "extra") -> None:
     entry = EntryPoint(name, value, app.PLUG_INS)
-    monkeypatch.setattr(app, "entry_points", lambda **_: (entry,))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: (entry,))
 
 
 def test_a_plug_in_is_a_command_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
