@@ -176,7 +176,8 @@ def edit(
         properties["body"] = body.read()
     to = (to_exchange, to_routing_key)
     if not (properties or headers or any(unset)) and to == (None, None):
-        raise click.UsageError("give what to change: --set, --header, --unset, --body-file ...")
+        options = "--set, --header, --unset, --body-file, --to-exchange or --to-routing-key"
+        raise click.UsageError(f"give what to change: {options}")
     make = partial(
         correcting, properties, headers, unset, exchange=to_exchange, routing_key=to_routing_key
     )
