@@ -29,10 +29,10 @@ from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.outbox.patience import Patience
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import calls_of
+from reliablepub.relay.connection import names
 from reliablepub.relay.handover import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN, limits
 from reliablepub.relay.pauses import exchange_of
 from reliablepub.relay.thread import Parts
-from reliablepub.relay.wire import names
 from reliablepub.topology import Topology
 from reliablepub.transport.base import Transport
 

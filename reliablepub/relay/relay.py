@@ -52,6 +52,7 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import Calls, Guard, GuardedPolicy, Notices
 from reliablepub.relay.clock import Clock, ClockWatch
+from reliablepub.relay.connection import Connection
 from reliablepub.relay.elsewhere import Elsewhere
 from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
@@ -60,7 +61,6 @@ from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.setback import Setback
 from reliablepub.relay.settling import WAIT_S, Settling
 from reliablepub.relay.status import Link, Percentiles, Status
-from reliablepub.relay.wire import Wire
 from reliablepub.relay.withdrawals import Withdrawals, tell_withdrawn
 from reliablepub.transport.base import CannotEncode, Transport
 
@@ -122,7 +122,7 @@ class Relay:
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
         self._settling = Settling(guarded, self._pauses, self._notices, store.run)
         self._withdrawals = Withdrawals(store, session, self._loaded, self._settling, self._notices)
-        self._wire = Wire(transport, session, now)
+        self._connection = Connection(transport, session, now)
         self._full_look_at = now
         self._is_unread = False  # what has changed in the store was not read yet
         self._has_bell = bell is not None
@@ -149,7 +149,7 @@ class Relay:
         self.turns += 1
         self.turned_at = now
         self._look_at_clock(now, wall)
-        self._wire.keep(now)
+        self._connection.keep(now)
         self._settle_ended(now, wall)
         self._look_elsewhere(now, wall)
         self._setback.look(now, is_readable=not self._is_unread)
@@ -194,7 +194,7 @@ class Relay:
 
     def handle(self, events: Iterable[Event]) -> None:
         """Pass events from the transport to the session."""
-        if self._wire.handle(events, self._clock.monotonic()):
+        if self._connection.handle(events, self._clock.monotonic()):
             self._idle_until = -inf
 
     def drain(self) -> None:
@@ -273,7 +273,7 @@ class Relay:
         if late:
             self._session.withdraw(late)
         if any(isinstance(one, ConfirmedEach) for one in ended):
-            self._wire.proved()
+            self._connection.proved()
             self._intake.confirms_flow(now)
         if self._pauses.new:
             for entry in self._pauses.withdrawn_from(self._session):
@@ -344,7 +344,7 @@ class Relay:
 
     def _submit_due(self, now: float, wall: float) -> None:
         """Submit entries read from the store."""
-        self._loaded.is_connecting = self._wire.is_connecting
+        self._loaded.is_connecting = self._connection.is_connecting
         if self._settling.changes.rebase is not None:
             return  # what waits in the store has times of the clock before
         for entry in self._withdrawals.reading(self._loaded.read, wall):
@@ -517,22 +517,22 @@ class Relay:
 
     def _new_status(self) -> Status:
         session = self._session
-        link, reason = self._wire.link
+        link, reason = self._connection.link
         trouble = self._setback.trouble or self._no_room
         paused = self._pauses.count
         return Status(
             link=link,
             reason=reason or (trouble or self._stranded if link is Link.CONNECTED else ""),
             trouble=trouble,
-            refusals=self._wire.refusals,
+            refusals=self._connection.refusals,
             counters=self._snapshot.counters,
             in_flight=session.in_flight,
             window=session.window.size,
             rate_max=session.rate_max,
             buffered=session.buffered,
-            connects=self._wire.connects,
-            server=self._wire.server,
-            trying=self._wire.trying,
+            connects=self._connection.connects,
+            server=self._connection.server,
+            trying=self._connection.trying,
             violations=session.violations.total(),
             stale=session.stale,
             aside=session.aside,
@@ -553,7 +553,11 @@ class Relay:
         backs_off = self._setback.backs_off
         takes_in = not backs_off and not self._is_draining
         self._idle_until = -inf
-        deadlines = [self._wire.poll_timeout(), self._intake.next_look(now), self._setback.next_at]
+        deadlines = [
+            self._connection.poll_timeout(),
+            self._intake.next_look(now),
+            self._setback.next_at,
+        ]
         if self._session.has_output:
             return 0.0
         if takes_in and (

@@ -11,7 +11,7 @@ import pytest
 from tenacity import wait_exponential
 
 from reliablepub import Breaker, Link, Message, Outbox, Refused, RetryPolicy
-from reliablepub.relay import wire
+from reliablepub.relay import connection as relay_connection
 from reliablepub.testing import FakeBroker, faults
 from tests import waiting
 from tests.amqp_probe import AmqpProbe, unique
@@ -40,7 +40,7 @@ def arrived(broker: FakeBroker, exchanges: list[str]) -> Counter[str]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections are made again without a wait that grows."""
-    monkeypatch.setattr(wire, "_WAITS", lambda _state: 0.05)
+    monkeypatch.setattr(relay_connection, "_WAITS", lambda _state: 0.05)
 
 
 @pytest.mark.usefixtures("soon")

@@ -12,7 +12,7 @@ import pytest
 from tenacity import wait_none
 
 from reliablepub import Message, StillOpen
-from reliablepub.relay import wire
+from reliablepub.relay import connection as relay_connection
 from reliablepub.transport import frames
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
@@ -32,7 +32,7 @@ def bend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes | None], None]:
 
     monkeypatch.setattr(frames, "encode_properties", encode)
     monkeypatch.setattr(frames, "HEADER_OVERHEAD", -1_000_000)  # any size is let through
-    monkeypatch.setattr(wire, "_WAITS", wait_none())
+    monkeypatch.setattr(relay_connection, "_WAITS", wait_none())
     return bent.append
 
 

@@ -5,8 +5,8 @@ import pytest
 from reliablepub._core.events import ChannelClosed, Connected, ConnectionClose, ConnectionLost
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.connection import Reconnect
 from reliablepub.relay.status import Link, waits_for
-from reliablepub.relay.wire import Reconnect
 from tests.relay.scripted import World, connected, patient
 
 

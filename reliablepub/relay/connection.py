@@ -74,7 +74,7 @@ class Reconnect:
         self.due_at = now + wait_s(_WAITS, self._failures)
 
 
-class Wire:
+class Connection:
     """Passes events from the transport to the session, and commands back; reconnects."""
 
     def __init__(self, transport: Transport, session: Session[Entry], now: float) -> None:
