@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.postgres
 
-IDS_OF_ATTEMPTS = "SELECT DISTINCT id FROM reliablepub.attempts ORDER BY id"
 RUNS = """
 INSERT INTO reliablepub.runs (shard, pid, host, started_at)
 SELECT %s, 1, 'host', 1.0 FROM generate_series(1, %s)
@@ -49,13 +47,6 @@ SELECT 100 + n, '', '', '', 1.0, 'discard', '', '' FROM generate_series(1, %s) A
 def sharded(postgres_url: str) -> str:
     create_outbox(Server.of(postgres_url), shards=2)
     return postgres_url
-
-
-@pytest.fixture
-def app(url: str) -> Iterator[psycopg.Connection]:
-    """The application's own connection."""
-    with closing(psycopg.connect(url)) as connection:
-        yield connection
 
 
 # ---------------------------------------------------------------------------- confirmed messages
@@ -233,41 +224,6 @@ def test_a_relay_writes_nothing_while_nothing_is_old(url: str, clock: Clock, ent
 
 
 @pytest.mark.usefixtures("busy")
-def test_old_rows_wait_for_whoever_locks_them(
-    url: str, clock: Clock, entry: Make, app: psycopg.Connection
-) -> None:
-    with opened(url, clock=clock, keep_confirmed_s=60) as store:
-        confirm(store, one := entry())
-        store.commit(Changes(attempts=[Attempt(one, "1-1", 1, REFUSED, 1.0)]))
-        clock.now += 8 * DAY_S
-        app.execute("SELECT 1 FROM reliablepub.confirmed FOR UPDATE")
-        app.execute("SELECT 1 FROM reliablepub.attempts FOR UPDATE")
-        begun = time.monotonic()
-        assert store.relieve() == ""
-        store.commit(Changes(new=[two := entry()]))
-        store.commit(Changes(confirmed=[two]))
-        assert time.monotonic() - begun < 5, "less than the timeout of other locks"
-        assert (count(url, "confirmed"), count(url, "attempts")) == (2, 1)
-        app.rollback()
-        assert store.relieve() == ""
-        assert (count(url, "confirmed"), count(url, "attempts")) == (1, 0)
-
-
-@pytest.mark.usefixtures("busy")
-def test_a_relay_that_was_taken_over_deletes_nothing(
-    url: str, clock: Clock, entry: Make, app: psycopg.Connection
-) -> None:
-    with opened(url, clock=clock, keep_confirmed_s=60) as store:
-        confirm(store, entry())
-        app.execute("UPDATE reliablepub.turns SET is_free = true")
-        app.commit()
-        with opened(url, clock=clock, keep_confirmed_s=60):
-            clock.now += DAY_S
-            assert store.relieve() == ""
-            assert count(url, "confirmed") == 1
-
-
-@pytest.mark.usefixtures("busy")
 def test_a_database_that_is_away_is_no_error(
     postgres_server: PostgresServer, url: str, clock: Clock, entry: Make
 ) -> None:
@@ -287,16 +243,6 @@ def test_a_database_that_is_away_is_no_error(
 
 
 # ---------------------------------------------------------------------------- runs
-
-
-def test_the_rows_of_relays_that_have_ended_do_not_accumulate(
-    url: str, clock: Clock, app: psycopg.Connection
-) -> None:
-    app.execute(RUNS, [0, 1_500])
-    app.commit()
-    opened(url, clock=clock).__enter__().close()
-    [(oldest, newest)] = sql(url, "SELECT min(id), max(id) FROM reliablepub.runs")
-    assert (oldest, newest) == (502, 1_501)
 
 
 def test_the_row_of_a_relay_that_runs_stays_however_often_others_start(
