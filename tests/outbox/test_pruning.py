@@ -54,10 +54,27 @@ def pruned_as_foreseen(path: Path, wanted: Times) -> Pruned:
     return found
 
 
-def test_nothing_goes_unless_its_kind_is_named(path: Path, store: SqliteStore) -> None:
+@pytest.fixture
+def one_of_each(store: SqliteStore) -> None:
+    """A message that was confirmed, one that was refused, one that came too late, an open one."""
     confirmed, parked, late, _ = stored(store, 4)
     given_up = [Attempt(parked, "1-1", 1, REFUSED, NOW), Attempt(late, "1-1", 2, LATE, NOW)]
     store.commit(Changes(confirmed=[confirmed], parked=given_up, attempts=given_up))
+
+
+def steps(path: Path, wanted: Times) -> list[tuple[str, int]]:
+    """What is told while it is pruned: kinds, and how many of each are gone so far."""
+    told: list[tuple[str, int]] = []
+    prune(outbox_at(path), wanted, progress=lambda what, count: told.append((what, count)))
+    return told
+
+
+def steps_of(kind: str, path: Path, wanted: Times) -> list[int]:
+    return [count for what, count in steps(path, wanted) if what == kind]
+
+
+@pytest.mark.usefixtures("one_of_each")
+def test_nothing_goes_unless_its_kind_is_named(path: Path) -> None:
     assert pruned_as_foreseen(path, times()).messages == 0
     assert (count(path, "confirmed"), count(path, "parked"), count(path, "messages")) == (1, 2, 1)
 
@@ -67,11 +84,9 @@ def test_what_was_confirmed_long_ago_goes(path: Path, store: SqliteStore, clock:
     store.commit(Changes(confirmed=old))
     clock.now += 100
     store.commit(Changes(confirmed=new))
-    steps: list[tuple[str, int]] = []
     wanted = times(confirmed_before=NOW + 50)
     assert foresee(outbox_at(path), wanted).confirmed == 1_200
-    prune(outbox_at(path), wanted, progress=lambda what, count: steps.append((what, count)))
-    assert [count for what, count in steps if what == "confirmed"] == [1_000, 1_200]
+    assert steps_of("confirmed", path, wanted) == [1_000, 1_200]
     assert count(path, "confirmed") == 3
 
 
@@ -166,41 +181,25 @@ def test_the_file_gives_its_space_back(path: Path, store: SqliteStore) -> None:
     assert found.bytes_unused == 0
 
 
-def parked_in_an_applications_database(path: Path) -> None:
-    sql(path, "CREATE TABLE orders (id)")
-    path.chmod(0o600)
-    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
-        parked_mebibytes(store, 1)
-
-
 def test_pages_are_cut_off_until_the_time_of_a_step_is_over(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(SqliteStore(path, clock=lambda: NOW)) as store:
         parked_mebibytes(store, 1)
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    told: list[int] = []
-    wanted = times(parked_before=NOW)
-    prune(
-        outbox_at(path),
-        wanted,
-        progress=lambda kind, n: told.append(n) if kind == "bytes" else None,
-    )
+    told = steps_of("bytes", path, times(parked_before=NOW))
     assert told[0] > 100, "it never is"
     assert told == [told[0]] * 2
 
 
-def test_the_database_of_an_application_keeps_its_length(path: Path) -> None:
-    parked_in_an_applications_database(path)
+def test_the_database_of_an_application_keeps_its_length_and_that_is_foreseen(path: Path) -> None:
+    sql(path, "CREATE TABLE orders (id)")
+    path.chmod(0o600)
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        parked_mebibytes(store, 1)
     found = prune(outbox_at(path), times(parked_before=NOW))
     assert (found.parked, found.bytes_given_back) == (16, 0)
-    assert found.bytes_unused > 1 << 20
-
-
-def test_what_stays_free_is_foreseen(path: Path) -> None:
-    parked_in_an_applications_database(path)
-    pruned = prune(outbox_at(path), times(parked_before=NOW))
-    assert foresee(outbox_at(path), times()).bytes_unused == pruned.bytes_unused > 1 << 20
+    assert foresee(outbox_at(path), times()).bytes_unused == found.bytes_unused > 1 << 20
 
 
 def test_history_goes_in_stretches(
@@ -210,26 +209,14 @@ def test_history_goes_in_stretches(
     entries = stored(store, 4)
     attempts = [Attempt(entry, "1-1", n, REFUSED, NOW) for n, entry in enumerate(entries, 1)]
     store.commit(Changes(confirmed=entries, attempts=attempts))
-    told: list[int] = []
     wanted = times(confirmed_before=NOW, history_before=NOW + 1)
-    prune(
-        outbox_at(path),
-        wanted,
-        progress=lambda kind, n: told.append(n) if kind == "attempts" else None,
-    )
-    assert told == [2, 4], "and no step for nothing"
+    assert steps_of("attempts", path, wanted) == [2, 4], "and no step for nothing"
     assert count(path, "attempts") == 0
 
 
-def test_who_waits_is_told_of_each_kind_and_no_reason_is_made_up(
-    path: Path, store: SqliteStore
-) -> None:
-    confirmed, parked, late = stored(store, 3)
-    given_up = [Attempt(parked, "1-1", 1, REFUSED, NOW), Attempt(late, "1-1", 2, LATE, NOW)]
-    store.commit(Changes(confirmed=[confirmed], parked=given_up, attempts=given_up))
-    told: dict[str, int] = {}
-    wanted = times(confirmed_before=NOW, parked_before=NOW, expired_before=NOW)
-    prune(outbox_at(path), wanted, progress=lambda kind, n: told.update({kind: n}))
+@pytest.mark.usefixtures("one_of_each")
+def test_who_waits_is_told_of_each_kind_and_no_reason_is_made_up(path: Path) -> None:
+    told = dict(steps(path, times(confirmed_before=NOW, parked_before=NOW, expired_before=NOW)))
     kinds = ("parked", "expired", "confirmed", "attempts", "interventions", "keys", "bytes")
     assert told == dict.fromkeys(kinds, 0) | {"parked": 1, "expired": 1, "confirmed": 1}
     notes = sql(path, "SELECT action, note FROM reliablepub_interventions")
@@ -300,12 +287,8 @@ def test_the_log_stays_short_without_a_relay(
     assert 0 < longest < 4 << 20
 
 
-def test_a_file_that_is_no_outbox_is_left_alone(path: Path) -> None:
-    ask: list[Callable[[], object]] = [
-        lambda: foresee(outbox_at(path), times()),
-        lambda: prune(outbox_at(path), times()),
-    ]
-    for question in ask:
-        with pytest.raises(NotAnOutbox):
-            question()
+@pytest.mark.parametrize("ask", [foresee, prune])
+def test_a_file_that_is_no_outbox_is_left_alone(path: Path, ask: Callable[..., Pruned]) -> None:
+    with pytest.raises(NotAnOutbox):
+        ask(outbox_at(path), times())
     assert not path.exists()
