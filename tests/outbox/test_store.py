@@ -364,29 +364,23 @@ def test_only_one_relay_at_a_time(store: SqliteStore, path: Path) -> None:
         SqliteStore(path)
 
 
-def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) -> None:
+@pytest.mark.parametrize("is_pruned", [False, True])
+def test_a_relay_that_was_taken_over_changes_nothing(
+    path: Path, entry: Make, *, is_pruned: bool
+) -> None:
+    """Also if the next one forgets old interventions: the newest number is lower than before."""
     loser = SqliteStore(path)
-    loser.commit(Changes(new=[one := entry()]))
+    loser.commit(Changes(new=[one := entry(), entry()]))
+    if is_pruned:
+        intervene(outbox_at(path), [2], Intervention(Action.PARK))
+        assert loser.touched()
+        sql(path, "DELETE FROM reliablepub_interventions")
     lock_path(path).unlink()  # an operator "repaired" the outbox by removing the lock
     with closing(SqliteStore(path)) as winner:
-        with pytest.raises(OutboxInUse, match="taken over by process"):
-            loser.commit(Changes(confirmed=[one]))
+        for changes in (Changes(confirmed=[one]), Changes(new=[entry()])):
+            with pytest.raises(OutboxInUse, match="taken over by process"):
+                loser.commit(changes)
         assert winner.lowest_awaited(0, 1e12) == one.id
-    loser.close()
-
-
-def test_a_relay_that_was_taken_over_is_told_so_if_the_history_is_pruned(
-    path: Path, entry: Make
-) -> None:
-    """The next relay forgets old interventions: the newest number is lower than before."""
-    loser = SqliteStore(path)
-    loser.commit(Changes(new=[entry(), entry()]))
-    intervene(outbox_at(path), [1], Intervention(Action.PARK))
-    assert loser.touched()
-    lock_path(path).unlink()
-    sql(path, "DELETE FROM reliablepub_interventions")
-    with closing(SqliteStore(path)), pytest.raises(OutboxInUse, match="taken over by process"):
-        loser.commit(Changes(new=[entry()]))
     loser.close()
 
 
@@ -638,20 +632,15 @@ def test_a_backup_that_is_restored_into_the_open_file_stops_the_relay(
     path: Path, tmp_path: Path, entry: Make, made: str
 ) -> None:
     fill(path, Message(b""))
-
-    def copy(source: Path, target: Path) -> None:
-        with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
-            one.backup(other)
-
     if made == "before the run":
-        copy(path, tmp_path / "backup.db")
+        copy_by_sqlite(path, tmp_path / "backup.db")
     with closing(SqliteStore(path)) as store:
         if made == "before an intervention":
-            copy(path, tmp_path / "backup.db")
+            copy_by_sqlite(path, tmp_path / "backup.db")
         intervene(outbox_at(path), [1], Intervention(Action.PARK))
         assert store.touched()
         store.commit(Changes(new=[entry()]))
-        copy(tmp_path / "backup.db", path)
+        copy_by_sqlite(tmp_path / "backup.db", path)
         every = {"limit": 9, "bytes_max": 999, "loaded": ()}
         calls: list[Callable[[], object]] = [
             lambda: store.commit(Changes(new=[entry()])),

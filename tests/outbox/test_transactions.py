@@ -62,11 +62,6 @@ def connection(path: Path) -> Iterator[Failing]:
         yield connection
 
 
-def insert_and_fail(connection: Failing, error: Exception) -> None:
-    connection.execute("INSERT INTO t VALUES (1)")
-    raise error
-
-
 def stored(connection: Failing) -> list[int]:
     return [n for (n,) in connection.execute("SELECT n FROM t ORDER BY n")]
 
@@ -191,25 +186,29 @@ def test_a_connection_that_reads_an_older_state_is_told_so_at_once(
     assert outbox.status().open == 6
 
 
-def test_what_is_no_error_of_sqlites_passes_and_undoes_all(connection: Failing, path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), transaction(connection, path):
-        insert_and_fail(connection, ZeroDivisionError())
-    assert (stored(connection), connection.in_transaction) == ([], False)
+def insert_and_fail(connection: Failing, error: Exception | None) -> None:
+    connection.execute("INSERT INTO t VALUES (1)")
+    if error is not None:
+        raise error
 
 
-def test_a_disk_that_fails_before_the_commit_leaves_no_doubt(
-    connection: Failing, path: Path
+@pytest.mark.parametrize(
+    ("before", "at_commit", "told"),
+    [
+        pytest.param(ZeroDivisionError(), 0, ZeroDivisionError, id="no error of SQLite's"),
+        pytest.param(failure(IOERR_FSYNC), 0, OutboxDiskFailed, id="a disk that fails before"),
+        pytest.param(None, FULL, OutboxDiskFull, id="a full disk at the commit"),
+    ],
+)
+def test_an_error_that_leaves_no_doubt_undoes_all(
+    connection: Failing, path: Path, before: Exception | None, at_commit: int, told: Any
 ) -> None:
-    with pytest.raises(OutboxDiskFailed, match=str(path)) as caught, transaction(connection, path):
-        insert_and_fail(connection, failure(IOERR_FSYNC))
-    assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
-    assert (stored(connection), connection.in_transaction) == ([], False)
-
-
-def test_a_full_disk_at_the_commit_leaves_no_doubt_either(connection: Failing, path: Path) -> None:
-    connection.commits = [FULL]
-    with pytest.raises(OutboxDiskFull), transaction(connection, path):
-        connection.execute("INSERT INTO t VALUES (1)")
+    connection.commits = [at_commit]
+    with pytest.raises(told) as caught, transaction(connection, path):
+        insert_and_fail(connection, before)
+    if isinstance(caught.value, OutboxError):
+        assert str(path) in str(caught.value)
+        assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     assert (stored(connection), connection.in_transaction) == ([], False)
 
 
