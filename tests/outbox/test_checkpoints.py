@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,19 @@ from tests.outbox.conftest import Make
 from tests.outbox.shim import Operation, shim
 
 KIB = b"x" * 1024
+
+
+@pytest.fixture
+def application(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection of the application's, which may read for long."""
+    Outbox(path).create()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def begin_to_read(application: sqlite3.Connection) -> None:
+    application.execute("BEGIN")
+    application.execute("SELECT * FROM reliablepub_ledger").fetchall()
 
 
 @pytest.fixture(autouse=True)
@@ -125,17 +139,12 @@ def test_it_stays_short_where_many_write_all_the_time(path: Path) -> None:
 
 
 def test_a_reader_that_keeps_it_does_not_double_each_commit(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, application: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "_RESTART_S", 60.0)
-    with (
-        shim() as files,
-        closing(Outbox(path)) as outbox,
-        closing(sqlite3.connect(path, isolation_level=None)) as application,
-    ):
+    with shim() as files, closing(Outbox(path)) as outbox:
         outbox.enqueue(Message(KIB))
-        application.execute("BEGIN")
-        application.execute("SELECT * FROM reliablepub_ledger").fetchall()
+        begin_to_read(application)
         while log_bytes(path) < 3 * checkpoints.LOG_BYTES_LONG:
             outbox.enqueue(Message(KIB))
         files.log = []
@@ -155,19 +164,16 @@ def test_beside_a_relay_no_other_process_moves_it(path: Path) -> None:
 
 @pytest.mark.parametrize("reader", [False, True])
 def test_a_relay_with_nothing_to_commit_restarts_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, *, reader: bool
+    path: Path, application: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, *, reader: bool
 ) -> None:
     monkeypatch.setattr(checkpoints, "_RESTART_S", 0.0)
     sizes = []
-    with (
-        closing(SqliteStore(path)) as store,
-        closing(Outbox(path)) as outbox,
-        closing(sqlite3.connect(path, isolation_level=None)) as application,
-    ):
+    with closing(SqliteStore(path)) as store, closing(Outbox(path)) as outbox:
         for n in range(100):
-            if reader and n in (20, 60):
-                application.execute("BEGIN" if n == 20 else "ROLLBACK")
-                application.execute("SELECT * FROM reliablepub_ledger").fetchall()
+            if reader and n == 20:
+                begin_to_read(application)
+            if reader and n == 60:
+                application.execute("ROLLBACK")
             outbox.enqueue(Message(KIB))
             assert store.relieve() == ""
             sizes.append(log_bytes(path))
@@ -180,16 +186,11 @@ def test_a_relay_with_nothing_to_commit_restarts_it(
 
 
 def test_an_idle_relay_cuts_it_back_once_a_reader_is_gone(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, application: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "_RESTART_S", 0.0)
-    with (
-        closing(SqliteStore(path)) as store,
-        closing(Outbox(path)) as outbox,
-        closing(sqlite3.connect(path, isolation_level=None)) as application,
-    ):
-        application.execute("BEGIN")
-        application.execute("SELECT * FROM reliablepub_ledger").fetchall()
+    with closing(SqliteStore(path)) as store, closing(Outbox(path)) as outbox:
+        begin_to_read(application)
         for _ in range(60):
             outbox.enqueue(Message(KIB))
         application.execute("ROLLBACK")
@@ -212,7 +213,7 @@ def test_a_relay_that_was_taken_over_leaves_the_log_alone(path: Path) -> None:
 
 
 def test_a_read_transaction_that_stays_open_makes_it_grow_until_it_ends(
-    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+    path: Path, application: sqlite3.Connection, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 8 * PAGE_BYTES)
 
@@ -222,16 +223,12 @@ def test_a_read_transaction_that_stays_open_makes_it_grow_until_it_ends(
             store.commit(Changes(confirmed=[new]))
         return Outbox(path).status().log_bytes
 
-    with (
-        closing(SqliteStore(path)) as store,
-        closing(sqlite3.connect(path, isolation_level=None)) as reader,
-    ):
+    with closing(SqliteStore(path)) as store:
         usual = turn(50)
         assert usual < 32 * PAGE_BYTES
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
+        begin_to_read(application)
         assert turn(50) > 10 * usual, "nothing in it may be written over"
-        reader.execute("COMMIT")
+        application.execute("COMMIT")
         assert turn(10) <= usual
 
 

@@ -163,10 +163,10 @@ def test_a_damaged_page_is_reported(path: Path, entry: Make) -> None:
 
 
 def test_a_look_creates_nothing(path: Path) -> None:
-    with pytest.raises(NotAnOutbox, match="there is no outbox"):
-        Outbox(path).status()
-    with pytest.raises(NotAnOutbox, match="there is no outbox"):
-        Outbox(path).retry()
+    outbox = Outbox(path)
+    for look in (outbox.status, outbox.retry, outbox.audit):
+        with pytest.raises(NotAnOutbox, match="there is no outbox"):
+            look()
     assert list(path.parent.iterdir()) == []
 
 

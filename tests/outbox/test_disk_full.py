@@ -145,17 +145,12 @@ def test_without_its_ballast_it_would_not(disk: Path, entry: Make) -> None:
             store.commit(Changes(confirmed=accepted))
 
 
-def test_a_relay_starts_on_a_full_disk_and_drains(disk: Path) -> None:
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_relay_starts_on_a_full_disk_and_drains(disk: Path, *, is_first: bool) -> None:
+    """Also the first one ever: the process that creates the outbox creates its ballast."""
     path = disk / "outbox.db"
-    SqliteStore(path).close()
-    enqueue(path, 100)
-    fill(disk)
-    drain(path, 100)
-
-
-def test_so_does_the_first_relay_ever(disk: Path) -> None:
-    """The process that creates the outbox creates its ballast."""
-    path = disk / "outbox.db"
+    if not is_first:
+        SqliteStore(path).close()
     enqueue(path, 100)
     fill(disk)
     drain(path, 100)
@@ -531,32 +526,24 @@ def test_a_loan_is_no_room_for_a_new_message(tmp_path: Path) -> None:
             store.commit(Changes(new=[Entry(Message(b"x", routing_key="q", message_id="m"), 1.0)]))
 
 
-def test_ballast_that_was_removed_gives_nothing(tmp_path: Path) -> None:
-    ballast = Ballast(tmp_path / "outbox.db", size=8192)
-    ballast.restore()
-    (tmp_path / "outbox.db.ballast").unlink()
-    assert not ballast.release()
-    assert not ballast.is_whole
-
-
-def test_ballast_follows_no_link(tmp_path: Path) -> None:
-    target = tmp_path / "somebody's"
+@pytest.mark.parametrize("what", ["a link", "no folder", "removed"])
+def test_ballast_that_is_not_there_gives_nothing_and_is_no_error(tmp_path: Path, what: str) -> None:
+    file, target = tmp_path / "folder" / "outbox.db.ballast", tmp_path / "somebody's"
+    ballast = Ballast(file.with_suffix(""), size=8192)
     target.write_bytes(bytes(8192))
-    (tmp_path / "outbox.db.ballast").symlink_to(target)
-    ballast = Ballast(tmp_path / "outbox.db", size=8192)
+    if what != "no folder":
+        file.parent.mkdir()
+    if what == "removed":
+        assert ballast.restore()
+        file.unlink()
+    else:
+        if what == "a link":
+            file.symlink_to(target)
+        assert not ballast.restore()
     assert not ballast.is_whole
     assert not ballast.release()
     assert not ballast.lend()
-    assert not ballast.restore()
     assert target.stat().st_size == 8192
-
-
-def test_a_ballast_that_cannot_be_kept_is_no_error(tmp_path: Path) -> None:
-    ballast = Ballast(tmp_path / "no" / "outbox.db")
-    assert not ballast.restore()
-    assert not ballast.release()
-    assert not ballast.lend()
-    assert not ballast.is_whole
 
 
 def test_without_a_ballast_as_much_has_to_be_free(

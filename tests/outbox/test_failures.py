@@ -4,8 +4,8 @@ import errno
 import os
 import resource
 import sqlite3
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,20 +73,29 @@ def test_each_code_has_a_meaning(code: int, kind: type[OutboxError], words: str)
     assert str(error).endswith(" (SQLite: its words, ITS_NAME)")
 
 
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """No file can be opened in the block."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    with ExitStack() as files:
+        with suppress(OSError):
+            while True:
+                files.callback(os.close, os.dup(0))
+        yield
+
+
 def test_a_shortage_of_descriptors_passes(path: Path, child: Callable[..., int]) -> None:
     """A relay has its file open, but a fork closes it."""
 
     def run() -> None:
-        with closing(SqliteStore(path)) as store, ExitStack() as files:
+        with closing(SqliteStore(path)) as store:
             store._writer.rest()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-            with suppress(OSError):
-                while True:
-                    files.callback(os.close, os.dup(0))
-            with pytest.raises(OutboxDiskFailed, match="no file descriptor is free") as error:
+            with (
+                without_descriptors(),
+                pytest.raises(OutboxDiskFailed, match="no file descriptor is free") as error,
+            ):
                 store.snapshot()
             assert isinstance(error.value, TRANSIENT)
-            files.close()
             store.snapshot()
 
     assert child(run) == 0
@@ -97,14 +106,12 @@ def test_so_does_one_that_lets_no_outbox_be_created(
     path: Path, child: Callable[..., int], *, is_relay: bool
 ) -> None:
     def run() -> None:
-        with ExitStack() as files, closing(Outbox(path)) as outbox:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-            with suppress(OSError):
-                while True:
-                    files.callback(os.close, os.dup(0))
-            with pytest.raises(OutboxDiskFailed, match="no file descriptor is free"):
+        with closing(Outbox(path)) as outbox:
+            with (
+                without_descriptors(),
+                pytest.raises(OutboxDiskFailed, match="no file descriptor is free"),
+            ):
                 SqliteStore(path) if is_relay else outbox.enqueue(b"")
-            files.close()
             outbox.enqueue(b"")
 
     assert child(run) == 0
@@ -114,18 +121,15 @@ def test_without_a_free_descriptor_nothing_is_taken_for_absent(
     path: Path, child: Callable[..., int]
 ) -> None:
     """Neither the relay nor the files that are open."""
+    words = r"lock cannot be opened, because no file descriptor is free"
 
     def run() -> None:
-        with closing(SqliteStore(path)), ExitStack() as files:
+        with closing(SqliteStore(path)):
             before = open_files()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-            with suppress(OSError):
-                while True:
-                    files.callback(os.close, os.dup(0))
-            words = r"lock cannot be opened, because no file descriptor is free"
-            with pytest.raises(OutboxDiskFailed, match=words):
-                holder_pid(path)
-            assert before.keys() <= open_files().keys()
+            with without_descriptors():
+                with pytest.raises(OutboxDiskFailed, match=words):
+                    holder_pid(path)
+                assert before.keys() <= open_files().keys()
 
     assert child(run) == 0
 

@@ -131,31 +131,27 @@ def test_pages_on_the_list_of_free_ones_are_left_out(
 
 
 @pytest.mark.parametrize(
-    ("numbers", "following"), [([3], 5), ([3], 2**32 - 1), ([3, *range(100, 1_122)], 0), ([], 2)]
+    ("numbers", "following", "header"),
+    [
+        ([3], 5, None),
+        ([3], 2**32 - 1, None),
+        ([3, *range(100, 1_122)], 0, None),
+        ([], 2, None),  # the second page can be none: it begins as leaves do
+        *(([3], 0, first.to_bytes(4, "big")) for first in (5, 2**24 + 4, 1, 2)),
+        ([3], 0, b"damaged"),
+    ],
 )
 def test_what_is_no_list_of_free_pages_hides_nothing(
-    path: Path, numbers: list[int], following: int
+    path: Path, numbers: list[int], following: int, header: bytes | None
 ) -> None:
-    """The second page can be none: it begins as leaves do."""
+    """Nor does one that begins nowhere, or of which a damaged header tells."""
     with_free_pages(path, numbers, following)
-    with closing(Pages(path)) as pages:
-        assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
-
-
-@pytest.mark.parametrize("first", [5, 2**24 + 4, 1, 2])
-def test_a_list_of_free_pages_may_begin_nowhere(path: Path, first: int) -> None:
-    with_free_pages(path, [3])
     raw = bytearray(path.read_bytes())
-    raw[32:36] = first.to_bytes(4, "big")
+    if header == b"damaged":
+        raw[:32] = bytes(32)
+    elif header is not None:
+        raw[32:36] = header
     path.write_bytes(raw)
-    with closing(Pages(path)) as pages:
-        assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
-
-
-def test_a_damaged_header_names_no_free_pages(path: Path) -> None:
-    with_free_pages(path, [3])
-    raw = path.read_bytes()
-    path.write_bytes(bytes(32) + raw[32:])
     with closing(Pages(path)) as pages:
         assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
 

@@ -79,33 +79,26 @@ def fill(path: Path, entry: Make) -> None:
         store.commit(Changes(new=[entry(body=BODY)]))
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["no outbox", "an outbox"])
 @pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
 def test_a_planted_file_is_not_adopted(
-    shared: Path, stranger: Plant, entry: Make, suffix: str
+    shared: Path, stranger: Plant, entry: Make, suffix: str, *, is_there: bool
 ) -> None:
-    stranger(f": > p.db{suffix}")
-    for use in (lambda: SqliteStore(shared), lambda: Outbox(shared).enqueue(Message(BODY))):
-        with pytest.raises(OutboxError, match=f"p.db{suffix} belongs to user {STRANGER}"):
-            use()
-    assert shared.with_name(f"p.db{suffix}").read_bytes() == b""
-
-
-@pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
-def test_nor_beside_an_outbox_that_is_there(
-    shared: Path, stranger: Plant, entry: Make, suffix: str
-) -> None:
-    fill(shared, entry)
-    shared.with_name(f"p.db{suffix}").unlink(missing_ok=True)
-    stranger(f": > p.db{suffix}")
-    for use in (
-        lambda: fill(shared, entry),
+    uses: list[Callable[[], object]] = [
+        lambda: SqliteStore(shared),
         lambda: Outbox(shared).enqueue(Message(BODY)),
-        lambda: Outbox(shared).status(),
-        lambda: Outbox(shared.with_name("new.db")).salvage(shared),
-    ):
+    ]
+    planted = shared.with_name(f"p.db{suffix}")
+    if is_there:
+        fill(shared, entry)
+        planted.unlink(missing_ok=True)
+        uses.append(lambda: Outbox(shared).status())
+        uses.append(lambda: Outbox(shared.with_name("new.db")).salvage(shared))
+    stranger(f": > p.db{suffix}")
+    for use in uses:
         with pytest.raises(OutboxError, match=f"p.db{suffix} belongs to user {STRANGER}"):
             use()
-    assert shared.with_name(f"p.db{suffix}").read_bytes() == b""
+    assert planted.read_bytes() == b""
 
 
 def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
