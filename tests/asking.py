@@ -68,10 +68,10 @@ def sql(where: Where, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     """
     if isinstance(where, Path):
         statement = statement.replace("reliablepub.", "reliablepub_")
-    else:
+    elif values:
         statement = statement.replace("?", "%s")
     with closing(connect(where)) as connection, connection:
-        cursor = connection.execute(statement, values)
+        cursor = connection.execute(statement, *([values] if values else []))
         return cursor.fetchall() if cursor.description else []
 
 

@@ -505,16 +505,6 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
     assert run("check").exit_code == 4
 
 
-def test_an_older_version_is_refused(run: Run, alone: Path) -> None:
-    sql(alone, "UPDATE reliablepub_schema SET version = 7")
-    for command in ("check", "status"):
-        refused(
-            run(command),
-            "has version 7, and this reliablepub knows version 11; drain it with",
-            code=4,
-        )
-
-
 def test_what_a_killed_relay_has_left_is_named(run: Run, alone: Path) -> None:
     write_status_file(alone, {})
     assert f"a relay that was killed has left {alone.name}.relay" in run("check").stdout

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, OutboxError, Publisher
+from reliablepub import Message, NotAnOutbox, Outbox, OutboxError, Publisher
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres.server import Link
 from reliablepub.outbox.postgres.sql import creation, roles
@@ -183,14 +183,6 @@ def test_roles_suffice_where_nobody_may_call_functions_by_default(
         assert outbox.status().open == 1
 
 
-def test_an_outbox_of_another_version_is_refused(postgres_url: str) -> None:
-    Outbox(postgres_url).create()
-    with psycopg.connect(postgres_url) as newer:
-        newer.execute("UPDATE reliablepub.outbox SET version = 99")
-    with pytest.raises(NotAnOutbox, match="of version 99"):
-        Outbox(postgres_url).status()
-
-
 def test_plain_sql_stores_messages(postgres_url: str) -> None:
     Outbox(postgres_url).create()
     with psycopg.connect(postgres_url) as anybody:
@@ -238,18 +230,3 @@ def test_plain_sql_refuses_what_could_never_be_sent(postgres_url: str, values: s
             anybody.execute(f"SELECT reliablepub.enqueue('', 'q', 'x', {values})".encode())
         anybody.rollback()
         assert list(outbox.rows("open")) == []
-
-
-def test_what_postgresql_cannot_store_is_refused(postgres_url: str) -> None:
-    Outbox(postgres_url).create()
-    with Outbox(postgres_url) as outbox, pytest.raises(InvalidMessage, match="U\\+0000"):
-        outbox.enqueue(Message(b"", routing_key="a\0b"))
-
-
-def test_a_publisher_refuses_it_too_and_goes_on(postgres_url: str) -> None:
-    Outbox(postgres_url).create()
-    with FakeBroker() as broker, Publisher(broker.url, outbox=postgres_url) as publisher:
-        broker.declare_queue("q")
-        with pytest.raises(InvalidMessage, match="U\\+0000"):
-            publisher.publish(b"", routing_key="a\0b")
-        publisher.publish(b"", routing_key="q").result(20)

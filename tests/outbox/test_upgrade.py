@@ -18,6 +18,7 @@ from reliablepub.outbox.sqlite.connections import OLDEST
 from reliablepub.outbox.sqlite.connections import VERSION as FILE_VERSION
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.testing import FakeBroker
+from tests.asking import count, sql
 from tests.outbox.earlier_versions import OLDEST_IN_POSTGRES, create_file, create_in_postgres
 from tests.waiting import until
 
@@ -69,9 +70,8 @@ def test_a_file_is_as_if_this_version_had_created_it(old: Path) -> None:
     assert (found.pages, found.missing, found.changed) == ((), (), ())
     assert "put back by jo: because" in run(old, "explain", "7")
     assert "1 message edited" in run(old, "edit", "7", "--set", "type=t")
-    with closing(sqlite3.connect(old)) as connection:
-        numbers = connection.execute("SELECT intervention FROM reliablepub_interventions")
-        assert [number for (number,) in numbers] == [1, 2, 3, 4]
+    numbers = sql(old, "SELECT intervention FROM reliablepub_interventions")
+    assert numbers == [(1,), (2,), (3,), (4,)]
     run(old, "audit")
     assert sent(old) == ["m"]
 
@@ -88,18 +88,17 @@ def test_until_then_every_door_names_the_remedy(old: Path) -> None:
 
 
 def test_a_file_that_cannot_be_upgraded_stays_as_it_is(old: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("CREATE TABLE reliablepub_originals (in_the_way)")
+    sql(old, "CREATE TABLE reliablepub_originals (in_the_way)")
     assert "already exists" in run(old, "upgrade", code=4)
-    with closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("DROP TABLE reliablepub_originals")
-        numbers = connection.execute("SELECT count(*) FROM reliablepub_interventions")
-        assert numbers.fetchone() == (3,)
-        connection.execute("UPDATE reliablepub_schema SET version = version - 1")
-    assert "drain it with the reliablepub that made it" in run(old, "upgrade", code=4)
+    sql(old, "DROP TABLE reliablepub_originals")
+    assert count(old, "interventions") == 3
+    sql(old, "UPDATE reliablepub_schema SET version = version - 1")
+    words = f"has version {OLDEST - 1}, and this reliablepub knows version {FILE_VERSION}; drain it"
+    for command in ("upgrade", "check", "status"):
+        told = run(old, command, code=4)
+        assert f"{words} with the reliablepub that made it" in told
     assert "holds no outbox" in run(tmp_path / "none.db", "upgrade", code=4)
-    with closing(sqlite3.connect(tmp_path / "app.db")) as app, app:
-        app.execute("CREATE TABLE theirs (x)")
+    sql(tmp_path / "app.db", "CREATE TABLE theirs (x)")
     assert "holds no outbox" in run(tmp_path / "app.db", "upgrade", code=4)
     assert "not for a file" in run(old, "upgrade", "--sql", code=2)
 
@@ -126,8 +125,7 @@ def test_the_way_back_is_an_export(old: Path, tmp_path: Path) -> None:
     run(old, "upgrade")
     written = tmp_path / "rest.ndjson"
     run(old, "export", "--to", str(written))
-    with closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("INSERT INTO reliablepub_schema VALUES (?, 0.0)", (FILE_VERSION + 1,))
+    sql(old, "INSERT INTO reliablepub_schema VALUES (?, 0.0)", FILE_VERSION + 1)
     before = old.read_bytes()
     for arguments in (("status",), ("upgrade",), ("export",), ("audit",)):
         assert f"knows version {FILE_VERSION}; upgrade reliablepub" in run(old, *arguments, code=4)
@@ -163,8 +161,7 @@ AND NOT tgisinternal
 
 
 def made(url: str, schema: str) -> list[tuple[str, ...]]:
-    with psycopg.connect(url) as connection:
-        found = connection.execute(MADE.replace("SCHEMA", schema).encode()).fetchall()
+    found = sql(url, MADE.replace("SCHEMA", schema))
     return sorted(tuple(part.replace(schema, "S") for part in row) for row in found)
 
 
@@ -181,16 +178,14 @@ def test_an_outbox_in_postgresql(old_url: str, postgres_url: str, *, is_by_hand:
     assert "run `reliablepub outbox upgrade`" in run(old_url, "status", code=4)
     if is_by_hand:
         printed = run(old_url, "upgrade", "--sql")
-        with psycopg.connect(postgres_url) as owner:
-            owner.execute(printed.encode())
+        sql(postgres_url, printed)
         assert run(old_url, "upgrade", "--sql") == ""
     else:
         told = run(old_url, "upgrade")
         assert "tables of version 3 are now of version 4\n" in told
         assert "function enqueue is that of this version\n" in told
     assert "nothing was changed" in run(old_url, "upgrade")
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(creation("afresh", shards=2).encode())
+    sql(postgres_url, creation("afresh", shards=2))
     assert made(postgres_url, "earlier") == made(postgres_url, "afresh")
     assert "1 message edited" in run(old_url, "edit", "m", "--set", "type=t")
     run(old_url, "audit")
@@ -209,26 +204,22 @@ def test_a_transaction_of_the_application_may_be_of_either_version(
     with pytest.raises(NotAnOutbox, match="outbox upgrade"):
         Outbox(old_url).enqueue(Message(b""))
     run(old_url, "upgrade")
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(b"UPDATE earlier.outbox SET version = %d" % (VERSION + 1))
+    sql(postgres_url, f"UPDATE earlier.outbox SET version = {VERSION + 1}")
     with psycopg.connect(postgres_url) as connection:
         Outbox(old_url).enqueue(
             Message(b"", routing_key="q", message_id="o"), connection=connection
         )
     with pytest.raises(NotAnOutbox, match="upgrade reliablepub"):
         Outbox(old_url).enqueue(Message(b""))
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(b"UPDATE earlier.outbox SET version = %d" % VERSION)
-        names = connection.execute(b"SELECT message_id FROM earlier.messages ORDER BY 1").fetchall()
+    sql(postgres_url, f"UPDATE earlier.outbox SET version = {VERSION}")
+    names = sql(postgres_url, "SELECT message_id FROM earlier.messages ORDER BY 1")
     assert names == [("m",), ("n",), ("o",)]
 
 
 @pytest.mark.postgres
 def test_one_that_cannot_be_upgraded_stays_as_it_is(old_url: str, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(b"CREATE TABLE earlier.originals (in_the_way integer)")
+    sql(postgres_url, "CREATE TABLE earlier.originals (in_the_way integer)")
     assert "already exists" in run(old_url, "upgrade", code=4)
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute(b"UPDATE earlier.outbox SET version = 2")
+    sql(postgres_url, "UPDATE earlier.outbox SET version = 2")
     assert "version 2" in run(old_url, "upgrade", code=4)
     assert "holds no outbox" in run(f"{postgres_url}?schema=none", "upgrade", code=4)
