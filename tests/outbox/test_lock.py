@@ -130,13 +130,6 @@ def test_a_link_to_another_outboxs_lock_is_refused(path: Path) -> None:
     assert os.path.samestat(os.fstat(1), output), "nothing else is closed"
 
 
-def test_who_has_only_borrowed_it_is_waited_for(path: Path) -> None:
-    borrowed = RelayLock.borrow(path)
-    assert borrowed is not None
-    threading.Timer(0.1, borrowed.release).start()
-    RelayLock(path, timeout_s=0.0).release()
-
-
 def test_a_removed_lock_file_is_not_locked_in_secret(path: Path) -> None:
     first = RelayLock(path)
     lock_path(path).unlink()

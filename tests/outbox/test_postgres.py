@@ -28,15 +28,14 @@ from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxDiskFailed, OutboxError
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.database import NO_CHANGE, Relaying, Session
-from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.patience import Patience
 from reliablepub.outbox.postgres import database, ownership, server
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
-from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
-from tests.asking import fill, ready_ids, stored
+from tests.asking import fill, ready_ids, sql, stored
 from tests.between import after
 from tests.outbox.conftest import Make
 from tests.outbox.cuts import Cut, end_connections, server_down
@@ -98,8 +97,7 @@ def test_a_row_whose_transaction_has_a_number_of_before_a_crash_is_told() -> Non
         with closing(Outbox(url)) as outbox:
             outbox.create()
             outbox.enqueue(Message(b"", message_id="before"))
-        with psycopg.connect(url) as application:
-            application.execute("CREATE TABLE orders (n integer)")
+        sql(url, "CREATE TABLE orders (n integer)")
         with closing(PostgresStore(Server.of(url))) as own:
             before = own.snapshot()
             own.commit(Changes(confirmed=own.read_ready(1, before.last_id, **ALL)[0]))
@@ -189,9 +187,8 @@ def test_rows_with_transactions_of_another_cluster_are_sent_and_counted_once(url
         outbox.enqueue(Message(b"", message_id=str(number)))
     with closing(PostgresStore(Server.of(url))) as before:
         counted_before = before.snapshot().counters
-    with psycopg.connect(url) as other:
-        other.execute("UPDATE reliablepub.messages SET xid = '4000000000'")
-        other.execute("UPDATE reliablepub.turns SET cluster = '7/7'")
+    sql(url, "UPDATE reliablepub.messages SET xid = '4000000000'")
+    sql(url, "UPDATE reliablepub.turns SET cluster = '7/7'")
     outbox.enqueue(Message(b"", message_id="new"))
     with closing(PostgresStore(Server.of(url))) as restored:
         seen = restored.snapshot()
@@ -216,17 +213,6 @@ def test_a_read_covers_so_many_ids_from_the_first_that_is_stored(
     assert [upto for _, upto in pages] == [3, 8, 11, 99]
     assert [message_ids(entries) for entries, _ in pages] == [[], [], ["a", "b"], []]
     assert [own.lowest_awaited(first, 1.0) for first in (1, 4, 6, 9, 11)] == [6, 9, 9, 9, None]
-
-
-def test_the_ledger_follows_an_operator(url: str, own: PostgresStore, entry: Make) -> None:
-    parked = entry()
-    own.commit(Changes(new=[parked]))
-    own.commit(Changes(parked=[Attempt(parked, "1-1", 1, Outcome(OutcomeKind.RETURNED), 1.0)]))
-    assert own.snapshot().counters.parked == 1
-    with Outbox(url) as outbox:
-        assert outbox.retry([parked.id]) == 1
-    counters = own.snapshot().counters
-    assert (counters.stored, counters.parked, counters.open) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -397,19 +383,6 @@ def test_a_publisher_sends_slow_and_rolled_back_rows_once_and_never(url: str) ->
 # ---------------------------------------------------------------------------- one owner
 
 
-def test_an_owner_that_lives_keeps_its_shard(url: str, own: PostgresStore) -> None:
-    def open_second() -> None:
-        with pytest.raises(OutboxInUse, match="may own a shard: stop it, only enqueue here, or"):
-            PostgresStore(Server.of(url))
-
-    second = threading.Thread(target=open_second)
-    second.start()
-    while second.is_alive():
-        own.changed_elsewhere()
-        time.sleep(0.05)
-    second.join()
-
-
 def test_a_silent_owner_is_replaced_and_settles_nothing(
     url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,6 +438,12 @@ def newest_turn(own: PostgresStore) -> int:
     return int(turn)
 
 
+def is_cut_off(link: Link) -> bool:
+    """Whether the owner's connection is known to have ended."""
+    [(*_, is_cut_off, _)] = link.rows("newest_turns", {"active_s": 1.0})
+    return bool(is_cut_off)
+
+
 def killed(own: PostgresStore) -> None:
     """Lose the connection, as a process that is killed does."""
     assert own._link._connection is not None
@@ -495,8 +474,7 @@ def test_an_owner_that_reconnects_is_not_replaced(
     for _ in range(3):
         killed(own)
         assert not own.changed_elsewhere()
-        [(*_, is_cut_off, _)] = own._link.rows("newest_turns", {"active_s": 1.0})
-        assert not is_cut_off
+        assert not is_cut_off(own._link)
 
 
 def test_an_owner_at_rest_that_reconnects_takes_a_turn_at_once(own: PostgresStore) -> None:
@@ -515,8 +493,7 @@ def test_a_server_that_was_restarted_says_nothing_of_the_owner(
     postgres_server.stop("immediate")
     postgres_server.start()
     with closing(Link(Server.of(url))) as link:
-        [(*_, is_cut_off, _)] = link.rows("newest_turns", {"active_s": 1.0})
-    assert not is_cut_off
+        assert not is_cut_off(link)
 
 
 def test_a_restart_of_the_server_makes_no_owner_old(
@@ -530,8 +507,7 @@ def test_a_restart_of_the_server_makes_no_owner_old(
     monkeypatch.setattr("reliablepub.outbox.postgres.database.EXPIRY_S", 30.0)
     own.commit(Changes(new=(new := [entry(), entry()])))
     own.commit(Changes(sent=[Batch(1, 1, new)]))
-    with closing(psycopg.connect(url, autocommit=True)) as operator:
-        operator.execute("UPDATE reliablepub.turns SET at = at - interval '1 minute'")
+    sql(url, "UPDATE reliablepub.turns SET at = at - interval '1 minute'")
     postgres_server.stop("fast")
     postgres_server.start()
     with closing(Link(Server.of(url))) as link:
@@ -687,8 +663,7 @@ def test_applications_do_not_wait_for_a_relay_that_does_not_run(
         PostgresStore(Server.of(url)).close()
     if relay == "dead":
         monkeypatch.setattr(database, "EXPIRY_S", 0.0)
-        with closing(psycopg.connect(url, autocommit=True)) as connection:
-            connection.execute("UPDATE reliablepub.turns SET is_free = false, backend = 0")
+        sql(url, "UPDATE reliablepub.turns SET is_free = false, backend = 0")
     cancel_each(url, "first", "second", "third")
     assert not pauses
 
@@ -768,8 +743,7 @@ def test_an_owner_whose_last_turn_was_forgotten_settles_nothing_and_psycopg_logs
     url: str, own: PostgresStore, entry: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     own.commit(Changes(new=[entry()]))
-    with psycopg.connect(url, autocommit=True) as other:
-        other.execute("UPDATE reliablepub.turns SET turn = turn + 5000, run = 99")
+    sql(url, "UPDATE reliablepub.turns SET turn = turn + 5000, run = 99")
     with pytest.raises(OutboxInUse):
         own.commit(Changes(new=[entry()]))
     end_connections(url)
@@ -929,8 +903,7 @@ def test_a_pgbouncer_that_replaces_a_connection_says_nothing_of_the_owner(
             "WHERE datname IS NOT NULL AND pid <> pg_backend_pid()"
         )
         with closing(Link(Server.of(url))) as link:
-            [(*_, is_cut_off, _)] = link.rows("newest_turns", {"active_s": 1.0})
-        assert not is_cut_off
+            assert not is_cut_off(link)
         own.commit(Changes(sources={"a": 1}))
         assert own.position("a") == 2
 

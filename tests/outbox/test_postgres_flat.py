@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -66,6 +66,12 @@ SELECT
 FROM reliablepub.turns, generate_series(1, 20000) AS n
 WHERE turn = (SELECT max(turn) FROM reliablepub.turns)
 """
+
+
+def run(url: str, statement: LiteralString, *values: float) -> None:
+    """Execute it in a transaction of its own."""
+    with psycopg.connect(url) as application:
+        application.execute(statement, values or None)
 
 
 @dataclass(frozen=True)
@@ -134,8 +140,7 @@ def take_turns(store: PostgresStore, url: str) -> None:
     snapshot = store.snapshot()
     first = store.lowest_awaited(1, 1.0)
     for number in range(3):
-        with psycopg.connect(url) as application:
-            application.execute(FILL, [PAGE])
+        run(url, FILL, PAGE)
         assert store.changed_elsewhere()
         assert store.snapshot().last_id > snapshot.last_id
         snapshot = store.snapshot()
@@ -157,8 +162,7 @@ def test_no_statement_of_a_turn_reads_more_pages_beside_a_backlog(
 ) -> None:
     with psycopg.connect(postgres_outbox) as long_one:
         long_one.execute("SELECT pg_current_xact_id()")  # it may run for hours
-        with psycopg.connect(postgres_outbox) as application:
-            application.execute(FILL, [backlog])
+        run(postgres_outbox, FILL, backlog)
         with closing(PostgresStore(Server.of(postgres_outbox))) as store:
             for is_analyzed in (False, True):
                 if is_analyzed:
@@ -177,15 +181,13 @@ def test_a_relay_that_takes_over_looks_only_at_what_was_in_flight(
     postgres_outbox: str, statements: list[Explained], *, is_analyzed: bool
 ) -> None:
     """The planner would join the few tags with all that is stored."""
-    with psycopg.connect(postgres_outbox) as application:
-        application.execute(FILL, [BACKLOG])
+    run(postgres_outbox, FILL, BACKLOG)
     with closing(PostgresStore(Server.of(postgres_outbox))) as store:
         store.snapshot()
         entries, _ = store.read_ready(1, BACKLOG, limit=10, bytes_max=10**9)
         store.commit(Changes(sent=[Batch(1, 1, entries)]))
     if is_analyzed:
-        with psycopg.connect(postgres_outbox) as application:
-            application.execute("ANALYZE")
+        run(postgres_outbox, "ANALYZE")
     del statements[:]
     with closing(PostgresStore(Server.of(postgres_outbox))) as store:
         assert [one for one in statements if "messages" in one.whole] == []
@@ -200,15 +202,13 @@ def test_counts_do_not_depend_on_the_backlog(
     """An enqueuer with limits asks for them five times a second."""
     with psycopg.connect(postgres_outbox) as long_one:
         long_one.execute("SELECT pg_current_xact_id()")
-        with psycopg.connect(postgres_outbox) as application:
-            application.execute(FILL, [20_000])
+        run(postgres_outbox, FILL, 20_000)
         with closing(PostgresStore(Server.of(postgres_outbox))) as store:
             del statements[:]
             [counters] = store._link.read("ledger", {})
             assert counters[0] == 20_000
             assert max(one.pages for one in statements) < 100
-            with psycopg.connect(postgres_outbox) as application:
-                application.execute(FILL, [10])
+            run(postgres_outbox, FILL, 10)
             long_one.execute(FILL, [1])
         long_one.commit()
     with closing(outbox_at(postgres_outbox)) as database, database.reading() as session:
@@ -235,16 +235,13 @@ def test_retention_does_not_depend_on_the_backlog_or_on_what_was_deleted(
     monkeypatch.setattr(retention, "LOOK_S", 0.0)
     with psycopg.connect(postgres_outbox) as long_one:
         long_one.execute("SELECT pg_current_xact_id()")
-        with psycopg.connect(postgres_outbox) as application:
-            application.execute(FILL, [20_000])
+        run(postgres_outbox, FILL, 20_000)
         store = PostgresStore(Server.of(postgres_outbox), keep_confirmed_s=60, clock=clock)
         with closing(store):
-            with psycopg.connect(postgres_outbox) as application:
-                application.execute(KEEP, [clock.now - 50_000])
-                application.execute(REMEMBER)
+            run(postgres_outbox, KEEP, clock.now - 50_000)
+            run(postgres_outbox, REMEMBER)
             store.relieve()
-            with psycopg.connect(postgres_outbox) as application:
-                application.execute("DELETE FROM reliablepub.confirmed WHERE id < 20000")
+            run(postgres_outbox, "DELETE FROM reliablepub.confirmed WHERE id < 20000")
             store.relieve()
             del statements[:]
             store.relieve()

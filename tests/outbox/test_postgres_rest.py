@@ -150,7 +150,8 @@ def test_an_owner_at_rest_keeps_its_shard_by_its_looks_alone(
     while time.monotonic() < until_s:
         assert not own.changed_elsewhere()
         time.sleep(0.2)
-        with pytest.raises(OutboxInUse):
+        words = "may own a shard: stop it, only enqueue here, or"
+        with pytest.raises(OutboxInUse, match=words):
             PostgresStore(Server.of(url))
     assert admin.execute(newest).fetchone() == before
     assert Outbox(url).status().relay is not None
