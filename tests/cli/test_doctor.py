@@ -7,8 +7,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -169,25 +169,35 @@ def returned(body_bytes: int) -> bytes:
 FRAME = b"\x01\x00\x00\xff\xff\xff\xff"
 
 
+@contextmanager
+def broker_that(talks: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The URL of one that says to its client what it likes, for a block."""
+
+    def talk(server: socket.socket) -> None:
+        with server.accept()[0] as peer, suppress(OSError):
+            talks(peer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        talker = threading.Thread(target=talk, args=(server,))
+        talker.start()
+        yield f"amqp://guest:guest@127.0.0.1:{server.getsockname()[1]}"
+        talker.join()
+
+
 @pytest.mark.parametrize("words", [FRAME, returned(2**62)], ids=["frame", "message"])
 def test_a_broker_that_says_too_much_is_left(run: Run, words: bytes) -> None:
     """It would be read for ever: each byte of it is held, and looked at again with the next."""
     sent = 0
 
-    def talk(server: socket.socket) -> None:
+    def talk(peer: socket.socket) -> None:
         nonlocal sent
-        with server.accept()[0] as peer, suppress(OSError):
-            peer.recv(8)
-            peer.sendall(words)
-            while sent < 64 << 20:
-                sent += peer.send(frame.marshal(body.ContentBody(bytes(100_000)), 1))
+        peer.recv(8)
+        peer.sendall(words)
+        while sent < 64 << 20:
+            sent += peer.send(frame.marshal(body.ContentBody(bytes(100_000)), 1))
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        talker = threading.Thread(target=talk, args=(server,))
-        talker.start()
-        url = f"amqp://guest:guest@127.0.0.1:{server.getsockname()[1]}"
+    with broker_that(talk) as url:
         *_, row = json.loads(run("--url", url, "--json").stdout)
-        talker.join()
     assert (row["check"], row["level"]) == ("connection", "problem")
     assert "the broker began a frame" in row["found"] or "an unexpected message" in row["found"]
     assert "is RabbitMQ listening there?" in row["remedy"]
@@ -222,20 +232,15 @@ ANSWERS = {
     ids=["properties of another type", "another version"],
 )
 def test_a_broker_that_describes_itself_oddly_is_told_in_few_words(run: Run, first: bytes) -> None:
-    def talk(server: socket.socket) -> None:
-        with server.accept()[0] as peer, suppress(OSError):
-            while heard := peer.recv(1 << 20):
-                answers = [answer for method, answer in ANSWERS.items() if method in heard]
-                if not answers:
-                    return
-                peer.sendall(answers[-1] or first)
+    def talk(peer: socket.socket) -> None:
+        while heard := peer.recv(1 << 20):
+            answers = [answer for method, answer in ANSWERS.items() if method in heard]
+            if not answers:
+                return
+            peer.sendall(answers[-1] or first)
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        talker = threading.Thread(target=talk, args=(server,))
-        talker.start()
-        url = f"amqp://guest:guest@127.0.0.1:{server.getsockname()[1]}"
+    with broker_that(talk) as url:
         result = run("--url", url, "--json")
-        talker.join()
     bad = {row["check"] for row in json.loads(result.stdout) if row["level"] == "problem"}
     assert "connection" in bad
     assert len(result.stdout) < 5_000
@@ -302,38 +307,26 @@ def test_an_interrupt_while_connecting_ends_every_attempt(
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "level"),
+    ("around", "status", "check", "level"),
     [
-        ({}, "disk", Level.OK),
-        ({"bytes_free": GIB - 1}, "disk", Level.WARNING),
-        ({"bytes_free": FREE_MIN - 1}, "disk", Level.PROBLEM),
-        ({"sync_ms": 0.001}, "durability", Level.WARNING),
-        ({"sync_ms": 200.0}, "durability", Level.WARNING),
-        ({"sync_ms": None}, "durability", Level.WARNING),
-        ({"ahead_s": 60.0}, "clock", Level.WARNING),
-        ({"journal": "delete"}, "sqlite", Level.WARNING),
+        ({}, {}, "disk", Level.OK),
+        ({"bytes_free": GIB - 1}, {}, "disk", Level.WARNING),
+        ({"bytes_free": FREE_MIN - 1}, {}, "disk", Level.PROBLEM),
+        ({"sync_ms": 0.001}, {}, "durability", Level.WARNING),
+        ({"sync_ms": 200.0}, {}, "durability", Level.WARNING),
+        ({"sync_ms": None}, {}, "durability", Level.WARNING),
+        ({"ahead_s": 60.0}, {}, "clock", Level.WARNING),
+        ({"journal": "delete"}, {}, "sqlite", Level.WARNING),
+        ({}, {"is_disk_full": True}, "disk", Level.PROBLEM),
+        ({}, {"log_bytes": 64 * 1024**2 - 1}, "log", Level.OK),
+        ({}, {"log_bytes": 64 * 1024**2}, "log", Level.WARNING),
     ],
 )
-def test_surroundings_are_judged(
-    path: Path, change: dict[str, Any], check: str, level: Level
+def test_the_outbox_and_its_surroundings_are_judged(
+    path: Path, around: dict[str, Any], status: dict[str, Any], check: str, level: Level
 ) -> None:
-    status = Outbox(path).status()
-    found = {f.check: f for f in of_outbox(status, replace(GOOD, **change), status.stored, {})}
-    assert found[check].level is level
-    assert (found[check].remedy == "") == (level is Level.OK)
-
-
-@pytest.mark.parametrize(
-    ("change", "check", "level"),
-    [
-        ({"is_disk_full": True}, "disk", Level.PROBLEM),
-        ({"log_bytes": 64 * 1024**2 - 1}, "log", Level.OK),
-        ({"log_bytes": 64 * 1024**2}, "log", Level.WARNING),
-    ],
-)
-def test_the_outbox_is_judged(path: Path, change: dict[str, Any], check: str, level: Level) -> None:
-    status = replace(Outbox(path).status(), **change)
-    found = {f.check: f for f in of_outbox(status, GOOD, status.stored, {})}
+    shown = replace(Outbox(path).status(), **status)
+    found = {f.check: f for f in of_outbox(shown, replace(GOOD, **around), shown.stored, {})}
     assert found[check].level is level
     assert (found[check].remedy == "") == (level is Level.OK)
 

@@ -66,9 +66,20 @@ class Night:
         remedy: str = row["remedy"]
         return remedy
 
+    def check(self, check: str) -> str:
+        """The remedy of a check of `outbox check`, which has found something."""
+        rows = json.loads(self.cli("outbox", "check", "--json").out)
+        (remedy,) = [row["remedy"] for row in rows if row["check"] == check]
+        return str(remedy)
+
     def is_well(self, check: str) -> bool:
         rows = json.loads(self.cli("doctor", "--json").out)
         return all(row["level"] == "ok" for row in rows if row["check"] == check)
+
+    def relayed(self, count: int = 1) -> None:
+        """A relay is started, and the messages come."""
+        self.cli.relay()
+        self.come(count)
 
     def come(self, count: int = 1) -> None:
         """So many messages are in the queue, and none is open or given up."""
@@ -133,8 +144,7 @@ def test_the_relay_hangs(night: Night) -> None:
     until(lambda: not night.is_well("relay"))
     assert night.doctor("relay").endswith("; restart it")
     relay.send_signal(signal.SIGKILL)
-    night.cli.relay()
-    night.come()
+    night.relayed()
 
 
 def test_an_exchange_is_missing(night: Night) -> None:
@@ -167,8 +177,7 @@ def test_a_binding_is_missing(parked: Night) -> None:
     assert "then `retry`" in advice
     parked.broker.bind("invoices", "orders", "order.#")
     parked.run("reliablepub outbox retry --reason NO_ROUTE")
-    parked.cli.relay()
-    parked.come(5)
+    parked.relayed(5)
 
 
 def test_the_address_is_wrong(parked: Night) -> None:
@@ -176,8 +185,7 @@ def test_the_address_is_wrong(parked: Night) -> None:
     assert "a wrong address: `reroute`" in row_of(parked.run(summary))
     reroute = "reliablepub outbox reroute --exchange orders --to-exchange '' --to-routing-key"
     parked.run(f"{reroute} invoices")
-    parked.cli.relay()
-    parked.come(5)
+    parked.relayed(5)
 
 
 def test_the_broker_refuses_a_property(night: Night) -> None:
@@ -196,8 +204,7 @@ def test_a_message_is_late(night: Night) -> None:
     (summary,) = commands_in(night.doctor("given up"))
     assert "`retry`, which removes the deadline" in row_of(night.run(summary))
     night.run("reliablepub outbox retry --state expired")
-    night.cli.relay()
-    night.come()
+    night.relayed()
 
 
 def test_a_queue_is_deleted_with_its_messages(night: Night) -> None:
@@ -222,8 +229,7 @@ def test_a_parked_message_holds_its_key(night: Night) -> None:
     assert "k" in night.run(section("A key is held")[0])
     night.broker.declare_queue("gone")
     night.run("reliablepub outbox keys --resume k")
-    night.cli.relay()
-    night.come()
+    night.relayed()
     assert len(night.broker.messages("gone")) == 1
 
 
@@ -234,20 +240,16 @@ def test_the_password_is_wrong(night: Night) -> None:
     assert "password" in night.doctor("connection")
     night.cli.environment["RELIABLEPUB_URL"] = right
     assert night.is_well("connection")
-    night.cli.relay()
-    night.come()
+    night.relayed()
 
 
 def test_others_may_read_the_file(night: Night) -> None:
     night.enqueue()
     path = Path(night.where)
     path.chmod(0o644)
-    rows = json.loads(night.cli("outbox", "check", "--json").out)
-    (remedy,) = [row["remedy"] for row in rows if row["check"] == "access"]
-    subprocess.run(["sh", "-c", remedy.partition(": ")[2]], check=True)
+    subprocess.run(["sh", "-c", night.check("access").partition(": ")[2]], check=True)
     assert path.stat().st_mode & 0o777 == 0o600
-    night.cli.relay()
-    night.come()
+    night.relayed()
 
 
 def test_a_page_of_the_file_is_damaged(night: Night, tmp_path: Path) -> None:
@@ -261,14 +263,11 @@ def test_a_page_of_the_file_is_damaged(night: Night, tmp_path: Path) -> None:
     with open(night.where, "r+b") as file:  # noqa: PTH123 - to write into it
         file.seek((root - 1) * page_bytes)
         file.write(b"\xff" * page_bytes)
-    rows = json.loads(night.cli("outbox", "check", "--json").out)
-    (remedy,) = [row["remedy"] for row in rows if row["check"] == "pages"]
     new = str(tmp_path / "new.db")
-    (command,) = commands_in(remedy)
+    (command,) = commands_in(night.check("pages"))
     night.run(command.replace("NEW", new))
     night.where = night.cli.environment["RELIABLEPUB_OUTBOX"] = new
-    night.cli.relay()
-    night.come(100)
+    night.relayed(100)
 
 
 def test_the_outbox_is_of_an_earlier_version(night: Night) -> None:
@@ -282,8 +281,7 @@ def test_the_outbox_is_of_an_earlier_version(night: Night) -> None:
     (command,) = commands_in(night.cli("outbox", "status").error)
     night.run(command)
     night.enqueue()
-    night.cli.relay()
-    night.come()
+    night.relayed()
 
 
 # ------------------------------------------------------------------- PostgreSQL
@@ -300,8 +298,7 @@ def test_a_function_of_the_outbox_was_changed(at_server: Night) -> None:
     assert "function shard_of is that of this version" in at_server.run(command)
     assert at_server.is_well("schema")
     at_server.enqueue()
-    at_server.cli.relay()
-    at_server.come()
+    at_server.relayed()
 
 
 @pytest.mark.postgres
@@ -314,8 +311,7 @@ def test_a_sequence_is_behind_its_rows(at_server: Night) -> None:
         owner.execute(call.encode())
     assert at_server.is_well("sequences")
     at_server.enqueue()
-    at_server.cli.relay()
-    at_server.come(4)
+    at_server.relayed(4)
 
 
 @pytest.mark.postgres
@@ -326,5 +322,4 @@ def test_a_relay_in_postgresql_hangs(at_server: Night) -> None:
     until(lambda: not at_server.is_well("relay"))
     assert at_server.doctor("relay").startswith("restart that relay")
     relay.send_signal(signal.SIGKILL)
-    at_server.cli.relay()
-    at_server.come()
+    at_server.relayed()

@@ -83,31 +83,11 @@ def assert_harmless(text: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "list",
-        "list --csv",
-        "list --json",
-        "keys",
-        "keys --csv",
-        "stats",
-        "stats --csv",
-        "stats --exchange e*",
-        "in-flight",
-        "duplicates",
-        "duplicates --csv",
-        "status",
-        "check",
-        "audit",
-        "explain 1",
-        "explain 5",
-        "explain 1 --json",
-        "show 1",
-        "show 1 --json",
-        "show 7",
-        "export",
-        "retry 1 --dry-run",
-        "retry --all --dry-run",
-        "park 77",
-        "prune --dry-run",
+        *("list", "list --csv", "list --json", "keys", "keys --csv"),
+        *("stats", "stats --csv", "stats --exchange e*", "status", "check", "audit"),
+        *("in-flight", "duplicates", "duplicates --csv", "explain 1", "explain 5"),
+        *("explain 1 --json", "show 1", "show 1 --json", "show 7", "export"),
+        *("retry 1 --dry-run", "retry --all --dry-run", "park 77", "prune --dry-run"),
     ],
 )
 def test_no_command_prints_what_a_terminal_acts_on(run: Run, command: str) -> None:
@@ -154,9 +134,8 @@ def test_what_is_exported_is_brought_in_as_it_was(run: Run, path: Path, tmp_path
 @pytest.mark.parametrize("width", [60, 120])
 def test_watch_draws_nothing_that_acts(path: Path, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, height=60, color_system=None)
-    console.print(
-        draw(page_of(look(outbox_at(path), closely=True)), width=width, height=60, hint="q")
-    )
+    page = page_of(look(outbox_at(path), closely=True))
+    console.print(draw(page, width=width, height=60, hint="q"))
     output = console.file
     assert isinstance(output, io.StringIO)
     assert_harmless(output.getvalue())

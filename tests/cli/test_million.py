@@ -135,13 +135,8 @@ def test_answers_out_of_a_million(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "states",
-        "possible_among",
-        "any_message",
-        "delete_open",
-        "delete_parked",
-        "due_now",
-        "unpark",
+        *("states", "possible_among", "any_message"),
+        *("delete_open", "delete_parked", "due_now", "unpark"),
     ],
 )
 def test_chosen_messages_are_found_by_their_ids(small: sqlite3.Connection, name: str) -> None:

@@ -46,6 +46,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def path(whole: Path, tmp_path: Path) -> Path:
+    """A copy of that outbox, for one test."""
+    path = tmp_path / "o.db"
+    path.write_bytes(whole.read_bytes())
+    return path
+
+
 def invoke(path: Path, line: str) -> Result:
     result = CliRunner().invoke(main, [*line.split(), "--outbox", str(path)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -63,10 +71,8 @@ VALUES = ("x'ff00'", "'text'", "9e999", "NULL")
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(("table", "column"), [(t, c) for t in TABLES for c in TABLES[t]])
 def test_they_are_shown_as_far_as_they_can_be_read(
-    whole: Path, tmp_path: Path, table: str, column: str, value: str
+    path: Path, table: str, column: str, value: str
 ) -> None:
-    path = tmp_path / "o.db"
-    path.write_bytes(whole.read_bytes())
     sql(path, "PRAGMA ignore_check_constraints = ON", f"UPDATE {table} SET {column} = {value}")
     for command in COMMANDS:
         assert invoke(path, f"outbox {command}").exit_code == 0
@@ -79,10 +85,8 @@ def test_they_are_shown_as_far_as_they_can_be_read(
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(("table", "column"), [(t, c) for t in list(TABLES)[:2] for c in TABLES[t]])
 def test_they_are_left_alone_and_the_others_changed(
-    whole: Path, tmp_path: Path, table: str, column: str, value: str
+    path: Path, table: str, column: str, value: str
 ) -> None:
-    path = tmp_path / "o.db"
-    path.write_bytes(whole.read_bytes())
     sql(path, "PRAGMA ignore_check_constraints = ON", f"UPDATE {table} SET {column} = {value}")
     with Outbox(path) as outbox:
         id_ = outbox.enqueue(Message(b"{}", "e", "q"))
@@ -94,11 +98,7 @@ def test_they_are_left_alone_and_the_others_changed(
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("column", ["size", "body", "properties", "uncertain", "checksum"])
-def test_they_can_be_discarded_and_are_not_exported(
-    whole: Path, tmp_path: Path, column: str, value: str
-) -> None:
-    path = tmp_path / "o.db"
-    path.write_bytes(whole.read_bytes())
+def test_they_can_be_discarded_and_are_not_exported(path: Path, column: str, value: str) -> None:
     sql(path, f"UPDATE reliablepub_messages SET {column} = {value}")
     result = invoke(path, "outbox export")
     assert result.exit_code in {0, 4}
@@ -109,9 +109,7 @@ def test_they_can_be_discarded_and_are_not_exported(
     assert invoke(path, "outbox explain 1").stdout.startswith("message 1")
 
 
-def test_they_are_not_retried_and_the_others_are(whole: Path, tmp_path: Path) -> None:
-    path = tmp_path / "o.db"
-    path.write_bytes(whole.read_bytes())
+def test_they_are_not_retried_and_the_others_are(path: Path) -> None:
     assert invoke(path, "outbox park 1").exit_code == 0
     sql(path, "UPDATE reliablepub_parked SET size = x'31' WHERE id = 2")
     result = invoke(path, "outbox retry --all --yes")
@@ -120,9 +118,7 @@ def test_they_are_not_retried_and_the_others_are(whole: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_a_ledger_that_is_no_number_is_damage(whole: Path, tmp_path: Path, value: str) -> None:
-    path = tmp_path / "o.db"
-    path.write_bytes(whole.read_bytes())
+def test_a_ledger_that_is_no_number_is_damage(path: Path, value: str) -> None:
     pragma = "PRAGMA ignore_check_constraints = ON"
     sql(path, pragma, f"UPDATE reliablepub_ledger SET confirmed = {value}")
     for command in ("outbox status --over 0", "watch --count 1", "doctor"):

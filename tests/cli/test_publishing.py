@@ -1,9 +1,9 @@
 """A run against a publisher that fails in ways a real one seldom does."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -18,27 +18,13 @@ from reliablepub.outbox.entry import Counters, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from reliablepub.relay.status import Link, Status
+from tests.cli.test_tally import Running
 
 ENTRY = Entry(Message(b"", message_id="m"), 0.0)
 
 
-class Scripted:
+class Scripted(Running):
     """Stores everything, and settles each group as told: a kind, None, or an error to raise."""
-
-    is_ended = False
-    failure = None
-
-    def check_thread(self) -> None:
-        pass
-
-    def check_held_up(self) -> None:
-        pass
-
-    def keep(self, receipt: object) -> None:
-        pass
-
-    def call(self, callback: Callable[[Any], object], receipt: object) -> None:
-        callback(receipt)
 
     def __init__(
         self, *script: OutcomeKind | Exception | None, at_close: Exception | None = None

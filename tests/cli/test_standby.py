@@ -200,24 +200,6 @@ def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_ur
     assert cli.stop(standby).code == 0
 
 
-def test_a_relay_that_is_reopened_while_the_disk_is_full_waits(
-    cli: Cli, fake: FakeBroker, postgres_url: str
-) -> None:
-    Outbox(postgres_url).create()
-    relay = cli.relay("--outbox", postgres_url)
-    with closing(psycopg.connect(postgres_url, autocommit=True)) as operator:
-        operator.execute(FULL)
-        relay.send_signal(signal.SIGHUP)
-        told = line_of(relay)
-        assert told.startswith("standing by: ")
-        assert "the disk of the database is full" in told
-        operator.execute("DROP TRIGGER full_disk ON reliablepub.runs")
-    assert line_of(relay) == "this relay has taken over the outbox\n"
-    Outbox(postgres_url).enqueue(Message(b"", routing_key="all"))
-    fake.wait_for(1, timeout_s=60)
-    assert cli.stop(relay).code == 0
-
-
 def test_a_wrong_user_of_postgresql_changes_nothing(
     cli: Cli, fake: FakeBroker, postgres_url: str, tmp_path: Path
 ) -> None:

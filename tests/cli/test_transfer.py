@@ -34,6 +34,12 @@ def path(tmp_path: Path) -> Iterator[Path]:
         yield store.path
 
 
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """Where another outbox is to be."""
+    return tmp_path / "new.db"
+
+
 def run(*arguments: object, **settings: Any) -> Result:
     return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
 
@@ -60,19 +66,17 @@ def lines(path: Path, tmp_path: Path) -> Path:
     return target
 
 
-def test_a_pipe_is_read_once(path: Path, lines: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_read_once(path: Path, lines: Path, new: Path) -> None:
     """Such as /dev/stdin, which cannot be read from its beginning again."""
     reading, writing = os.pipe()
     os.write(writing, lines.read_bytes())
     os.close(writing)
-    new = tmp_path / "new.db"
     assert run("import", f"/dev/fd/{reading}", "--outbox", new).stdout == "8 messages stored\n"
     os.close(reading)
     assert len(rows(new)) == 8
 
 
-def test_a_round_trip_changes_nothing(path: Path, lines: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new.db"
+def test_a_round_trip_changes_nothing(path: Path, lines: Path, new: Path) -> None:
     assert run("import", lines, "--outbox", new).stdout == "8 messages stored\n"
     sent = [row | {"uncertain": row["message_id"] == "m-6"} for row in rows(path)]
     assert rows(new) == sent, "what is on the wire may have arrived"
@@ -111,8 +115,7 @@ def test_a_parked_message_holds_its_key_after_an_import(
         assert (held.id, held.held_back) == (1, 2)
 
 
-def test_importing_again_does_nothing(path: Path, lines: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new.db"
+def test_importing_again_does_nothing(path: Path, lines: Path, new: Path) -> None:
     run("import", lines, "--outbox", new)
     again = run("import", lines, "--outbox", new)
     assert again.stdout == "0 messages stored; 8 were there already, or imported before\n"
@@ -133,9 +136,8 @@ def test_what_was_discarded_again_is_imported_with_an_empty_line(path: Path, lin
 
 
 def test_an_import_that_was_interrupted_goes_on(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: Path, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = tmp_path / "new.db"
     monkeypatch.setattr(transfer, "CHUNK", 3)
     text = lines.read_text().splitlines()
     begun = transfer.import_lines(outbox_at(new), text, "import x")
@@ -172,9 +174,8 @@ def test_a_line_that_was_changed_is_refused(
     assert result.stderr.count("\n") == 1
 
 
-def test_the_lines_before_a_bad_one_are_stored(lines: Path, tmp_path: Path) -> None:
+def test_the_lines_before_a_bad_one_are_stored(lines: Path, new: Path) -> None:
     text = lines.read_text().splitlines()
-    new = tmp_path / "new.db"
     cut = "\n".join([*text[:5], text[5][:50], *text[6:]])
     result = run("import", "-", "--outbox", new, input=cut)
     assert "line 6 is not what `export` writes" in result.stderr
@@ -243,9 +244,8 @@ def test_two_imports_of_the_same_lines_at_once_store_them_once(
     assert (again.stored, again.known) == (0, 8)
 
 
-def test_lines_that_are_blank_are_counted_and_skipped(lines: Path, tmp_path: Path) -> None:
+def test_lines_that_are_blank_are_counted_and_skipped(lines: Path, new: Path) -> None:
     first, second, *_ = lines.read_text().splitlines()
-    new = tmp_path / "new.db"
     (brought,) = transfer.import_lines(outbox_at(new), [first, "", " \n", second], "x")
     assert (brought.stored, brought.known) == (2, 0)
     with pytest.raises(transfer.BadLine, match=r"^line 4 is not what"):
@@ -274,12 +274,11 @@ def test_each_piece_is_told_as_soon_as_it_is_stored(
 
 
 def test_long_lines_are_stored_in_small_pieces(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: Path, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """500 messages of 16 MiB would take 8 GiB of memory."""
     text = lines.read_text().splitlines()[:4]
     monkeypatch.setattr(transfer, "_PIECE_CHARS", 1)
-    new = tmp_path / "new.db"
     told = [brought.stored for brought in transfer.import_lines(outbox_at(new), text, "x")]
     assert told == [1, 2, 3, 4, 4]
     assert len(rows(new)) == 4
@@ -354,7 +353,7 @@ def test_no_part_of_a_file_is_left(
     assert not list(tmp_path.glob("all.ndjson*"))
 
 
-def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> None:
+def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path, new: Path) -> None:
     path = tmp_path / "sealed.db"
     fill(path, Message(b"plain", "orders", "key"))
     fill(path, Message(b"secret", "orders", "key"), keys=OutboxKeys({"one": bytes(32)}))
@@ -366,7 +365,6 @@ def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> Non
             "no other outbox can import them",
         )
     assert len(target.read_text().splitlines()) == 1
-    new = tmp_path / "new.db"
     assert run("import", target, "--outbox", new).stdout == "1 message stored\n"
 
 

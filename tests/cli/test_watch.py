@@ -12,10 +12,12 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -273,7 +275,7 @@ def test_a_signal_ends_it(cli: Cli, path: Path) -> None:
 class Terminal:
     """The command in a terminal of its own."""
 
-    def __init__(self, path: Path, stderr: int | None = None, **environment: str) -> None:
+    def __init__(self, path: Path, *, stderr: Any = None, **environment: str) -> None:
         self.fd, child = pty.openpty()
         ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
         self.modes = termios.tcgetattr(child)
@@ -306,25 +308,33 @@ class Terminal:
         os.close(self.fd)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_signal_gives_the_screen_back(path: Path, number: signal.Signals) -> None:
+@contextmanager
+def watched(path: Path, **environment: Any) -> Iterator[Terminal]:
+    """A terminal in which the picture is there, for a block; it gets its modes back."""
     make_trouble(path).close()
-    terminal = Terminal(path)
+    terminal = Terminal(path, **environment)
     try:
         terminal.until("q quits")
-        terminal.process.send_signal(number)
-        terminal.until("\x1b[?1049l")
-        assert terminal.process.wait(60) == 0
-        assert termios.tcgetattr(terminal.child) == terminal.modes
+        yield terminal
     finally:
         terminal.close()
 
 
+def assert_given_back(terminal: Terminal) -> None:
+    terminal.until("\x1b[?1049l")
+    assert terminal.process.wait(60) == 0
+    assert termios.tcgetattr(terminal.child) == terminal.modes, "it is as it was before"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_gives_the_screen_back(path: Path, number: signal.Signals) -> None:
+    with watched(path) as terminal:
+        terminal.process.send_signal(number)
+        assert_given_back(terminal)
+
+
 def test_while_it_is_stopped_the_shell_has_the_screen(path: Path) -> None:
-    make_trouble(path).close()
-    terminal = Terminal(path)
-    try:
-        terminal.until("q quits")
+    with watched(path) as terminal:
         terminal.process.send_signal(signal.SIGTSTP)
         terminal.until("\x1b[?1049l")
         until(lambda: _state_of(terminal.process.pid) == "T")
@@ -334,10 +344,7 @@ def test_while_it_is_stopped_the_shell_has_the_screen(path: Path) -> None:
         terminal.until("\x1b[?1049h")
         terminal.until("q quits")
         os.write(terminal.fd, b"q")
-        terminal.until("\x1b[?1049l")
-        assert terminal.process.wait(60) == 0
-    finally:
-        terminal.close()
+        assert_given_back(terminal)
 
 
 def _state_of(pid: int) -> str:
@@ -357,31 +364,19 @@ def test_a_terminal_that_is_gone_ends_it_without_a_traceback(path: Path) -> None
 
 
 def test_a_terminal_without_utf8_keeps_its_lines(path: Path) -> None:
-    make_trouble(path).close()
-    terminal = Terminal(path, PYTHONIOENCODING="iso-8859-1", PYTHONUTF8="0")
-    try:
-        terminal.until("q quits")
+    with watched(path, PYTHONIOENCODING="iso-8859-1", PYTHONUTF8="0") as terminal:
         assert "\\u" not in terminal.output
-    finally:
-        terminal.close()
 
 
 @pytest.mark.parametrize("key", ["q", "\x1b", None])
 def test_in_a_terminal_it_fills_the_screen_until_a_key_or_a_signal(
     path: Path, key: str | None
 ) -> None:
-    make_trouble(path).close()
-    terminal = Terminal(path, NO_COLOR="1")
-    try:
-        terminal.until("q quits")
+    with watched(path, NO_COLOR="1") as terminal:
         assert "\x1b[?1049h" in terminal.output, "a screen of its own"
         assert not re.search(r"\x1b\[[0-9;]*3[0-7]", terminal.output), "no colors"
         if key is None:
             terminal.process.send_signal(signal.SIGINT)
         else:
             os.write(terminal.fd, key.encode())
-        terminal.until("\x1b[?1049l")
-        assert terminal.process.wait(60) == 0
-        assert termios.tcgetattr(terminal.child) == terminal.modes, "it is as it was before"
-    finally:
-        terminal.close()
+        assert_given_back(terminal)
