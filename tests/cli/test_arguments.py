@@ -85,8 +85,7 @@ def test_a_row_number_may_have_any_length(path: Path, command: str) -> None:
 @pytest.mark.parametrize("command", ["list", "keys", "duplicates", "schedule", "in-flight"])
 def test_a_limit_is_one_that_every_database_takes(path: Path, command: str) -> None:
     assert run(path, "outbox", command, "--limit", str(10**9)).exit_code == 0
-    result = run(path, "outbox", command, "--limit", str(2**64))
-    assert (result.exit_code, "Invalid value for '--limit'" in result.stderr) == (2, True)
+    refused(run(path, "outbox", command, "--limit", str(2**64)), "Invalid value for '--limit'")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +93,7 @@ def test_a_limit_is_one_that_every_database_takes(path: Path, command: str) -> N
 )
 @pytest.mark.parametrize("time", ["36526d", "9" * 400 + "d"])
 def test_a_time_is_at_most_100_years(path: Path, arguments: str, time: str) -> None:
-    result = run(path, *arguments.split(), time)
-    assert (result.exit_code, "is more than 100 years" in result.stderr) == (2, True)
+    refused(run(path, *arguments.split(), time), "is more than 100 years")
 
 
 @pytest.mark.parametrize("seconds", [2.2e6, 1e300, math.inf])
@@ -118,8 +116,7 @@ def test_metrics_do_not_replace_the_outbox(path: Path) -> None:
     beside = path.parent / "link.prom"
     beside.symlink_to(path)
     for to in (path, beside, path.parent / "." / path.name):
-        result = run(path, "outbox", "metrics", "--to", str(to))
-        assert (result.exit_code, "--to is the outbox itself" in result.stderr) == (2, True)
+        refused(run(path, "outbox", "metrics", "--to", str(to)), "--to is the outbox itself")
     assert run(path, "outbox", "audit").exit_code == 0
 
 

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from reliablepub import Message, Outbox, OutboxKeys, Publisher
@@ -13,7 +12,7 @@ from reliablepub.cli import main
 from reliablepub.message import HEADER_BYTES_MAX
 from reliablepub.testing import FakeBroker
 from tests.asking import fill
-from tests.stores import DURABLE, outbox_of
+from tests.stores import Where
 from tests.waiting import until
 
 KEYS = OutboxKeys({"new": b"k" * 32, "old": b"o" * 32})
@@ -30,19 +29,14 @@ SENT = Message(
 )
 
 
-@pytest.fixture(params=DURABLE)
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(outbox_of(request.param, request, tmp_path))
-
-
-def run(where: str, *arguments: object, code: int = 0, stdin: bytes | None = None) -> str:
-    command = ["outbox", *map(str, arguments), "--outbox", where]
+def run(where: Where, *arguments: object, code: int = 0, stdin: bytes | None = None) -> str:
+    command = ["outbox", *map(str, arguments), "--outbox", str(where)]
     result = CliRunner().invoke(main, command, input=stdin)
     assert result.exit_code == code, result.output
     return result.output
 
 
-def shown(where: str, *arguments: object) -> dict[str, Any]:
+def shown(where: Where, *arguments: object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(run(where, "show", "m", "--json", *arguments))
     names = ("exchange", "routing_key", "properties", "headers", "body", "problem")
     return {name: found[name] for name in names}
@@ -58,7 +52,7 @@ BEFORE = {
 }
 
 
-def test_what_the_broker_refused_is_corrected_and_comes(where: str) -> None:
+def test_what_the_broker_refused_is_corrected_and_comes(where: Where) -> None:
     with FakeBroker() as broker:
         broker.declare_exchange("orders", "topic")
         broker.declare_queue("q")
@@ -80,7 +74,7 @@ def test_what_the_broker_refused_is_corrected_and_comes(where: str) -> None:
     run(where, "audit")
 
 
-def test_everything_but_the_id_can_be_changed(where: str) -> None:
+def test_everything_but_the_id_can_be_changed(where: Where) -> None:
     Outbox(where).enqueue(SENT)
     changes = [
         *("--set", "priority=5", "--set", "timestamp=2026-12-24T18:00:00+01:00"),
@@ -125,7 +119,7 @@ def test_everything_but_the_id_can_be_changed(where: str) -> None:
 
 
 def test_an_encrypted_message_stays_encrypted_and_so_does_its_original(
-    where: str, tmp_path: Path
+    where: Where, tmp_path: Path
 ) -> None:
     keys, old_keys = tmp_path / "keys", tmp_path / "old"
     for path, names in ((keys, ("new", "old")), (old_keys, ("old",))):
@@ -147,7 +141,7 @@ def test_an_encrypted_message_stays_encrypted_and_so_does_its_original(
     assert shown(where, "--original", "--outbox-keys", keys) == BEFORE
 
 
-def test_a_change_that_does_not_fit_changes_nothing(where: str, tmp_path: Path) -> None:
+def test_a_change_that_does_not_fit_changes_nothing(where: Where, tmp_path: Path) -> None:
     with Outbox(where) as outbox:
         outbox.enqueue(SENT)
         headers = {"large": "x" * (HEADER_BYTES_MAX - 400)}

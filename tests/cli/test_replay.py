@@ -2,39 +2,23 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
-import pytest
-from click.testing import CliRunner
-
 from reliablepub import Message, Outbox, OutboxKeys, Publisher, RetryPolicy
-from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
-from tests.stores import DURABLE, outbox_of
+from tests.cli.test_edit import run
+from tests.stores import Where
 from tests.waiting import until
 
 KEYS = OutboxKeys({"k": b"k" * 32})
 
 
-@pytest.fixture(params=DURABLE)
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(outbox_of(request.param, request, tmp_path))
-
-
-def run(where: str, *arguments: object, code: int = 0) -> str:
-    command = ["outbox", *map(str, arguments), "--outbox", where]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def listed(where: str, *arguments: object) -> list[dict[str, Any]]:
+def listed(where: Where, *arguments: object) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(run(where, "list", "--json", *arguments))
     return found
 
 
-def publish(where: str, broker: FakeBroker, *messages: Message, **options: Any) -> None:
+def publish(where: Where, broker: FakeBroker, *messages: Message, **options: Any) -> None:
     with Publisher(broker.url, outbox=where, keep_confirmed_s=3600.0, **options) as publisher:
         publisher.publish_many(messages)
 
@@ -47,7 +31,7 @@ def messages(*keys: str) -> list[Message]:
     return [Message(b"x", routing_key=key, message_id=f"m-{n}") for n, key in enumerate(keys)]
 
 
-def test_the_messages_of_a_deleted_queue_come_again(where: str) -> None:
+def test_the_messages_of_a_deleted_queue_come_again(where: Where) -> None:
     with FakeBroker() as broker:
         for queue in ("invoices", "orders"):
             broker.declare_queue(queue)
@@ -77,7 +61,7 @@ def test_the_messages_of_a_deleted_queue_come_again(where: str) -> None:
     assert len(listed(where, "--state", "confirmed")) == 3, "kept for a while once more"
 
 
-def test_a_replayed_message_is_one_that_a_queue_may_hold(where: str) -> None:
+def test_a_replayed_message_is_one_that_a_queue_may_hold(where: Where) -> None:
     with FakeBroker() as broker:
         broker.declare_queue("q")
         publish(where, broker, *messages("q"))
@@ -92,7 +76,7 @@ def test_a_replayed_message_is_one_that_a_queue_may_hold(where: str) -> None:
     run(where, "audit")
 
 
-def test_an_encrypted_message_with_a_key_keeps_both(where: str) -> None:
+def test_an_encrypted_message_with_a_key_keeps_both(where: Where) -> None:
     sent = Message(b"x", routing_key="q", message_id="m", ordering_key="a", headers={"n": 1})
     with FakeBroker() as broker:
         broker.declare_queue("q")
@@ -107,7 +91,7 @@ def test_an_encrypted_message_with_a_key_keeps_both(where: str) -> None:
             assert one.properties.headers["n"] == 1
 
 
-def test_only_confirmed_messages_are_replayed(where: str) -> None:
+def test_only_confirmed_messages_are_replayed(where: Where) -> None:
     Outbox(where).create()
     told = run(where, "replay", "--state", "parked", code=2)
     assert "replay takes messages that are confirmed, not parked" in told
@@ -115,7 +99,7 @@ def test_only_confirmed_messages_are_replayed(where: str) -> None:
     assert "retry takes messages that are waiting, parked or expired, not confirmed" in told
 
 
-def test_an_outbox_that_is_cleared_has_no_message_and_no_key(where: str) -> None:
+def test_an_outbox_that_is_cleared_has_no_message_and_no_key(where: Where) -> None:
     """For the next test of an application."""
     with FakeBroker() as broker, Outbox(where) as outbox:
         broker.declare_queue("q")

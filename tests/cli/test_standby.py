@@ -39,6 +39,13 @@ def until(relay: subprocess.Popen[str], words: str) -> None:
     pytest.fail(f"it ended, and never said {words!r}")
 
 
+def standing_by(cli: Cli, where: Where, *options: str) -> subprocess.Popen[str]:
+    """Begin a relay beside the one that owns the outbox."""
+    standby = cli.begin("relay", "--outbox", where, "--standby", *options)
+    assert line_of(standby) == "standing by: another relay owns the outbox\n"
+    return standby
+
+
 def test_a_standby_takes_over_from_a_relay_that_was_killed(
     cli: Cli, fake: FakeBroker, where: Where
 ) -> None:
@@ -46,8 +53,7 @@ def test_a_standby_takes_over_from_a_relay_that_was_killed(
         outbox.enqueue(Message(b"", routing_key="all"))
         owner = cli.relay("--outbox", where, "--standby")
         fake.wait_for(1, timeout_s=60)
-        standby = cli.begin("relay", "--outbox", where, "--standby", "--json")
-        assert line_of(standby) == "standing by: another relay owns the outbox\n"
+        standby = standing_by(cli, where, "--json")
         outbox.enqueue(Message(b"", routing_key="all"))
         fake.wait_for(2, timeout_s=60)
         owner.send_signal(signal.SIGKILL)
@@ -134,15 +140,12 @@ def test_a_wrong_configuration_does_not_end_a_standby(
 
 
 def test_a_relay_that_was_paused_for_too_long_stands_by(
-    cli: Cli, fake: FakeBroker, postgres_url: str
+    cli: Cli, fake: FakeBroker, postgres_outbox: str
 ) -> None:
-    Outbox(postgres_url).create()
-    first = cli.relay("--outbox", postgres_url, "--standby")
-    second = cli.begin("relay", "--outbox", postgres_url, "--standby")
-    third = cli.begin("relay", "--outbox", postgres_url, "--standby", "--json")
-    for standby in (second, third):
-        assert line_of(standby) == "standing by: another relay owns the outbox\n"
-    outbox = Outbox(postgres_url)
+    outbox = Outbox(postgres_outbox)
+    first = cli.relay("--outbox", postgres_outbox, "--standby")
+    second = standing_by(cli, postgres_outbox)
+    third = standing_by(cli, postgres_outbox, "--json")
     outbox.enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
     wait_until(lambda: outbox.status().confirmed == 1)
@@ -163,35 +166,32 @@ def test_a_relay_that_was_paused_for_too_long_stands_by(
 
 
 def test_a_relay_that_hangs_is_told_from_none(
-    cli: Cli, fake: FakeBroker, postgres_url: str
+    cli: Cli, fake: FakeBroker, postgres_outbox: str
 ) -> None:
-    Outbox(postgres_url).create()
-    relay = cli.relay("--outbox", postgres_url)
+    relay = cli.relay("--outbox", postgres_outbox)
     relay.send_signal(signal.SIGSTOP)
-    Outbox(postgres_url).enqueue(Message(b"", routing_key="all", message_id="m"))
+    Outbox(postgres_outbox).enqueue(Message(b"", routing_key="all", message_id="m"))
 
     def relay_found() -> dict[str, str]:
-        found = cli("doctor", "--json", "--outbox", postgres_url).json
+        found = cli("doctor", "--json", "--outbox", postgres_outbox).json
         return next(row for row in found if row["check"] == "relay")
 
     wait_until(lambda: "hangs, or is cut off: no sign of life" in relay_found()["found"])
     assert relay_found()["remedy"].startswith("restart that relay")
-    status = cli("outbox", "status", "--outbox", postgres_url).out
+    status = cli("outbox", "status", "--outbox", postgres_outbox).out
     assert f"process {relay.pid} on " in status
     assert "its relay hangs, and has shown no sign of life for " in status
-    told = cli("outbox", "explain", "m", "--outbox", postgres_url).out
+    told = cli("outbox", "explain", "m", "--outbox", postgres_outbox).out
     assert "the relay of this outbox hangs, without a sign of life for " in told
     relay.send_signal(signal.SIGKILL)
     wait_until(lambda: "none, the last was process" in relay_found()["found"])
     assert relay_found()["remedy"].startswith("start `reliablepub relay`")
 
 
-def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_url: str) -> None:
-    Outbox(postgres_url).create()
-    owner = cli.relay("--outbox", postgres_url)
-    standby = cli.begin("relay", "--outbox", postgres_url, "--standby")
-    assert line_of(standby) == "standing by: another relay owns the outbox\n"
-    with closing(psycopg.connect(postgres_url, autocommit=True)) as operator:
+def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_outbox: str) -> None:
+    owner = cli.relay("--outbox", postgres_outbox)
+    standby = standing_by(cli, postgres_outbox)
+    with closing(psycopg.connect(postgres_outbox, autocommit=True)) as operator:
         operator.execute(FULL)
         assert cli.stop(owner).code == 0
         assert "the disk of the database is full" in line_of(standby)
@@ -201,20 +201,19 @@ def test_a_standby_waits_for_a_full_disk(cli: Cli, fake: FakeBroker, postgres_ur
 
 
 def test_a_wrong_user_of_postgresql_changes_nothing(
-    cli: Cli, fake: FakeBroker, postgres_url: str, tmp_path: Path
+    cli: Cli, fake: FakeBroker, postgres_outbox: str, tmp_path: Path
 ) -> None:
-    Outbox(postgres_url).create()
     config = tmp_path / "relay.toml"
-    config.write_text(f"outbox = '{postgres_url}'\n")
+    config.write_text(f"outbox = '{postgres_outbox}'\n")
     relay = cli.begin("relay", "--config", config)
     until(relay, "connected to the broker\n")
-    scheme, _, place = postgres_url.partition("://")
+    scheme, _, place = postgres_outbox.partition("://")
     config.write_text(f"outbox = '{scheme}://nobody@{place.rpartition('@')[2]}'\n")
     relay.send_signal(signal.SIGHUP)
     told = line_of(relay)
     assert told.startswith("reopened with the earlier settings: ")
     assert 'role "nobody" does not exist' in told
-    Outbox(postgres_url).enqueue(Message(b"", routing_key="all"))
+    Outbox(postgres_outbox).enqueue(Message(b"", routing_key="all"))
     fake.wait_for(1, timeout_s=60)
     assert cli.stop(relay).code == 0
 
@@ -223,9 +222,7 @@ def test_a_drain_that_is_interrupted_while_it_stands_by_is_not_done(
     cli: Cli, fake: FakeBroker
 ) -> None:
     owner = cli.relay("--outbox", "o.db")
-    standby = cli.begin("relay", "--outbox", "o.db", "--drain", "--standby")
-    assert line_of(standby) == "standing by: another relay owns the outbox\n"
-    ended = cli.stop(standby)
+    ended = cli.stop(standing_by(cli, "o.db", "--drain"))
     assert ended.code == 3
     assert ended.error == "interrupted while standing by: another relay owns the outbox"
     assert cli.stop(owner).code == 0
