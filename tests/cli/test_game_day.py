@@ -287,7 +287,6 @@ def test_the_outbox_is_of_an_earlier_version(night: Night) -> None:
 # ------------------------------------------------------------------- PostgreSQL
 
 
-@pytest.mark.postgres
 def test_a_function_of_the_outbox_was_changed(at_server: Night) -> None:
     with psycopg.connect(at_server.where, autocommit=True) as owner:
         owner.execute(
@@ -301,7 +300,6 @@ def test_a_function_of_the_outbox_was_changed(at_server: Night) -> None:
     at_server.relayed()
 
 
-@pytest.mark.postgres
 def test_a_sequence_is_behind_its_rows(at_server: Night) -> None:
     at_server.enqueue(*[Message(b"", routing_key="invoices")] * 3)
     with psycopg.connect(at_server.where, autocommit=True) as owner:
@@ -314,7 +312,6 @@ def test_a_sequence_is_behind_its_rows(at_server: Night) -> None:
     at_server.relayed(4)
 
 
-@pytest.mark.postgres
 def test_a_relay_in_postgresql_hangs(at_server: Night) -> None:
     relay = at_server.cli.relay()
     relay.send_signal(signal.SIGSTOP)

@@ -36,8 +36,6 @@ from tests.cli.conftest import Run, refused
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
-pytestmark = pytest.mark.postgres
-
 SECRET = "canary"
 """A password, which no output may show."""
 

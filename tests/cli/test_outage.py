@@ -12,8 +12,6 @@ from tests.asking import fill
 from tests.cli.conftest import Cli, line_of
 from tests.postgres import PostgresServer
 
-pytestmark = pytest.mark.postgres
-
 
 def test_a_relay_that_starts_waits_for_its_database(
     cli: Cli, fake: FakeBroker, postgres_server: PostgresServer, postgres_outbox: str

@@ -18,8 +18,6 @@ from tests.cli.conftest import Cli, line_of, refused
 from tests.cli.test_standby import until
 from tests.waiting import until as wait_until
 
-pytestmark = pytest.mark.postgres
-
 KEYS = 12
 TAKEN_OVER_S = 20.0
 

@@ -98,7 +98,6 @@ def backends_of_standbys(outbox: str, function: str = "pid") -> set[int]:
         return {pid for pid, _ in connection.execute(query)}
 
 
-@pytest.mark.postgres
 def test_standbys_are_listed(cli: Cli, fake: FakeBroker, postgres_outbox: str) -> None:
     host = socket.gethostname()
 

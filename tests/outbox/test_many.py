@@ -200,7 +200,6 @@ def test_a_chunk_that_exceeds_a_limit_is_not_stored(where: Where, limit: str) ->
 
 @pytest.mark.parametrize("autocommit", [False, True])
 @pytest.mark.parametrize("factory", [None, ClientCursor, RawCursor])
-@pytest.mark.postgres
 def test_any_cursor_of_psycopg_will_do(
     postgres_outbox: str, factory: Any, *, autocommit: bool
 ) -> None:
@@ -219,7 +218,6 @@ def test_any_cursor_of_psycopg_will_do(
     assert [entry.message.body for entry in entries(postgres_outbox)] == [body] * 4
 
 
-@pytest.mark.postgres
 def test_text_that_postgresql_cannot_store_keeps_its_chunk_out(postgres_outbox: str) -> None:
     with Outbox(postgres_outbox) as outbox:
         with pytest.raises(InvalidMessage, match=r"U\+0000"):
@@ -227,7 +225,6 @@ def test_text_that_postgresql_cannot_store_keeps_its_chunk_out(postgres_outbox: 
         assert stored(outbox) == []
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize(("is_sealed", "trips"), [(False, 1), (True, 2)])
 def test_a_thousand_messages_take_one_round_trip(
     postgres_outbox: str, tmp_path: Path, *, is_sealed: bool, trips: int
@@ -247,7 +244,6 @@ def test_a_thousand_messages_take_one_round_trip(
         assert len(re.findall(r"\tF\t\d+\tSync", trace.read())) == trips
 
 
-@pytest.mark.postgres
 def test_an_idle_connection_that_was_lost_is_replaced(postgres_outbox: str) -> None:
     with Outbox(postgres_outbox) as outbox:
         outbox.enqueue_many(messages(2))
@@ -256,7 +252,6 @@ def test_an_idle_connection_that_was_lost_is_replaced(postgres_outbox: str) -> N
         assert {"later-0", "later-1"} <= set(stored(outbox))
 
 
-@pytest.mark.postgres
 def test_a_commit_whose_answer_is_lost_is_made_again_or_unsure(
     postgres_outbox: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

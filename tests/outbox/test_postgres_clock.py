@@ -23,7 +23,6 @@ def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.undo()
 
 
-@pytest.mark.postgres
 def test_a_host_whose_clock_is_wrong_gives_each_message_its_time(url: str, wrong: float) -> None:
     Outbox(url).enqueue(Message(b"", expires_in_s=60))
     with FakeBroker() as broker:
@@ -41,7 +40,6 @@ def test_a_host_whose_clock_is_wrong_gives_each_message_its_time(url: str, wrong
         assert -60 < stored_s <= 1
 
 
-@pytest.mark.postgres
 def test_a_relay_whose_clock_is_wrong_expires_nothing_early_and_nothing_late(
     url: str, wrong: float
 ) -> None:
@@ -57,7 +55,6 @@ def test_a_relay_whose_clock_is_wrong_expires_nothing_early_and_nothing_late(
     assert [parked.message_id for parked in outbox.parked()] == ["late"]
 
 
-@pytest.mark.postgres
 def test_a_store_tells_the_server_s_time(url: str) -> None:
     with closing(PostgresStore(Server.of(url))) as store:
         assert abs(store.wall() - time.time()) < 1  # the server is on this host

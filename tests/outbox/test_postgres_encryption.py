@@ -14,8 +14,6 @@ from reliablepub.testing import FakeBroker
 from tests.asking import fill, message_ids
 from tests.outbox.cuts import Cut
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.fixture
 def old() -> OutboxKeys:

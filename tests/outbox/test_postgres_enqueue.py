@@ -23,8 +23,6 @@ from tests.asking import message_ids
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
-pytestmark = pytest.mark.postgres
-
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 

@@ -21,8 +21,6 @@ from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from tests.outbox.conftest import Clock
 
-pytestmark = pytest.mark.postgres
-
 PAGE = 500
 BACKLOG = 200_000
 PAGES_MAX = 8 * PAGE

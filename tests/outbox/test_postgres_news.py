@@ -40,8 +40,6 @@ from tests.postgres import PostgresServer, can_connect
 from tests.stores import begin_anew
 from tests.waiting import until
 
-pytestmark = pytest.mark.postgres
-
 ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
 
 
@@ -421,6 +419,7 @@ def test_a_publisher_without_receipts_goes_on_after_lost_commits(
         assert len(broker.messages("q")) == 2
 
 
+@pytest.mark.postgres
 def test_a_crash_of_a_server_process_takes_no_message_that_a_relay_has_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

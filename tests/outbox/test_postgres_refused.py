@@ -13,7 +13,6 @@ from tests.certificates import signed
 from tests.postgres import PostgresServer
 from tests.waiting import until
 
-pytestmark = pytest.mark.postgres
 RULES = """\
 host all unwelcome all reject
 host all secretive all scram-sha-256

@@ -25,8 +25,6 @@ from tests.postgres import PostgresServer
 from tests.stores import begin_anew
 from tests.waiting import until
 
-pytestmark = pytest.mark.postgres
-
 RUNS = """
 INSERT INTO reliablepub.runs (shard, pid, host, started_at)
 SELECT %s, 1, 'host', 1.0 FROM generate_series(1, %s)

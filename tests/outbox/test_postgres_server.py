@@ -14,8 +14,6 @@ import pytest
 from tests.postgres import PostgresServer, can_connect
 from tests.waiting import until
 
-pytestmark = pytest.mark.postgres
-
 Connection = psycopg.Connection[Any]
 
 KILLED = """
@@ -120,6 +118,7 @@ def test_nothing_is_left(postgres_server: PostgresServer) -> None:
     assert not server.folder.exists()
 
 
+@pytest.mark.postgres
 def test_no_process_outlives_a_killed_test_run_even_if_it_is_frozen() -> None:
     run = subprocess.run(
         [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False

@@ -55,7 +55,6 @@ FOR EACH ROW EXECUTE FUNCTION public.note();
 # ---------------------------------------------------------------------------- locks
 
 
-@pytest.mark.postgres
 def test_a_relay_whose_table_is_locked_says_so_and_refuses_messages(url: str) -> None:
     """VACUUM FULL, for instance. Callers must not hang for as long as that takes."""
     with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
@@ -117,7 +116,6 @@ def attempts_to_take_over(url: str, for_s: float, live: Callable[[], object]) ->
     return told
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("mode", ["ACCESS EXCLUSIVE", "SHARE"])
 @tried_again
 def test_an_owner_that_waits_for_the_lock_of_a_table_keeps_its_shard(
@@ -144,7 +142,6 @@ def test_an_owner_that_waits_for_the_lock_of_a_table_keeps_its_shard(
     assert not Outbox(url).audit().differences
 
 
-@pytest.mark.postgres
 @pytest.mark.timeout(60)
 def test_an_owner_goes_on_though_the_table_of_its_status_is_locked(
     url: str, admin: psycopg.Connection, entry: Make
@@ -160,7 +157,6 @@ def test_an_owner_goes_on_though_the_table_of_its_status_is_locked(
         assert json.loads(content)["n"] == 2
 
 
-@pytest.mark.postgres
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("table", ["outbox", "turns", "runs", "confirmed"])
 def test_a_relay_that_starts_while_a_table_is_locked_says_so(url: str, table: str) -> None:
@@ -172,7 +168,6 @@ def test_a_relay_that_starts_while_a_table_is_locked_says_so(url: str, table: st
     PostgresStore(Server.of(url)).close()
 
 
-@pytest.mark.postgres
 @pytest.mark.timeout(60)
 def test_a_relay_waits_for_no_lock_to_name_its_successor_or_to_find_a_source(
     url: str, admin: psycopg.Connection
@@ -189,7 +184,6 @@ def test_a_relay_waits_for_no_lock_to_name_its_successor_or_to_find_a_source(
             own.changed_elsewhere()
 
 
-@pytest.mark.postgres
 @tried_again
 def test_an_owner_whose_commit_took_long_keeps_its_shard(url: str) -> None:
     """It waits for a synchronous replica, for instance: its turn is old when others see it."""
@@ -200,7 +194,6 @@ def test_an_owner_whose_commit_took_long_keeps_its_shard(url: str) -> None:
         assert told == {"OutboxInUse"}
 
 
-@pytest.mark.postgres
 def test_a_relay_starts_or_says_that_a_transaction_holds_its_turn(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +222,6 @@ def test_a_relay_starts_or_says_that_a_transaction_holds_its_turn(
     PostgresStore(Server.of(url)).close()
 
 
-@pytest.mark.postgres
 def test_a_relay_that_starts_ignores_the_statement_timeout_of_its_user(
     url: str, admin: psycopg.Connection
 ) -> None:
@@ -263,7 +255,6 @@ def test_a_relay_sends_nulls_where_arrays_have_none(url: str) -> None:
 # ---------------------------------------------------------------------------- policies
 
 
-@pytest.mark.postgres
 def test_a_policy_that_hides_messages_from_the_relay_is_an_error(
     url: str, admin: psycopg.Connection, postgres_server: PostgresServer
 ) -> None:
@@ -287,7 +278,6 @@ def test_a_policy_that_hides_messages_from_the_relay_is_an_error(
         admin.execute("DROP ROLE reliablepub_enqueuer, reliablepub_reader")
 
 
-@pytest.mark.postgres
 def test_a_user_who_may_only_read_is_told_why(url: str, admin: psycopg.Connection) -> None:
     name = admin.info.dbname
     admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
@@ -300,7 +290,6 @@ def test_a_user_who_may_only_read_is_told_why(url: str, admin: psycopg.Connectio
 # ---------------------------------------------------------------------------- emptied tables
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("table", ["turns", "outbox"])
 def test_an_outbox_whose_tables_were_emptied_is_refused(
     url: str, admin: psycopg.Connection, table: str
@@ -313,7 +302,6 @@ def test_an_outbox_whose_tables_were_emptied_is_refused(
         outbox.retry([1])
 
 
-@pytest.mark.postgres
 def test_a_relay_whose_turns_are_deleted_says_so(
     url: str, admin: psycopg.Connection, entry: Make
 ) -> None:
@@ -325,7 +313,6 @@ def test_a_relay_whose_turns_are_deleted_says_so(
             own.commit(Changes(new=[entry()]))
 
 
-@pytest.mark.postgres
 def test_the_lost_ledger_of_an_emptied_outbox_is_told(url: str, admin: psycopg.Connection) -> None:
     """Sums over no turns are null, which is no difference and exceeds no limit."""
     with Outbox(url) as outbox, Outbox(url, open_messages_max=9) as limited:
@@ -338,7 +325,6 @@ def test_the_lost_ledger_of_an_emptied_outbox_is_told(url: str, admin: psycopg.C
 # ---------------------------------------------------------------------------- statements
 
 
-@pytest.mark.postgres
 def test_no_statement_of_an_operator_shows_a_body(url: str, admin: psycopg.Connection) -> None:
     """Members of pg_monitor see the statements of all users in pg_stat_activity."""
     database = outbox_at(url)
@@ -360,13 +346,11 @@ def test_no_statement_of_an_operator_shows_a_body(url: str, admin: psycopg.Conne
 # ---------------------------------------------------------------------------- names
 
 
-@pytest.mark.postgres
 def test_words_that_need_quotes_are_known(admin: psycopg.Connection) -> None:
     words = admin.execute("SELECT word FROM pg_get_keywords() WHERE catcode IN ('R', 'T')")
     assert [word for (word,) in words if not sql._RESERVED.fullmatch(word)] == []
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("schema", ["user", "order", "role_a_reliablepub_b", "values"])
 def test_a_schema_may_have_any_name(postgres_url: str, schema: str) -> None:
     url = f"{postgres_url}?schema={schema}"
@@ -420,7 +404,6 @@ def test_a_password_may_have_any_character(url: str, password: str, name: str) -
 # ---------------------------------------------------------------------------- collations
 
 
-@pytest.mark.postgres
 def test_no_index_depends_on_the_collations_of_the_operating_system(
     admin: psycopg.Connection,
 ) -> None:

@@ -254,7 +254,6 @@ def test_the_earliest_is_listed_first(outbox: Outbox, where: Where) -> None:
 # ---------------------------------------------------------------------- PostgreSQL's transactions
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_transaction_with_a_snapshot_is_refused(postgres_outbox: str, level: str) -> None:
     with Outbox(postgres_outbox) as outbox, psycopg.connect(postgres_outbox) as app:
@@ -266,7 +265,6 @@ def test_a_transaction_with_a_snapshot_is_refused(postgres_outbox: str, level: s
         assert counts(outbox) == (1, 1, 0)
 
 
-@pytest.mark.postgres
 def test_autocommit_is_refused(postgres_outbox: str) -> None:
     with (
         Outbox(postgres_outbox) as outbox,
@@ -280,7 +278,6 @@ def test_autocommit_is_refused(postgres_outbox: str) -> None:
         assert counts(outbox) == (1, 0, 1)
 
 
-@pytest.mark.postgres
 def test_values_are_written_as_each_library_reads_them(postgres_outbox: str) -> None:
     keys = [f"100% {name}:b'\\ %s" for name in "abc"]
     with Outbox(postgres_outbox) as outbox:
@@ -299,7 +296,6 @@ def test_values_are_written_as_each_library_reads_them(postgres_outbox: str) -> 
         assert notes[1] == f"cancelled by key {keys[1]}: :x %(y)s"
 
 
-@pytest.mark.postgres
 def test_a_relay_waits_for_the_transaction(postgres_outbox: str, broker: FakeBroker) -> None:
     with (
         Outbox(postgres_outbox) as outbox,

@@ -135,7 +135,6 @@ def test_states_that_were_asked_for_stay(filled: Path) -> None:
 GLOBS = st.text("ab-^[]*?.\\é\n", max_size=8)
 
 
-@pytest.mark.postgres
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(glob=GLOBS, texts=st.lists(st.text("ab-^[]*?.\\é\n", max_size=6), max_size=9))
 @example(glob="[^e]*", texts=["e", "ab", "^"])

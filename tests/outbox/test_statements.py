@@ -99,7 +99,6 @@ def test_operators_use_statements_that_both_engines_have() -> None:
     assert names_of_operators() <= OPERATORS
 
 
-@pytest.mark.postgres
 def test_both_engines_understand_every_statement_and_answer_operators_alike(
     sqlite_columns: dict[str, Columns], postgres_columns: dict[str, Columns]
 ) -> None:

@@ -172,7 +172,6 @@ def old_url(postgres_url: str) -> str:
     return f"{postgres_url}?schema=earlier"
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize("is_by_hand", [False, True])
 def test_an_outbox_in_postgresql(old_url: str, postgres_url: str, *, is_by_hand: bool) -> None:
     assert "run `reliablepub outbox upgrade`" in run(old_url, "status", code=4)
@@ -192,7 +191,6 @@ def test_an_outbox_in_postgresql(old_url: str, postgres_url: str, *, is_by_hand:
     until(lambda: Outbox(old_url).status().open == 1)
 
 
-@pytest.mark.postgres
 def test_a_transaction_of_the_application_may_be_of_either_version(
     old_url: str, postgres_url: str
 ) -> None:
@@ -216,7 +214,6 @@ def test_a_transaction_of_the_application_may_be_of_either_version(
     assert names == [("m",), ("n",), ("o",)]
 
 
-@pytest.mark.postgres
 def test_one_that_cannot_be_upgraded_stays_as_it_is(old_url: str, postgres_url: str) -> None:
     sql(postgres_url, "CREATE TABLE earlier.originals (in_the_way integer)")
     assert "already exists" in run(old_url, "upgrade", code=4)
