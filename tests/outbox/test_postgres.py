@@ -200,21 +200,6 @@ def test_rows_with_transactions_of_another_cluster_are_sent_and_counted_once(url
     assert not outbox.audit().differences
 
 
-def test_a_read_covers_so_many_ids_from_the_first_that_is_stored(
-    own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("reliablepub.outbox.postgres.store.SCANNED_MAX", 3)
-    far = [entry() for _ in range(8)]
-    for waiting in far:
-        waiting.due_at = 9e9
-    own.commit(Changes(new=[*far, entry(message_id="a"), entry(message_id="b")]))
-    own.commit(Changes(confirmed=far[2:5]))
-    pages = [own.read_ready(first, 99, **ALL) for first in (1, 4, 9, 11)]
-    assert [upto for _, upto in pages] == [3, 8, 11, 99]
-    assert [message_ids(entries) for entries, _ in pages] == [[], [], ["a", "b"], []]
-    assert [own.lowest_awaited(first, 1.0) for first in (1, 4, 6, 9, 11)] == [6, 9, 9, 9, None]
-
-
 @pytest.mark.parametrize("is_own", [True, False])
 def test_a_trigger_that_keeps_a_message_there_is_an_error(url: str, *, is_own: bool) -> None:
     outbox = Outbox(url)

@@ -11,7 +11,9 @@ from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqlitePage as Page
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.asking import opened
 from tests.outbox.conftest import Make
+from tests.stores import Where
 
 ROOMY = 10**9
 
@@ -56,15 +58,22 @@ def test_a_page_passes_over_as_many_bytes_as_it_may_hold(connection: sqlite3.Con
     assert page.read_ready(connection, 1, 11) == 4, "two fit to the byte, and the third does not"
 
 
-def test_a_page_covers_so_many_ids_from_the_first_that_is_stored(
-    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+def test_a_read_covers_so_many_ids_from_the_first_that_is_stored(
+    where: Where, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.outbox.sqlite.store.SCANNED_MAX", 3)
-    connection.execute("UPDATE reliablepub_messages SET due_at = 9e9 WHERE id < 9")
-    connection.execute("DELETE FROM reliablepub_messages WHERE id BETWEEN 3 AND 5")
-    page = Page(10, ROOMY, None)
-    ends = [page.read_ready(connection, first, 99) for first in (1, 4, 9, 12)]
-    assert (ends, ids(page)) == ([3, 8, 11, 99], [11])
+    for kind in ("sqlite", "postgres"):
+        monkeypatch.setattr(f"reliablepub.outbox.{kind}.store.SCANNED_MAX", 3)
+    far = [entry() for _ in range(8)]
+    for waiting in far:
+        waiting.due_at = 9e9
+    with opened(where) as store:
+        store.commit(Changes(new=[*far, entry(message_id="a"), entry(message_id="b")]))
+        store.commit(Changes(confirmed=far[2:5]))
+        pages = [store.read_ready(first, 99, limit=9, bytes_max=ROOMY) for first in (1, 4, 9, 11)]
+        assert [upto for _, upto in pages] == [3, 8, 11, 99]
+        assert [[one.id for one in found] for found, _ in pages] == [[], [], [9, 10], []]
+        awaited = [store.lowest_awaited(first, 1.0) for first in (1, 4, 6, 9, 11)]
+        assert awaited == [6, 9, 9, 9, None]
 
 
 def test_a_relay_that_begins_does_not_look_at_each_message_that_waits(
