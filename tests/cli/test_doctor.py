@@ -59,13 +59,8 @@ GOOD = Surroundings(
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "o.db"
-    fill(
-        path,
-        Message(b"secret", "flights", "flight.1"),
-        Message(b"secret", "nowhere", "k"),
-        Message(b"secret", routing_key="all"),
-        Message(b"secret", routing_key="no queue"),
-    )
+    addresses = (("flights", "flight.1"), ("nowhere", "k"), ("", "all"), ("", "no queue"))
+    fill(path, *(Message(b"secret", *address) for address in addresses))
     return path
 
 

@@ -432,18 +432,8 @@ def a_replica(server: PostgresServer) -> Iterator[None]:
     """Receive the server's log as an asynchronous replica does."""
     program = next(Path("/usr/lib/postgresql").glob("*/bin/pg_receivewal"))
     with TemporaryDirectory() as folder:
-        command: list[str | Path] = [
-            program,
-            "-D",
-            folder,
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(server.port),
-            "-U",
-            "postgres",
-        ]
-        process = subprocess.Popen(command)
+        where = f"-D {folder} -h 127.0.0.1 -p {server.port} -U postgres"
+        process = subprocess.Popen([program, *where.split()])
         try:
             until(lambda: bool(server.execute("SELECT 1 FROM pg_stat_replication")))
             yield
@@ -457,8 +447,7 @@ def test_an_asynchronous_replica_is_found_by_a_reader(
 ) -> None:
     url = as_role("reader")
     with a_replica(postgres_server):
-        row = json.loads(run("doctor", "--json", "--outbox", url).stdout)
-    (row,) = (each for each in row if each["check"] == "replicas")
+        row = findings(run, url)["replicas"]
     assert row["level"] == "warning"
     assert row["found"] == "1 replica connected, no commit waits for one"
 
