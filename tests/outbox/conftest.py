@@ -13,6 +13,7 @@ import pytest
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.testing import FakeBroker
 from tests.asking import connect, opened
 from tests.outbox.shim import Shim, shim
 from tests.stores import STORES, open_store, outbox_of
@@ -77,6 +78,19 @@ def app(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE orders (id INTEGER)")
         yield connection
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    """It has a queue ``orders``."""
+    with FakeBroker() as broker:
+        broker.declare_queue("orders")
+        yield broker
+
+
+def bodies(broker: FakeBroker) -> list[str]:
+    """What is in that queue."""
+    return [message.body.decode() for message in broker.messages("orders")]
 
 
 @pytest.fixture(params=STORES)

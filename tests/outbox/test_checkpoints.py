@@ -4,10 +4,10 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -123,17 +123,14 @@ def test_it_stays_short_where_many_write_all_the_time(path: Path) -> None:
     Outbox(path).create()
     sizes: list[int] = []
 
-    def enqueue() -> None:
+    def enqueue(_: int) -> None:
         with closing(Outbox(path)) as outbox:
             for _ in range(150):
                 outbox.enqueue(Message(KIB * 8))
                 sizes.append(log_bytes(path))
 
-    threads = [Thread(target=enqueue) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(enqueue, range(8)))
     assert Outbox(path).status().open == len(sizes) == 1_200
     assert max(sizes) < 60 * checkpoints.LOG_BYTES_LONG, "12 to 29 times; it was 200"
 

@@ -120,12 +120,14 @@ def test_a_turn_is_there_wholly_or_not_at_all(tmp_path: Path, rows: Rows, child:
             assert store._writer.opened().execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_creation_is_there_wholly_or_not_at_all(tmp_path: Path, child: Child) -> None:
-    def create(statement: int) -> None:
-        kill_connections_before(statement)
-        SqliteStore(tmp_path / f"{statement}.db")
-        os._exit(0)
+def open_and_be_killed(folder: Path, statement: int) -> None:
+    kill_connections_before(statement)
+    SqliteStore(folder / f"{statement}.db")
+    os._exit(0)
 
+
+def test_creation_is_there_wholly_or_not_at_all(tmp_path: Path, child: Child) -> None:
+    create = partial(open_and_be_killed, tmp_path)
     for statement, _ in killed_at_each_statement(child, create, more_than=16):
         with closing(SqliteStore(tmp_path / f"{statement}.db")) as store:
             assert store.commit(Changes(new=[new_entry(1)])).counters.stored == 1
@@ -152,11 +154,6 @@ def test_a_database_killed_within_a_commit_before_it_had_a_log_can_be_opened(
 
 
 def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows) -> None:
-    def recover(statement: int) -> None:
-        kill_connections_before(statement)
-        SqliteStore(tmp_path / f"{statement}.db")
-        os._exit(0)
-
     def leave_in_flight(path: Path) -> None:
         fill(path)
         os._exit(0)
@@ -164,7 +161,7 @@ def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows)
     for statement in range(1, STATEMENTS_MAX):
         path = tmp_path / f"{statement}.db"
         assert child(partial(leave_in_flight, path)) == 0
-        status = child(partial(recover, statement))
+        status = child(partial(open_and_be_killed, tmp_path, statement))
         with closing(SqliteStore(path)) as store:
             found = store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]
             assert [e.uncertain for e in found] == [1] * 7, "once, however often it is tried"

@@ -387,6 +387,17 @@ def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int
         assert store.lowest_awaited(0, 1e12) == 1
 
 
+@pytest.fixture
+def ballast(path: Path) -> Ballast:
+    return Ballast(path)
+
+
+@pytest.fixture
+def file(path: Path) -> Path:
+    """Where the ballast is."""
+    return path.with_name("outbox.db.ballast")
+
+
 def test_ballast_is_given_once_and_kept_again(tmp_path: Path) -> None:
     ballast = Ballast(tmp_path / "outbox.db", size=8192)
     file = tmp_path / "outbox.db.ballast"
@@ -403,33 +414,23 @@ def test_ballast_is_given_once_and_kept_again(tmp_path: Path) -> None:
     assert ballast.is_whole
 
 
-def test_a_part_of_the_ballast_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reserve(fd: int, _offset: int, size: int) -> None:
-        os.ftruncate(fd, size // 2)
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "posix_fallocate", reserve)
-    ballast = Ballast(tmp_path / "outbox.db", size=8192)
-    assert not ballast.restore()
-    assert (tmp_path / "outbox.db.ballast").stat().st_size == 0
-    assert not ballast.release()
-
-
-def test_what_is_kept_of_it_stays_when_the_rest_finds_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lent", [0, LENT_BYTES])
+def test_a_part_of_the_ballast_is_not_kept_but_what_was_kept_stays_if_the_rest_finds_no_room(
+    ballast: Ballast, file: Path, monkeypatch: pytest.MonkeyPatch, lent: int
 ) -> None:
-    ballast = Ballast(tmp_path / "outbox.db")
-    ballast.restore()
-    assert ballast.lend()
+    if lent:
+        ballast.restore()
+        assert ballast.lend()
 
     def reserve(fd: int, _offset: int, size: int) -> None:
-        os.ftruncate(fd, size)
+        os.ftruncate(fd, size if lent else size // 2)
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "posix_fallocate", reserve)
     assert not ballast.restore()
-    assert (tmp_path / "outbox.db.ballast").stat().st_size == BALLAST_BYTES - LENT_BYTES
-    assert ballast.is_whole
+    assert file.stat().st_size == (BALLAST_BYTES - lent if lent else 0)
+    assert ballast.is_whole is bool(lent)
+    assert ballast.release() is bool(lent)
 
 
 @pytest.mark.parametrize(
@@ -442,9 +443,8 @@ def test_what_is_kept_of_it_stays_when_the_rest_finds_no_room(
     ],
 )
 def test_most_of_it_is_kept_where_a_little_is_lacking(
-    tmp_path: Path, spare: int, kept: int
+    ballast: Ballast, file: Path, spare: int, kept: int
 ) -> None:
-    ballast, file = Ballast(tmp_path / "outbox.db"), tmp_path / "outbox.db.ballast"
     ballast.restore()
     ballast.release()
     ballast.restore_within(spare)
@@ -452,27 +452,19 @@ def test_most_of_it_is_kept_where_a_little_is_lacking(
     assert ballast.is_whole is (kept > 0)
 
 
-def test_a_hole_is_no_ballast(tmp_path: Path) -> None:
-    """A look lends a little at the moment at which the relay takes all of it."""
-    ballast = Ballast(tmp_path / "outbox.db")
-    ballast.restore()
-    os.truncate(tmp_path / "outbox.db.ballast", 0)
-    os.truncate(tmp_path / "outbox.db.ballast", BALLAST_BYTES - LENT_BYTES)
-    assert not ballast.is_whole
-    assert not ballast.lend()
-    assert ballast.restore()
-    assert ballast.is_whole
-
-
-def test_a_sparse_copy_of_a_ballast_is_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_hole_is_no_ballast_and_is_filled(
+    ballast: Ballast, file: Path, monkeypatch: pytest.MonkeyPatch, *, is_copy: bool
 ) -> None:
-    """As ``cp --sparse=always`` and ``rsync -S`` make it."""
-    copy = tmp_path / "outbox.db.ballast"
-    copy.touch(0o600)
-    os.truncate(copy, BALLAST_BYTES)
-    ballast = Ballast(tmp_path / "outbox.db")
+    """A look lends a little as the relay takes all of it; `cp --sparse=always` copies holes."""
+    if is_copy:
+        file.touch(0o600)
+    else:
+        ballast.restore()
+        os.truncate(file, 0)
+    os.truncate(file, BALLAST_BYTES if is_copy else BALLAST_BYTES - LENT_BYTES)
     assert not ballast.is_whole
+    assert is_copy or not ballast.lend()
     assert ballast.restore()
     assert ballast.is_whole
     monkeypatch.setattr(ballast, "_lacking", lambda: BALLAST_BYTES)
@@ -498,8 +490,7 @@ def test_a_damaged_page_is_no_fault_of_the_commit_before_a_rewrite(tmp_path: Pat
         assert not give_space_back(connection)
 
 
-def test_ballast_lends_a_little_and_no_more(tmp_path: Path) -> None:
-    ballast = Ballast(tmp_path / "outbox.db")
+def test_ballast_lends_a_little_and_no_more(ballast: Ballast, file: Path) -> None:
     assert not ballast.lend()
     ballast.restore()
     lent = 0
@@ -507,10 +498,10 @@ def test_ballast_lends_a_little_and_no_more(tmp_path: Path) -> None:
         lent += 1
         assert ballast.is_whole
     assert lent == BALLAST_BYTES // 8 // LENT_BYTES == 5
-    left = (tmp_path / "outbox.db.ballast").stat().st_size
+    left = file.stat().st_size
     assert left == BALLAST_BYTES - lent * LENT_BYTES > CHECKPOINT_BYTES
     assert ballast.restore()
-    assert (tmp_path / "outbox.db.ballast").stat().st_size == BALLAST_BYTES
+    assert file.stat().st_size == BALLAST_BYTES
 
 
 def test_a_loan_is_no_room_for_a_new_message(tmp_path: Path) -> None:

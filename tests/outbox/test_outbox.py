@@ -370,15 +370,12 @@ def test_threads_that_make_the_first_calls_take_turns(
     outbox = Outbox(path)
     monkeypatch.setattr(transactions, "os", SimpleNamespace(**vars(os) | {"getpid": getpid}))
 
-    def enqueue_one() -> None:
+    def enqueue_one(_: int) -> None:
         begun.wait()
         outbox.enqueue(Message(b"x"))
 
-    work = [threading.Thread(target=enqueue_one) for _ in range(4)]
-    for thread in work:
-        thread.start()
-    for thread in work:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(enqueue_one, range(4)))
     assert turns == [True] * 4
     assert outbox.status().open == 4
 
@@ -406,34 +403,24 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent(
         holder.join()
 
 
-def test_threads_may_share_it(path: Path) -> None:
-    with Outbox(path) as outbox:
-        work = [
-            threading.Thread(target=lambda: [outbox.enqueue(Message(b"x")) for _ in range(25)])
-            for _ in range(4)
-        ]
-        for thread in work:
-            thread.start()
-        for thread in work:
-            thread.join()
-        assert outbox.status().stored == 100
-
-
-def test_threads_may_share_a_connection_of_the_application(path: Path) -> None:
+@pytest.mark.parametrize("is_theirs", [False, True], ids=["its own", "the application's"])
+def test_threads_may_share_a_connection(path: Path, *, is_theirs: bool) -> None:
     begun = threading.Barrier(4)
-    outbox = Outbox(path)
-    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as db:
+    with (
+        Outbox(path) as outbox,
+        closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as db,
+    ):
         db.row_factory = sqlite3.Row
 
         def enqueue_some(_: int) -> None:
             begun.wait()
             for _ in range(25):
-                outbox.enqueue(Message(b"x"), connection=db)
+                outbox.enqueue(Message(b"x"), connection=db if is_theirs else None)
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(enqueue_some, range(4)))
         assert db.row_factory is sqlite3.Row
-    assert outbox.status().open == 100
+        assert (outbox.status().stored, outbox.status().open) == (100, 100)
 
 
 def test_a_call_that_interrupts_another_on_the_connection_is_refused(

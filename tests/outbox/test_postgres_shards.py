@@ -17,6 +17,7 @@ from reliablepub.outbox.postgres.database import create_outbox
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
+from tests.outbox.conftest import bodies
 from tests.policies import AT_ONCE
 
 LEDGERS = """
@@ -50,13 +51,6 @@ def url(postgres_url: str, shards: int) -> str:
 
 
 @pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        broker.declare_queue("orders")
-        yield broker
-
-
-@pytest.fixture
 def relays(url: str, shards: int, broker: FakeBroker) -> Iterator[list[Publisher]]:
     """A publisher for each shard."""
     with ExitStack() as stack:
@@ -64,10 +58,6 @@ def relays(url: str, shards: int, broker: FakeBroker) -> Iterator[list[Publisher
             stack.enter_context(Publisher(broker.url, outbox=url, retry=AT_ONCE))
             for _ in range(shards)
         ]
-
-
-def bodies(broker: FakeBroker) -> list[str]:
-    return [message.body.decode() for message in broker.messages("orders")]
 
 
 def assert_ledgers(url: str) -> None:

@@ -3,10 +3,10 @@
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -63,19 +63,14 @@ def test_a_key_belongs_to_the_callers_transaction(path: Path, app: sqlite3.Conne
 
 
 def test_of_many_at_once_one_is_stored(path: Path) -> None:
-    ids: list[str] = []
-
-    def enqueue() -> None:
+    def enqueue(_: int) -> list[str]:
         with Outbox(path) as outbox:
-            ids.extend(outbox.enqueue(Message(b""), key=f"k{n}") for n in range(20))
+            return [outbox.enqueue(Message(b""), key=f"k{n}") for n in range(20)]
 
-    threads = [Thread(target=enqueue) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ids) == 80
-    assert len(set(ids)) == Outbox(path).status().stored == 20
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(enqueue, range(4)))
+    assert found == [found[0]] * 4
+    assert len(set(found[0])) == Outbox(path).status().stored == 20
 
 
 def test_a_key_outlives_its_message_for_a_while(path: Path, clock: Clock) -> None:

@@ -30,6 +30,7 @@ from reliablepub.outbox.admin.scheduling import due
 from reliablepub.outbox.admin.selection import Selection
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker, faults
+from tests.outbox.conftest import bodies
 from tests.policies import AT_ONCE
 from tests.stores import Where
 from tests.waiting import until
@@ -54,13 +55,6 @@ def outbox(where: Where) -> Iterator[Outbox]:
         yield outbox
 
 
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        broker.declare_queue("orders")
-        yield broker
-
-
 def in_s(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
@@ -68,10 +62,6 @@ def in_s(seconds: float) -> datetime:
 def message(name: str, delay_s: float | None = 3600.0, **fields: object) -> Message:
     when = None if delay_s is None else in_s(delay_s)
     return Message(name.encode(), "", "orders", not_before=when, **fields)  # type: ignore[arg-type]
-
-
-def bodies(broker: FakeBroker) -> list[str]:
-    return [message.body.decode() for message in broker.messages("orders")]
 
 
 def connect(where: Where) -> "sqlite3.Connection | psycopg.Connection[tuple[object, ...]]":

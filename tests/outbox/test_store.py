@@ -276,30 +276,14 @@ def test_the_history_tells_how_each_attempt_ended(
     last = Attempt(one, "1-2", 7, RETURNED, 6.0)
     one.nacked, one.returned = 1, 1
     store.commit(Changes(parked=[last], attempts=[last]))
+    names = "id message_id at outcome reply_code reply_text persistence epoch tag"
+    at = "1970-01-01 00:00:0"
     with closing(sqlite3.connect(path)) as connection:
-        assert list(Database(connection).query("SELECT * FROM reliablepub_history")) == [
-            {
-                "id": 1,
-                "message_id": "m-1",
-                "at": "1970-01-01 00:00:05",
-                "outcome": "nacked",
-                "reply_code": 0,
-                "reply_text": "basic.nack",
-                "persistence": "possibly persisted",
-                "epoch": "1-1",
-                "tag": 1,
-            },
-            {
-                "id": 1,
-                "message_id": "m-1",
-                "at": "1970-01-01 00:00:06",
-                "outcome": "returned",
-                "reply_code": 312,
-                "reply_text": "NO_ROUTE",
-                "persistence": "not written",
-                "epoch": "1-2",
-                "tag": 7,
-            },
+        rows = list(Database(connection).query("SELECT * FROM reliablepub_history"))
+        assert [list(row) for row in rows] == [names.split()] * 2
+        assert [tuple(row.values()) for row in rows] == [
+            (1, "m-1", f"{at}5", "nacked", 0, "basic.nack", "possibly persisted", "1-1", 1),
+            (1, "m-1", f"{at}6", "returned", 312, "NO_ROUTE", "not written", "1-2", 7),
         ]
         (parked,) = Database(connection).query("SELECT * FROM reliablepub_parked_messages")
         assert (parked["attempts"], parked["reply_text"]) == (2, "NO_ROUTE")
