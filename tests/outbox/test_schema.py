@@ -14,7 +14,6 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import connections
 from reliablepub.outbox.sqlite.checkup import check_up
 from reliablepub.outbox.sqlite.connections import OLDEST, VERSION, add_outbox, holds_outbox
-from reliablepub.outbox.sqlite.sql import QUERIES, statements
 from reliablepub.outbox.sqlite.sql import schema as statements_of_schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
@@ -146,22 +145,6 @@ def test_an_older_outbox_is_refused(path: Path, version: int) -> None:
     sql(path, "UPDATE reliablepub_schema SET version = ?", values=(version,))
     words = f"outbox .* has version {version}, and this reliablepub knows version {VERSION}; "
     check_refused(path, words + "drain it with the reliablepub that made it")
-
-
-def test_every_statement_can_be_prepared(empty: sqlite3.Connection) -> None:
-    with transaction(empty, PATH):
-        add_outbox(empty.cursor(), PATH)
-    for query in QUERIES.values():
-        names = set(re.findall(r"(?<!\w):(\w+)", query))
-        parameters = dict.fromkeys(names) if names else (None,) * query.count("?")
-        is_of_this_connection = "TEMP TABLE" in query  # the next statements are about it
-        explained = query if is_of_this_connection else f"EXPLAIN {query}"
-        empty.execute(explained, parameters).fetchall()
-
-
-def test_a_script_may_not_end_within_a_statement() -> None:
-    with pytest.raises(ValueError, match="ends within a statement"):
-        list(statements("SELECT 1;\nSELECT"))
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])

@@ -99,6 +99,10 @@ def test_operators_use_statements_that_both_engines_have() -> None:
     assert names_of_operators() <= OPERATORS
 
 
+def test_every_statement_can_be_prepared(sqlite_columns: dict[str, Columns]) -> None:
+    assert sqlite_columns.keys() == QUERIES.keys()
+
+
 def test_both_engines_understand_every_statement_and_answer_operators_alike(
     sqlite_columns: dict[str, Columns], postgres_columns: dict[str, Columns]
 ) -> None:
