@@ -34,6 +34,13 @@ def edit_lax(path: Path, change: str, name: str = "reliablepub_messages") -> Non
             connection.execute(f"PRAGMA schema_version = {version + 1}")
 
 
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    """Write bytes into the file, as damage does."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
 def count(path: Path, table: str) -> int:
     """How many rows one of our tables has."""
     [(rows,)] = sql(path, f"SELECT count(*) FROM reliablepub_{table}")

@@ -24,6 +24,7 @@ from reliablepub.outbox.sqlite.sql import statements
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import Cli
 from tests.docs.documents import ROOT
+from tests.sqlite import overwrite
 from tests.waiting import until
 
 PAGE = (ROOT / "docs" / "on-call.md").read_text()
@@ -260,9 +261,7 @@ def test_a_page_of_the_file_is_damaged(night: Night, tmp_path: Path) -> None:
             "SELECT rootpage FROM sqlite_schema WHERE name = 'reliablepub_attempts'"
         ).fetchone()
         (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
-    with open(night.where, "r+b") as file:  # noqa: PTH123 - to write into it
-        file.seek((root - 1) * page_bytes)
-        file.write(b"\xff" * page_bytes)
+    overwrite(Path(night.where), (root - 1) * page_bytes, b"\xff" * page_bytes)
     new = str(tmp_path / "new.db")
     (command,) = commands_in(night.check("pages"))
     night.run(command.replace("NEW", new))

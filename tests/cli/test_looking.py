@@ -23,7 +23,7 @@ from tests.cli.conftest import Run, ids, parsed, refused
 from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
 from tests.outcomes import RETURNED
-from tests.sqlite import sql
+from tests.sqlite import overwrite, sql
 
 
 @pytest.fixture
@@ -498,9 +498,7 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
     )
     assert levels(run, "--quick") == {"schema": "problem"}, "the index lacks every row"
     assert levels(run) == {"schema": "problem", "pages": "problem"}
-    raw = bytearray(path.read_bytes())
-    raw[PAGE_BYTES * 30 : PAGE_BYTES * 31] = b"\xff" * PAGE_BYTES
-    path.write_bytes(raw)
+    overwrite(path, PAGE_BYTES * 30, b"\xff" * PAGE_BYTES)
     assert "pages" in levels(run, "--quick")
     assert run("check").exit_code == 4
 

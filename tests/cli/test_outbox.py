@@ -14,7 +14,7 @@ from reliablepub.outbox.sqlite.space import PAGE_BYTES
 from reliablepub.testing import FakeBroker
 from tests.asking import fill
 from tests.cli.conftest import Run, parsed, refused
-from tests.sqlite import sql
+from tests.sqlite import overwrite, sql
 
 EVERY_COMMAND = [
     *(("status",), ("list",), ("show", "1"), ("explain", "1"), ("in-flight",), ("duplicates",)),
@@ -105,9 +105,7 @@ def test_an_audit_says_by_its_exit_code_whether_it_adds_up(run: Run, outbox: Pat
 
 
 def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> None:
-    data = bytearray(outbox.read_bytes())
-    data[100:PAGE_BYTES] = bytes(PAGE_BYTES - 100)  # where each table is
-    outbox.write_bytes(data)
+    overwrite(outbox, 100, bytes(PAGE_BYTES - 100))  # where each table is
     refused(run("audit"), "reliablepub outbox salvage", code=4)
     result = run("salvage", outbox, tmp_path / "new.db")
     assert result.exit_code == 0

@@ -14,7 +14,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker
-from tests.asking import connect, opened
+from tests.asking import connect, opened, sql
 from tests.outbox.shim import Shim, shim
 from tests.stores import STORES, open_store, outbox_of
 
@@ -152,11 +152,7 @@ def rows() -> Callable[[Path], dict[str, list[tuple[Any, ...]]]]:
     """Read all tables but ``runs``, by plain SQLite."""
 
     def read(path: Path) -> dict[str, list[tuple[Any, ...]]]:
-        with closing(sqlite3.connect(path)) as connection:
-            return {
-                t: connection.execute(f"SELECT * FROM reliablepub_{t} ORDER BY 1, 2").fetchall()
-                for t in TABLES
-            }
+        return {t: sql(path, f"SELECT * FROM reliablepub.{t} ORDER BY 1, 2") for t in TABLES}
 
     return read
 

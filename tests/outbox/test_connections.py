@@ -22,7 +22,7 @@ from reliablepub.outbox.sqlite.transactions import transaction
 from tests.disks import small_disk
 from tests.outbox.conftest import Make
 from tests.outbox.shim import IOERR_SHMMAP, shim
-from tests.sqlite import sql, writer_of
+from tests.sqlite import overwrite, sql, writer_of
 
 
 def test_only_the_owner_may_read_any_of_its_files(path: Path, entry: Make) -> None:
@@ -154,9 +154,7 @@ def test_a_read_only_file_is_refused(path: Path, child: Callable[..., int]) -> N
 def test_a_damaged_page_is_reported(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         store.commit(Changes(new=[entry(body=b"x" * 3000) for _ in range(50)]))
-    data = bytearray(path.read_bytes())
-    data[PAGE_BYTES:] = b"\xa5" * (len(data) - PAGE_BYTES)
-    path.write_bytes(data)
+    overwrite(path, PAGE_BYTES, b"\xa5" * (path.stat().st_size - PAGE_BYTES))
     with pytest.raises(OutboxError, match="is damaged"):
         SqliteStore(path)
     RelayLock(path, timeout_s=0.05).release()

@@ -40,6 +40,7 @@ from tests.between import after
 from tests.disks import KINDS, fill, give_back, small_disk
 from tests.outbox.conftest import Make
 from tests.outcomes import REFUSED
+from tests.sqlite import overwrite
 from tests.waiting import until
 
 KIB = b"x" * 1024
@@ -480,9 +481,7 @@ def test_a_damaged_page_is_no_fault_of_the_commit_before_a_rewrite(tmp_path: Pat
         (page,) = connection.execute(
             "SELECT rootpage FROM sqlite_schema WHERE name = 'orders'"
         ).fetchone()
-    with path.open("r+b") as file:
-        file.seek((page - 1) * 4096 + 3)
-        file.write(b"\xff\xff")
+    overwrite(path, (page - 1) * 4096 + 3, b"\xff\xff")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         with pytest.raises(sqlite3.DatabaseError) as error:
             connection.execute("VACUUM")

@@ -1,10 +1,8 @@
 """What holds forks back, without a fork."""
 
-import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from reliablepub.errors import OutboxLocked
 from reliablepub.outbox.sqlite import forks
 from reliablepub.outbox.sqlite.forks import Gate
+from tests.sqlite import sql
 
 
 class Resting:
@@ -84,5 +83,4 @@ def test_what_is_abandoned_stays_open_until_the_end(path: Path, missing: str) ->
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert not done.stderr
     assert path.with_name(path.name + "-wal").stat().st_size, "it was not closed"
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)
+    assert sql(path, "SELECT count(*) FROM orders") == [(0,)]

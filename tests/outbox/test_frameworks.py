@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from reliablepub.message import Message
 from reliablepub.outbox.outbox import Outbox
-from tests.sqlite import sql
+from tests.sqlite import count, sql
 
 
 @pytest.fixture
@@ -30,13 +29,9 @@ def driver(connection: Connection) -> sqlite3.Connection:
 
 def both(path: Path) -> tuple[int, int]:
     """How many orders there are, and how many messages."""
-    with closing(sqlite3.connect(path)) as connection:
-        (orders,) = connection.execute("SELECT count(*) FROM orders").fetchone()
-        query = "SELECT count(*) FROM sqlite_schema WHERE name = 'reliablepub_messages'"
-        if not connection.execute(query).fetchone()[0]:
-            return orders, 0
-        (messages,) = connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
-        return orders, messages
+    [(orders,)] = sql(path, "SELECT count(*) FROM orders")
+    is_there = sql(path, "SELECT 1 FROM sqlite_schema WHERE name = 'reliablepub_messages'")
+    return orders, count(path, "messages") if is_there else 0
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox.sqlite.salvage import Pages, Value
-from tests.sqlite import sql
+from tests.sqlite import overwrite, sql
 
 NUMBERS = [
     *(0, 1, -1, 2, 127, -128, 128, -129, 32_767, -32_768, 32_768, 8_388_607, -8_388_608, 8_388_608),
@@ -87,10 +87,8 @@ def test_what_goes_on_to_other_pages_is_read(path: Path, page_bytes: int) -> Non
 def test_bytes_that_are_reserved_on_every_page_are_left_out(path: Path) -> None:
     """SQLite lets extensions have them, from the first page on, which is empty here."""
     sql(path, "PRAGMA user_version = 1")
-    raw = bytearray(path.read_bytes())
-    raw[20] = 4
-    raw[100 + 5 : 100 + 7] = (4_096 - 4).to_bytes(2, "big")  # where cells would begin
-    path.write_bytes(raw)
+    overwrite(path, 20, b"\x04")
+    overwrite(path, 100 + 5, (4_096 - 4).to_bytes(2, "big"))  # where cells would begin
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("CREATE TABLE t (a, b, c)")
         for length in (9, *range(4_078, 4_094), 9_000, 20_000):
@@ -137,21 +135,17 @@ def test_pages_on_the_list_of_free_ones_are_left_out(
         ([3], 2**32 - 1, None),
         ([3, *range(100, 1_122)], 0, None),
         ([], 2, None),  # the second page can be none: it begins as leaves do
-        *(([3], 0, first.to_bytes(4, "big")) for first in (5, 2**24 + 4, 1, 2)),
-        ([3], 0, b"damaged"),
+        *(([3], 0, (32, first.to_bytes(4, "big"))) for first in (5, 2**24 + 4, 1, 2)),
+        ([3], 0, (0, bytes(32))),
     ],
 )
 def test_what_is_no_list_of_free_pages_hides_nothing(
-    path: Path, numbers: list[int], following: int, header: bytes | None
+    path: Path, numbers: list[int], following: int, header: tuple[int, bytes] | None
 ) -> None:
     """Nor does one that begins nowhere, or of which a damaged header tells."""
     with_free_pages(path, numbers, following)
-    raw = bytearray(path.read_bytes())
-    if header == b"damaged":
-        raw[:32] = bytes(32)
-    elif header is not None:
-        raw[32:36] = header
-    path.write_bytes(raw)
+    if header is not None:
+        overwrite(path, *header)
     with closing(Pages(path)) as pages:
         assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
 
@@ -165,8 +159,7 @@ def test_without_a_header_pages_are_of_the_usual_size(
         values = [(b"x" * length,) for length in (3_000, 4_059, 4_062, 9_000, 20_000)]
         connection.executemany("INSERT INTO t (a) VALUES (?)", values)
     expected = by_sqlite(path)
-    raw = path.read_bytes()
-    path.write_bytes(damage + raw[100:])
+    overwrite(path, 0, damage)
     assert rows(path) == expected
     assert tables(path) == ["t"]
 
@@ -176,8 +169,7 @@ def test_a_size_that_no_page_can_have_is_not_believed(path: Path, size: bytes) -
     with closing(make(path)) as connection:
         connection.executemany("INSERT INTO t (a) VALUES (?)", [(b"x" * 3_000,)] * 9)
     expected = by_sqlite(path)
-    raw = path.read_bytes()
-    path.write_bytes(raw[:16] + size + raw[18:])
+    overwrite(path, 16, size)
     assert rows(path) == expected
 
 
@@ -185,10 +177,8 @@ def test_a_size_that_no_page_can_have_is_not_believed(path: Path, size: bytes) -
 def test_a_number_of_rows_that_is_too_large_costs_none(path: Path, page_bytes: int) -> None:
     with closing(make(path, page_bytes=page_bytes)) as connection:
         connection.executemany("INSERT INTO t (a) VALUES (?)", [("x",)] * 3)
-    raw = bytearray(path.read_bytes())
     for start in (100, page_bytes):
-        raw[start + 3 : start + 5] = b"\xff\xff"
-    path.write_bytes(raw)
+        overwrite(path, start + 3, b"\xff\xff")
     found = rows(path)
     assert [found[id_] for id_ in (1, 2, 3)] == [["x", None, None]] * 3
     assert tables(path) == ["t"]

@@ -142,8 +142,8 @@ def test_confirmed_messages_are_kept_for_a_while_if_asked(
         clock.now += 2
         store.commit(Changes(new=[entry()]))
         assert count(path, "confirmed") == 1
-    query = "SELECT id, message_id, exchange FROM reliablepub_confirmed_messages"
-    assert sql(path, query) == [(3, "m-3", "orders")]
+    found = sql(path, "SELECT id, message_id, exchange FROM reliablepub_confirmed_messages")
+    assert found == [(3, "m-3", "orders")]
     assert Outbox(path).audit().is_right
     with closing(SqliteStore(path)) as store:  # not asked any more: they go
         store.commit(Changes(new=[entry()]))

@@ -36,7 +36,7 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from tests.between import before
 from tests.outbox.conftest import Make
 from tests.outcomes import REFUSED
-from tests.sqlite import sql
+from tests.sqlite import overwrite, sql
 
 
 def fill(path: Path, count: int = 300) -> dict[int, bytes]:
@@ -65,21 +65,16 @@ def fill(path: Path, count: int = 300) -> dict[int, bytes]:
 
 
 def contents(path: Path) -> dict[str, list[tuple[Any, ...]]]:
-    with closing(sqlite3.connect(path)) as connection:
-        return {
-            table: connection.execute(f"SELECT * FROM reliablepub_{table} ORDER BY id").fetchall()
-            for table in ("messages", "parked")
-        }
+    return {
+        table: sql(path, f"SELECT * FROM reliablepub_{table} ORDER BY id")
+        for table in ("messages", "parked")
+    }
 
 
 def bodies(path: Path) -> dict[int, bytes]:
-    with closing(sqlite3.connect(path)) as connection:
-        return dict(
-            connection.execute(
-                "SELECT id, body FROM reliablepub_messages "
-                "UNION ALL SELECT id, body FROM reliablepub_parked"
-            )
-        )
+    tables = ("messages", "parked")
+    query = " UNION ALL ".join(f"SELECT id, body FROM reliablepub_{table}" for table in tables)
+    return dict(sql(path, query))
 
 
 def test_of_a_file_that_is_not_damaged_everything_is_copied(path: Path) -> None:
@@ -205,8 +200,7 @@ def test_one_damaged_page_costs_its_own_rows_only(
     original, expected = whole
     data = original.read_bytes()
     lost = pages_of(original)
-    with closing(sqlite3.connect(original)) as connection:
-        used = {row[0] for row in connection.execute("SELECT pageno FROM dbstat")} - {1}
+    used = {page for (page,) in sql(original, "SELECT pageno FROM dbstat")} - {1}
     hidden = 0
     for number in range(1, len(data) // PAGE_BYTES + 1):
         damaged = tmp_path / f"{number}.db"
@@ -459,10 +453,7 @@ def test_an_audit_reads_each_row_once_and_a_piece_at_a_time(
 
 def test_an_audit_finds_a_damaged_page(path: Path) -> None:
     fill(path, 200)
-    data = bytearray(path.read_bytes())
-    page = next(iter(sorted(pages_of(path))))
-    data[(page - 1) * PAGE_BYTES : (page - 1) * PAGE_BYTES + 8] = b"\xa5" * 8
-    path.write_bytes(data)
+    overwrite(path, (min(pages_of(path)) - 1) * PAGE_BYTES, b"\xa5" * 8)
     audit = Outbox(path).audit()
     assert not audit.is_right
     assert audit.structure
@@ -471,9 +462,7 @@ def test_an_audit_finds_a_damaged_page(path: Path) -> None:
 
 def test_damage_that_sqlite_gives_up_on_is_told_in_its_words(path: Path) -> None:
     fill(path, 200)
-    data = bytearray(path.read_bytes())
-    data[100:108] = b"\xa5" * 8  # the head of the schema's own page
-    path.write_bytes(data)
+    overwrite(path, 100, b"\xa5" * 8)  # the head of the schema's own page
     with closing(sqlite3.connect(path)) as connection:
         assert page_damage(connection) == ["database disk image is malformed"]
 
@@ -601,9 +590,8 @@ def test_it_is_written_in_pieces(
 
 def test_a_schema_that_is_no_text_any_more_is_damage(three: Path) -> None:
     """SQLite quotes it in its words, of which Python makes no error."""
-    raw = bytearray(three.read_bytes())
-    raw[raw.index(b"CREATE TABLE reliablepub_messages") + 7] = 0xEB
-    three.write_bytes(raw)
+    at = three.read_bytes().index(b"CREATE TABLE reliablepub_messages")
+    overwrite(three, at + 7, b"\xeb")
     for look in (Outbox(three).status, Outbox(three).audit, lambda: SqliteStore(three)):
         with pytest.raises(OutboxError, match=r"is damaged, .*; stop every process that uses it"):
             look()

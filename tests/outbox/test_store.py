@@ -28,7 +28,7 @@ from tests.asking import fill, stored
 from tests.outbox.conftest import Make
 from tests.outbox.shim import shim
 from tests.outcomes import RETURNED
-from tests.sqlite import sql
+from tests.sqlite import count, sql
 from tests.stores import DURABLE, open_store, outbox_of
 
 EXPIRED = Outcome(OutcomeKind.EXPIRED, 0, "too late")
@@ -263,9 +263,7 @@ def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, ent
             "[[5,1]]",
         ]
     store.commit(Changes(finished=[Batch(1, 10, order)]))
-    with closing(sqlite3.connect(path)) as connection:
-        left = connection.execute("SELECT epoch FROM reliablepub_in_flight")
-        assert left.fetchall() == [("1-2",)]
+    assert sql(path, "SELECT epoch FROM reliablepub_in_flight") == [("1-2",)]
 
 
 def test_the_history_tells_how_each_attempt_ended(
@@ -300,23 +298,18 @@ def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make)
         assert [(e.id, e.uncertain) for e in second.read_ready(1, 9, **ALL)[0]] == [(2, 0), (3, 1)]
     with closing(SqliteStore(path)) as third:  # and says it once
         assert [e.uncertain for e in third.read_ready(1, 9, **ALL)[0]] == [0, 1]
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM reliablepub_in_flight").fetchone() == (0,)
-        history = connection.execute(
-            "SELECT id, epoch, tag, outcome, reply_text FROM reliablepub_attempts"
-        )
-        assert history.fetchall() == [
-            (2, "1-1", 2, "nacked", "basic.nack"),
-            (3, "1-1", 3, "uncertain", LEFT_IN_FLIGHT),
-        ]
+    assert count(path, "in_flight") == 0
+    query = "SELECT id, epoch, tag, outcome, reply_text FROM reliablepub_attempts"
+    assert sql(path, query) == [
+        (2, "1-1", 2, "nacked", "basic.nack"),
+        (3, "1-1", 3, "uncertain", LEFT_IN_FLIGHT),
+    ]
 
 
 def test_runs_are_written_down(path: Path) -> None:
     SqliteStore(path, clock=lambda: 5.0).close()
-    ((run, pid, started, ended),) = sql(
-        path, "SELECT id, pid, started_at, ended_at FROM reliablepub_runs"
-    )
-    assert (run, pid, started, ended) == (1, os.getpid(), 5.0, 5.0)
+    found = sql(path, "SELECT id, pid, started_at, ended_at FROM reliablepub_runs")
+    assert found == [(1, os.getpid(), 5.0, 5.0)]
 
 
 def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Make) -> None:
