@@ -28,6 +28,7 @@ from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
 from reliablepub.outbox.sqlite.space import Ballast
 from reliablepub.outbox.sqlite.status_file import STATUS_BYTES_MAX, relaying, status_file_path
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.missing import miss
 from tests.outbox.conftest import Make
 from tests.sqlite import sql
 
@@ -412,10 +413,12 @@ def in_container() -> Callable[[str], None]:
     """Run Python as root of a user namespace that has no other users and groups."""
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory to any group")
+    unshare = ["unshare", "--user", "--map-root-user"]
+    if subprocess.run([*unshare, "true"], check=False).returncode:
+        miss("no user namespace can be made here, as in a chroot")
 
     def run(code: str) -> None:
-        command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run([*unshare, sys.executable, "-c", code], check=True, timeout=60)
 
     return run
 
