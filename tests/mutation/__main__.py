@@ -27,6 +27,7 @@ SCORE_MIN = 0.95
 # sync.
 RAM = Path("/dev/shm")
 
+CHECKPOINTS = "tests/outbox/test_checkpoints.py"
 # Which tests a room's mutants have to face. Not those that kill processes, break disks or search
 # at random for many seconds: what only they notice deserves a quick test of its own.
 TESTS = {
@@ -44,8 +45,7 @@ TESTS = {
         ),
         "--deselect=tests/outbox/test_backlog.py::test_a_backlog_needs_little_memory",
         # It counts words in the source, which the mutants repeat.
-        "--deselect=tests/outbox/test_checkpoints.py::"
-        "test_a_checkpoint_is_asked_for_in_one_place_only",
+        f"--deselect={CHECKPOINTS}::test_a_checkpoint_is_asked_for_in_one_place_only",
         "--deselect=tests/outbox/test_salvage.py::test_one_damaged_page_costs_its_own_rows_only",
         "--deselect=tests/cli/test_stepping_in.py::test_who_waits_is_told",
         "--deselect=tests/cli/test_stepping_in.py::test_people_step_in_while_a_relay_publishes",
