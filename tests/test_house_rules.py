@@ -78,8 +78,8 @@ ENQUEUE = "with reliablepub.Outbox(path) as o: o.enqueue(reliablepub.Message(b'x
 IN_MEMORY = "reliablepub.Publisher('amqp://127.0.0.1:1', outbox=None, close_timeout_s=0).close()"
 ON_DISK = "reliablepub.Publisher('amqp://127.0.0.1:1', outbox=path, close_timeout_s=0).close()"
 COMMAND = (
-    "from click.testing import CliRunner; from reliablepub.cli.app import main; "
-    "CliRunner().invoke(main, ['outbox', 'list', '--outbox', path])"
+    "import contextlib; from reliablepub.cli.app import main; "
+    "with contextlib.suppress(SystemExit): main(['outbox', 'list', '--outbox', path])"
 )
 WHOLE_NAMES = "[getattr(reliablepub, name) for name in reliablepub.__all__]"
 

@@ -10,7 +10,7 @@ not import the others.
 
 from __future__ import annotations
 
-from ast import FunctionDef, get_docstring, parse
+from ast import FunctionDef, Module, PyCF_ONLY_AST, get_docstring
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from enum import IntEnum
@@ -59,7 +59,11 @@ def docstring_of(callback: Callable[..., Any] | None) -> str:
     """The docstring of a command's function, from its source: ``python -OO`` drops the others."""
     if callback is None:
         return ""
-    function = parse(dedent(getsource(callback))).body[0]
+    # `ast.parse` drops docstrings with -OO since Python 3.13, unless told otherwise.
+    source = dedent(getsource(callback))
+    module = compile(source, "", "exec", PyCF_ONLY_AST, optimize=0)
+    assert isinstance(module, Module)
+    function = module.body[0]
     assert isinstance(function, FunctionDef)
     return get_docstring(function) or ""
 

@@ -28,6 +28,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote_from_bytes
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -214,7 +215,7 @@ def check_database(path: Path) -> None:
     try:
         with (
             GATE.use(),
-            closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection,
+            closing(sqlite3.connect(uri_of(path, "ro"), uri=True)) as connection,
         ):
             connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
@@ -222,6 +223,12 @@ def check_database(path: Path) -> None:
         # transaction, or releases disk space.
         if not is_unfinished(error) and not lacks_index(error):
             raise outbox_error(path, error) from error
+
+
+def uri_of(path: Path, mode: str) -> str:
+    """Return the URI by which SQLite opens a file, without creating it."""
+    # `Path.as_uri` loads urllib.request, and with it http.client and ssl, since Python 3.14.
+    return f"file:{quote_from_bytes(os.fsencode(path))}?mode={mode}"
 
 
 def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
@@ -252,7 +259,7 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
     with reported(path):
         # Any thread may use the connection; its owner lets only one use it at a time.
         connection = sqlite3.connect(
-            f"{path.as_uri()}?mode=rw",
+            uri_of(path, "rw"),
             uri=True,
             timeout=BUSY_TIMEOUT_S,
             isolation_level=None,
@@ -313,7 +320,7 @@ def looking(
     with GATE.use(), reported(path):
         # A `mode=ro` connection never checkpoints and never removes the log.
         connection = sqlite3.connect(
-            f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+            uri_of(path, "ro"), uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )
         try:
             connection.text_factory = _lenient

@@ -21,6 +21,7 @@ from reliablepub.outbox.sqlite.connections import (
     check_file,
     check_version,
     lacks_outbox,
+    uri_of,
 )
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.forks import GATE
@@ -54,8 +55,9 @@ def upgrade(path: Path) -> list[str]:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    uri = f"{path.as_uri()}?mode=rw"
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    connection = sqlite3.connect(
+        uri_of(path, "rw"), uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+    )
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA temp_store = MEMORY")
     checkpoints.begin(connection, is_relay=False)
