@@ -213,7 +213,7 @@ servers:
 	@.ci/install rabbitmq postgres prometheus fuse java chromium
 
 # Every test that needs a broker, at the RabbitMQ of other Debians: 4.0 and the newest.
-RABBITMQ_PACKAGES := make python3-venv rabbitmq-server
+RABBITMQ_PACKAGES := curl make python3-venv rabbitmq-server
 rabbitmq-versions: .venv/.installed
 	set -e; for suite in trixie sid; do \
 		.ci/debootstrap $$suite $(RABBITMQ_CACHE)/$$suite $(RABBITMQ_PACKAGES); \

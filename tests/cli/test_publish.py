@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +20,7 @@ from reliablepub.cli import main
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import NOBODY, Cli, refused
 from tests.disks import small_disk
+from tests.sqlite import sql
 from tests.waiting import until
 
 TO_ALL = ("--exchange", "flights", "--routing-key", "flight.{carrier}.{to.code}")
@@ -427,8 +427,7 @@ def test_a_position_beyond_the_end_of_the_file_is_no_finished_run(
     path = flights(5)
     publish = ("publish", path, *TO_ALL, "--outbox", "o.db", "--json")
     assert cli(*publish, "--url", NOBODY, "--timeout", "0.3").code == 3
-    with sqlite3.connect(cli.folder / "o.db") as database:
-        database.execute("UPDATE reliablepub_sources SET position = 8")
+    sql(cli.folder / "o.db", "UPDATE reliablepub_sources SET position = 8")
     refused(cli(*publish), "has 8 stored records of ", "some may be missing", code=4)
     os.utime(path)
     assert cli(*publish).json["stored"] == 5
