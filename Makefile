@@ -37,7 +37,8 @@ CLI := tests/cli
 DOCS := tests/demo tests/docs tests/packaging
 OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
-PROGRAMS := tests/transport/test_other_pikas.py
+SLOW := --ignore=tests/transport/test_other_pikas.py --deselect=tests/core/test_confirms_model.py::test_a_long_random_run \
+	--deselect=tests/relay/test_pauses.py::test_many_fresh_messages_go_soon_and_those_that_were_sent_ever_more_slowly
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
 .PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons python-trixie python-sid lowest spark-versions client-table java clean
@@ -54,9 +55,9 @@ test:
 check: .venv/.installed
 	$(MAKE) -j2 typecheck lint test-quick
 
-# In two processes, and without what starts a program for each of its cases.
+# In two processes, and without what takes seconds.
 test-quick: .venv/.installed
-	$(BIN)/pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m "$(QUICKLY)" $(QUICK) $(PROGRAMS:%=--ignore=%)
+	$(BIN)/pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m "$(QUICKLY)" $(QUICK) $(SLOW)
 
 # The core decides: all of it is tested, line by line and branch by branch, by examples alone. Its models and the relay
 # are not measured, which would take their loops twice the time.
