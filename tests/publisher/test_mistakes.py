@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,13 +158,15 @@ def test_a_url_that_is_no_text(url: Any, words: str) -> None:
         Publisher(url, outbox=None)
 
 
-@pytest.mark.parametrize("where", [b"outbox.db", 5, sqlite3.connect(":memory:")])
-def test_an_outbox_that_is_no_path(where: Any) -> None:
+def test_an_outbox_that_is_no_path() -> None:
     words = "given as a path or a URL; this is of type"
-    with pytest.raises(ConfigurationError, match=words):
-        Outbox(where)
-    with pytest.raises(ConfigurationError, match=words):
-        Publisher(AWAY, outbox=where)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        outboxes: list[Any] = [b"outbox.db", 5, connection]
+        for where in outboxes:
+            with pytest.raises(ConfigurationError, match=words):
+                Outbox(where)
+            with pytest.raises(ConfigurationError, match=words):
+                Publisher(AWAY, outbox=where)
 
 
 @pytest.mark.parametrize("timeout_s", ["1", math.nan, True])
