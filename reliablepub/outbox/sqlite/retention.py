@@ -1,7 +1,7 @@
 """Retention: deletes what was kept for long enough, a little at a time.
 
-Knows: kept confirmed rows, history. Must never know: open or parked messages,
-the relay, disk space.
+Knows: kept confirmed rows, history. Must never know: open or parked messages, the relay, disk
+space.
 
 Old confirmed rows are deleted a few at a time, within transactions that are made for other
 reasons. So no transaction takes noticeably longer. `Retention` deletes what these leave: old

@@ -115,7 +115,7 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
     forks = _forks_before(connection)
     (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     begun = time.monotonic()
-    own = connection.patience if isinstance(connection, WritingConnection) else None
+    patience = connection.patience if isinstance(connection, WritingConnection) else None
     try:
         # SQLite's own wait sleeps 1, 2, 5, 10, and up to 100 ms between its tries, while another
         # process needs the lock for one commit: it misses many moments in which the lock is free.
@@ -128,14 +128,14 @@ def begin_immediate(connection: sqlite3.Connection, path: Path) -> None:
             except sqlite3.OperationalError as error:
                 waited_s = time.monotonic() - begun
                 left_s = timeout_ms / 1_000 - waited_s
-                if own is not None:
-                    left_s = min(left_s, own.left_s)
+                if patience is not None:
+                    left_s = min(left_s, patience.left_s)
                 _wait_for_lock(error, waited_s, left_s)
             else:
                 return
     finally:
-        if own is not None:
-            own.lock_wait_s += time.monotonic() - begun
+        if patience is not None:
+            patience.lock_wait_s += time.monotonic() - begun
         with suppress(sqlite3.Error):  # a signal handler has closed the connection
             connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
 
