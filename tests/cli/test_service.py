@@ -305,6 +305,15 @@ def other(rig: Rig) -> Settings:
     return replace(rig.settings, options={"window_max": 777})
 
 
+def test_before_the_outbox_is_open_nothing_can_be_stored(rig: Rig) -> None:
+    """The health port, which is open first, must not call the relay ready."""
+    troubles: list[str] = []
+    rig.fails = lambda _call, _window: troubles.append(rig.service.status.trouble)
+    rig.live(iter(()))
+    troubles.append(rig.service.status.trouble)
+    assert troubles == ["standing by: the outbox cannot be opened for now", ""]
+
+
 def test_what_cannot_be_opened_is_reopened_as_it_was(rig: Rig, fake: FakeBroker) -> None:
     def life() -> Iterator[None]:
         yield from rig.hang_up(lambda: not rig.is_reopen_due)

@@ -107,8 +107,8 @@ class Service:
     is_standby: bool = False  # waits while another relay owns the outbox
     waits: bool = True  # at the start, until the outbox can be opened
     # Why it waits for the outbox; empty while it is relayed. `_why` has the details, for stderr
-    standing_by: str = field(default="", init=False)
-    _why: str = field(default="", init=False)
+    standing_by: str = field(default=_NOT_OPENED, init=False)
+    _why: str = field(default=_NOT_OPENED, init=False)
     confirmed: int = field(default=0, init=False)
     parked: int = field(default=0, init=False)  # below 0 if an operator has put back more
     last: Status = field(default_factory=Status, init=False)  # before the publisher was closed
@@ -212,11 +212,8 @@ class Service:
             self.standing_by, self._why = _NOT_OPENED, f"standing by: {error}"
             return False
         if self._publisher is None:  # a signal has ended the try
-            self.standing_by = self.standing_by or _NOT_OPENED
-            self._why = self._why or _NOT_OPENED
             return False
-        if self.standing_by:
-            waited_at.close()
+        waited_at.close()  # the connection by which a standby is listed
         self.standing_by = self._why = ""
         return True
 
