@@ -1,16 +1,18 @@
 """Engines of SQLAlchemy for the databases that an outbox can be in."""
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, Pool, QueuePool, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from reliablepub.integrations.sqlalchemy import immediate_transactions
 
 
-def engine_of(database: str) -> Engine:
+def engine_of(database: str, *, poolclass: type[Pool] = QueuePool) -> Engine:
     """The engine of a file or of a URL."""
     if "://" in database:
-        return create_engine(database.replace("postgresql:", "postgresql+psycopg:"))
-    engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": 60})
+        url = database.replace("postgresql:", "postgresql+psycopg:")
+        return create_engine(url, poolclass=poolclass)
+    url, wait = f"sqlite:///{database}", {"timeout": 60}
+    engine = create_engine(url, connect_args=wait, poolclass=poolclass)
     immediate_transactions(engine)
     return engine
 

@@ -331,9 +331,8 @@ def test_what_celery_would_delay_in_quorum_queues_is_held_too(
         declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
         queue.bind(connection.channel()).declare()
         bind_queue_to_native_delayed_delivery_exchange(connection, queue)
-    outbox = Outbox(path)
-    use_outbox(app, outbox, hold_eta=True)
-    with Publisher(fake_broker.url, outbox=path) as relay:
+    with Outbox(path) as outbox, Publisher(fake_broker.url, outbox=path) as relay:
+        use_outbox(app, outbox, hold_eta=True)
         result = app.tasks["add"].apply_async((1,), queue="big", countdown=3_600)
         assert outbox.status().open == 1
         assert outbox.reschedule(result.id, datetime.now(UTC))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import NullPool, text
 
 from reliablepub import Binding, Exchange, Outbox, Publisher, Queue, Topology
 from reliablepub.testing import FakeBroker
@@ -45,11 +45,11 @@ EXPECTED = {*("1", "2", "3", "4", "5", "6", "1001", "chain 6", "chord 12", "stub
 class Shop:
     """The processes of a shop, its directory and its database."""
 
-    def __init__(self, folder: Path, url: str, database: str, engine: Engine) -> None:
+    def __init__(self, folder: Path, url: str, database: str) -> None:
         self.folder, self.url, self.database = folder, url, database
-        self._engine = engine
+        self._engine = engine_of(database, poolclass=NullPool)  # nothing stays open
         (folder / "results").mkdir()
-        with engine.begin() as connection:
+        with self._engine.begin() as connection:
             connection.execute(text("CREATE TABLE orders (number INTEGER PRIMARY KEY)"))
         Outbox(self.database).create()
 
@@ -102,9 +102,9 @@ def url_without_queues(rabbitmq_node: RabbitMQNode) -> str:
 
 
 @pytest.fixture
-def shop(url_without_queues: str, database: str, engine: Engine, tmp_path: Path) -> Shop:
+def shop(url_without_queues: str, database: str, tmp_path: Path) -> Shop:
     """A shop whose messages go to RabbitMQ."""
-    return Shop(tmp_path, url_without_queues, database, engine)
+    return Shop(tmp_path, url_without_queues, database)
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
@@ -116,10 +116,8 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield broker.url
 
 
-def test_a_worker_runs_every_kind_of_call(
-    url: str, database: str, engine: Engine, tmp_path: Path
-) -> None:
-    shop = Shop(tmp_path, url, database, engine)
+def test_a_worker_runs_every_kind_of_call(url: str, database: str, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, url, database)
     with (
         shop.running(*WORKER) as worker,
         Publisher(url, outbox=shop.database, topology=shop_topology()),
@@ -156,7 +154,7 @@ def test_a_worker_drops_a_held_task_that_was_revoked(
     """As long as it remembers the id; until then the task waits in the outbox."""
     monkeypatch.setenv("SHOP_REMOTE_CONTROL", "yes")
     database = str(tmp_path / "app.db")
-    shop = Shop(tmp_path, url, database, engine_of(database))
+    shop = Shop(tmp_path, url, database)
     with (
         shop.running(*WORKER, "--loglevel=INFO"),
         Publisher(url, outbox=database, topology=shop_topology()),
@@ -173,7 +171,7 @@ def test_a_worker_forks_after_its_module_has_used_the_database(
     """SQLite's connections are closed in `worker_init`; in `worker_process_init` it is too late."""
     monkeypatch.setenv("SHOP_USES_ITS_DATABASE", "yes")
     database = str(tmp_path / "app.db")
-    shop = Shop(tmp_path, fake_broker.url, database, engine_of(database))
+    shop = Shop(tmp_path, fake_broker.url, database)
     with (
         shop.running(*WORKER, "--pool=prefork", "--concurrency=2"),
         Publisher(fake_broker.url, outbox=database, topology=shop_topology()),
@@ -292,13 +290,13 @@ def test_a_hundred_thousand_tasks_that_were_committed_run(
 
 @pytest.mark.bench
 def test_sending_a_task_takes_less_than_5_ms_while_the_broker_is_down(
-    database: str, engine: Engine, tmp_path: Path
+    database: str, tmp_path: Path
 ) -> None:
     """The 99th percentiles of `delay()`, of `Outbox.enqueue` and of a bare commit, in turn.
 
     On a disk that takes longer for the commit of one row, that commit is the limit.
     """
-    shop = Shop(tmp_path, "amqp://127.0.0.1:9", database, engine)
+    shop = Shop(tmp_path, "amqp://127.0.0.1:9", database)
     with shop.running("-c", SIDE_BY_SIDE) as side_by_side:
         assert side_by_side.wait(300) == 0, shop.log()
     print(took := shop.log())

@@ -461,6 +461,12 @@ class WritingConnection(sqlite3.Connection):
         self.patience = Patience("")  # for other writers' lock; without an end, but for a relay
         super().__init__(*args, **options)
 
+    def __del__(self) -> None:
+        """Warn of nothing, unlike the base since Python 3.13: its `Writer` closes or keeps it.
+
+        Their order in a cycle, such as that of a framework's application, is not known.
+        """
+
     @property
     def must_stay(self) -> bool:
         """Whether closing it, or opening another one, could lose or corrupt messages."""
