@@ -22,7 +22,11 @@ from mutmut.workers import isolation
 
 # What a test has written goes when it has passed: each outbox reserves some megabytes.
 KEEPS_LITTLE = "--override-ini=tmp_path_retention_policy=failed"
-OPTIONS = ["--rootdir=.", "--capture=no", "-pno:randomly", "-pno:terminal", KEEPS_LITTLE]
+# Not the options of the project, of which `-rs` is the terminal's.
+OPTIONS = [
+    *("--override-ini=addopts=", "--import-mode=importlib", "-mnot soak and not bench"),
+    *("--rootdir=.", "--capture=no", "-pno:randomly", "-pno:terminal", KEEPS_LITTLE),
+]
 
 
 class _Runner(PytestRunner):
