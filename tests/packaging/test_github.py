@@ -58,11 +58,25 @@ def test_an_action_has_one_version_everywhere() -> None:
 
 def test_a_change_passes_what_the_makefile_and_the_folder_have() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert runs("build") == ["make dist", "make sbom"]
-    for command in runs("build"):
+    *commands, _ = runs("build")
+    assert commands == ["make dist", "make sbom"]
+    for command in commands:
         assert re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE), command
     ci = yaml.safe_load((GITHUB / "workflows" / "ci.yml").read_text())
     assert (ROOT / ci["jobs"]["test"]["steps"][-1]["run"]).is_file()
+
+
+def test_what_did_not_pass_is_not_published() -> None:
+    assert (GITHUB / "workflows" / Path(PUBLISH["test"]["uses"]).name).is_file()
+    assert PUBLISH["build"]["needs"] == "test"
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v0.1.0", 0), ("v0.2.0", 1), ("latest", 1)])
+def test_a_tag_names_the_version_that_was_built(tag: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "reliablepub-0.1.0.tar.gz").touch()
+    command = ["bash", "-ec", runs("build")[-1]]
+    assert subprocess.run(command, cwd=tmp_path, env={"TAG": tag}, check=False).returncode == code
 
 
 def test_the_job_that_runs_code_of_others_cannot_publish() -> None:
@@ -85,6 +99,24 @@ def test_each_image_that_can_be_built_is_published() -> None:
     )
     matrix = PUBLISH["images"]["strategy"]["matrix"]["include"]
     assert sorted(one["target"] for one in matrix) == sorted(built)
+
+
+def test_an_image_is_attested_by_the_digest_that_was_pushed(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\n[ "$1" != inspect ] || echo "$4@sha256:77"\n')
+    docker.chmod(0o755)
+    output = tmp_path / "output"
+    given = {"OWNER": "Acme", "IMAGE": "reliablepub", "TARGET": "relay", "TAG": "v1", "ACTOR": "me"}
+    environment = given | {"TOKEN": "t", "GITHUB_OUTPUT": str(output), "PATH": f"{tmp_path}:/bin"}
+    subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", runs("images")[-1]], env=environment, check=True
+    )
+    pushed = dict(line.split("=", 1) for line in output.read_text().splitlines())
+    assert pushed["name"] == "ghcr.io/acme/reliablepub", "a registry takes lower case only"
+    assert pushed["digest"].endswith("sha256:77")
+    attested = uses("images", "actions/attest@")
+    assert attested["subject-name"] == "${{ steps.push.outputs.name }}"
+    assert attested["subject-digest"] == "${{ steps.push.outputs.digest }}"
 
 
 def test_the_form_asks_for_commands_that_there_are() -> None:
