@@ -23,6 +23,7 @@ if they ask for one.
 import code
 import inspect
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def run(document: Path, folder: Path, database: str = DATABASE, *, pasted: bool 
             for name in sorted(set(namespace) - before):
                 if name.startswith("test_"):
                     _call_test(namespace[name], folder)
-        _unregister(namespace)
+        _tidy(namespace)
 
 
 class _Interpreter(code.InteractiveConsole):
@@ -141,11 +142,13 @@ class _Interpreter(code.InteractiveConsole):
         raise  # noqa: PLE0704 - called while the error is handled
 
 
-def _unregister(namespace: dict[str, Any]) -> None:
-    """Free the names of metrics in the process's registry: a page may run twice."""
+def _tidy(namespace: dict[str, Any]) -> None:
+    """Close databases, and free the names of metrics: a page may run twice in a process."""
     for value in namespace.values():
         if isinstance(value, Metrics):
             value.unregister()
+        if isinstance(value, sqlite3.Connection):
+            value.close()
 
 
 def _call_test(test: Callable[..., None], folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.packaging.conftest import ROOT
 from tests.packaging.public_api import public_api
 
 PACKAGES = ("reliablepub", "spark_sink")
@@ -63,6 +64,22 @@ def test_the_types_of_all_public_names_are_known(symbols: dict[str, dict[str, An
     }
     hint = "annotate the attribute that it leads to: basedpyright --verifytypes reliablepub"
     assert unknown == {}, hint
+
+
+def test_what_a_type_checker_reads_is_what_runs() -> None:
+    """Names, parameters and their defaults, by mypy's stubtest."""
+    command = ["-m", "mypy.stubtest", *PACKAGES, "--concise", "--ignore-missing-stub"]
+    told = subprocess.run(
+        [sys.executable, *command, "--mypy-config-file=pyproject.toml"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert told, "slots, caches and enumerations of private modules are always among it"
+    roots = {root for names in public_names() for root in names}
+    differs = [line for line in told.splitlines() if not roots.isdisjoint(_above(line.split()[0]))]
+    assert [line for line in differs if ".__slots__ variable" not in line] == []
 
 
 def _above(name: str) -> Iterator[str]:
