@@ -36,12 +36,25 @@ def test_each_upper_bound_has_a_reason() -> None:
     assert dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+)[ ,|]", table, re.MULTILINE)) == bounds
 
 
-def test_each_python_that_is_named_was_tested() -> None:
-    named = {text.rpartition(" ")[2] for text in PROJECT["classifiers"] if ":: 3." in text}
-    first, last = re.findall(r"\| ([\d.]+) to ([\d.]+) \|", TEXT)[0]
-    assert {first, last} <= named
-    assert min(named) == first
-    assert int(last.partition(".")[2]) == max(int(one.partition(".")[2]) for one in named)
+@pytest.mark.parametrize(("name", "parts"), [("Python", 2), ("RabbitMQ", 2), ("PostgreSQL", 1)])
+def test_what_is_called_tested_was_recorded(name: str, parts: int) -> None:
+    """On the page, and on the first page."""
+    runs = json.loads(support.RECORD.read_text()).values()
+    ran = {".".join(run["versions"].get(name, "").split(".")[:parts]) for run in runs} - {""}
+    told = re.findall(rf"^\| {name} \|[^|]*\|([^|]*)\|$", TEXT, re.MULTILINE)[0]
+    assert set(re.findall(r"[\d.]+", told)) == ran
+    first_page = (support.ROOT / "README.md").read_text()
+    assert name == "PostgreSQL" or f"{name} {told.strip()}" in first_page.replace("\n", " ")
+
+
+def test_each_package_that_a_plain_install_brings_has_its_reason() -> None:
+    lock = (support.ROOT / ".ci" / "lock" / "base.txt").read_text()
+    table = TEXT.partition("## What a plain install brings")[2].partition("\n\nA separate")[0]
+    rows = table.partition("|---|---|---|\n")[2].splitlines()
+    told = {
+        one for row in rows for one in re.findall(r"[a-z][\w-]+", " ".join(row.split("|")[1::2]))
+    }
+    assert told == set(re.findall(r"^([\w-]+)==", lock, re.MULTILINE))
 
 
 def test_the_oldest_of_every_extra_is_tested_spark_aside() -> None:
@@ -72,7 +85,7 @@ def test_several_runs_are_recorded_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     parts = tmp_path / "parts"
     parts.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != support.VARIABLE}
-    for choice in ("upper_bound", "python_that", "no_test_has_this_name"):
+    for choice in ("upper_bound", "brings_has", "no_test_has_this_name"):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", choice]
         subprocess.run(
             [*command, __file__],

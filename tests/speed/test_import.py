@@ -1,4 +1,4 @@
-"""What `import reliablepub` costs a program that starts, beside other clients.
+"""What `import reliablepub` costs a program that starts, compared with other clients.
 
 Everything is compiled before, into a directory of the test's: as pip leaves what it has installed.
 """
