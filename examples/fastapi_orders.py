@@ -4,8 +4,8 @@ The endpoint writes only to the database, through SQLAlchemy, so it works while 
 The publisher runs as long as the service, and relays the events in the outbox. An outbox has one
 relay: with several workers, run one `reliablepub relay` instead.
 
-Needs ``pip install 'reliablepub[fastapi,sqlalchemy]' fastapi httpx aiosqlite greenlet``, and for
-PostgreSQL ``'reliablepub[postgres]'``; starts a fake broker::
+Needs reliablepub with the extras fastapi and sqlalchemy, for PostgreSQL with postgres too; and
+fastapi, httpx, aiosqlite and greenlet. It starts a fake broker::
 
     python examples/fastapi_orders.py
 

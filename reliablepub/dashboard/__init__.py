@@ -1,4 +1,4 @@
 """The page for the person on call: the outbox in a browser, and what can be done about it.
 
-Needs the extra ``reliablepub[dashboard]``.
+Needs the extra ``dashboard``.
 """

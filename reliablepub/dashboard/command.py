@@ -30,7 +30,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1")
 @command(
     exits={
         0: "stopped by a signal",
-        2: "bad usage, the port is taken, or an extra is missing (reliablepub[dashboard])",
+        2: "bad usage, the port is taken, or the extra dashboard is missing",
     },
 )
 @inspected_option
@@ -97,7 +97,7 @@ def dashboard(
         from reliablepub.dashboard.app import Desk, new_app  # noqa: PLC0415
         from reliablepub.dashboard.guard import Secrets  # noqa: PLC0415
     except ImportError as error:
-        said = f"{error}: pip install 'reliablepub[dashboard]'"
+        said = f"{error}: install reliablepub with the extra dashboard"
         raise Failure(said, Exit.BAD_INPUT) from None
     known = Secrets()
     desk = Desk(database, may_change, not no_bodies, outbox_keys, known)

@@ -72,7 +72,7 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError(
-        "metrics need prometheus-client: pip install 'reliablepub[observe]'"
+        "metrics need prometheus-client: install reliablepub with the extra observe"
     ) from error
 
 Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

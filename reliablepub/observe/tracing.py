@@ -36,7 +36,7 @@ try:
     from opentelemetry.propagators.textmap import Getter, TextMapPropagator
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
 except ImportError as error:
-    msg = "tracing needs opentelemetry-api: pip install 'reliablepub[observe]'"
+    msg = "tracing needs opentelemetry-api: install reliablepub with the extra observe"
     raise ImportError(msg) from error
 
 _LOGGER: Final = logging.getLogger("reliablepub.hooks")

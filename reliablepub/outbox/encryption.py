@@ -285,6 +285,7 @@ def _cipher() -> type[AESGCM]:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - an extra
     except ImportError:
-        msg = "an encrypted outbox needs cryptography: pip install 'reliablepub[encryption]'"
+        needs = "an encrypted outbox needs cryptography"
+        msg = f"{needs}: install reliablepub with the extra encryption"
         raise ConfigurationError(msg) from None
     return AESGCM

@@ -38,7 +38,8 @@ def outbox_at(where: Where) -> Database:
         except ModuleNotFoundError as error:
             if error.name != "psycopg":
                 raise
-            msg = "an outbox in PostgreSQL needs psycopg 3: pip install 'reliablepub[postgres]'"
+            needs = "an outbox in PostgreSQL needs psycopg 3"
+            msg = f"{needs}: install reliablepub with the extra postgres"
             raise ConfigurationError(msg) from error
 
         return PostgresDatabase(str(where))

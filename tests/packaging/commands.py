@@ -130,7 +130,7 @@ def of_extras(folder: Path) -> Iterator[str]:
         ("postgres", "psycopg", ("create", "--sql", "--outbox", server)),
     ):
         code, said = run("outbox", *arguments)
-        is_named = f"pip install 'reliablepub[{extra}]'" in said
+        is_named = f"install reliablepub with the extra {extra}" in said
         if (code, is_named) != ((0, False) if has(library) else (2, True)):
             yield f"reliablepub outbox {' '.join(arguments)}: {code}, {said}"
 

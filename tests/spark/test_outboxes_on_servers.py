@@ -157,7 +157,7 @@ def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     source = OutboxDataSource({"path": "postgresql://h/shop"})
-    with pytest.raises(ConfigurationError, match=r"pip install 'reliablepub\[postgres\]'"):
+    with pytest.raises(ConfigurationError, match=r"install reliablepub with the extra postgres"):
         source.reader(source.schema())
 
 
