@@ -263,7 +263,7 @@ $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.install
 		--extra=dramatiq --extra=encryption --extra=fastapi --extra=observe --extra=postgres --extra=sqlalchemy --extra=taskiq \
 		pyproject.toml --output-file=$(@D)/lowest.txt
 	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt aiosqlite alembic asyncpg authlib fastapi \
-		'faststream[rabbit]' hatchling httpx hypothesis mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout \
+		'faststream[rabbit]' gevent hatchling httpx hypothesis mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout \
 		pytest-xdist pyyaml requests uvloop
 	@touch $@
 

@@ -68,7 +68,7 @@ def read(decode: Callable[[bytes], Any], table: bytes, sent: Any) -> str:
         if isinstance(sent, datetime) and found.tzinfo is None:
             return "the same, without a time zone"
         return "the same" if isinstance(found, kind) else f"the same, as `{type(found).__name__}`"
-    return f"**`{found!r}`**"
+    return f"**`{found!r}`** for `{sent!r}`"
 
 
 def rows() -> Iterator[str]:

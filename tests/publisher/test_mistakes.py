@@ -450,6 +450,41 @@ def test_a_process_that_can_have_no_thread_is_told_what_it_can_do(
             make("amqp://localhost/", outbox=tmp_path / "o.db")
 
 
+IN_A_SUB_INTERPRETER = """
+from reliablepub import ConfigurationError, Outbox, Publisher
+Outbox("o.db").enqueue(b"", routing_key="q")
+try:
+    Publisher("amqp://localhost/", outbox="o.db")
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+def test_a_sub_interpreter_can_enqueue_and_is_told_why_it_cannot_relay(
+    tmp_path: Path,
+) -> None:
+    """Such as one of mod_wsgi's."""
+    code = f"""
+import sys
+try:
+    from _xxsubinterpreters import create, run_string as run
+except ImportError:  # Python 3.13
+    from _interpreters import create, exec as run
+failed = run(create(), "import sys; sys.path[:] = " + repr(sys.path) + {IN_A_SUB_INTERPRETER!r})
+sys.exit(failed and failed.formatted)
+"""
+    told = subprocess.run(
+        [sys.executable, "-Wignore", "-c", code],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "mod_wsgi" in told
+    assert "store messages with `Outbox`" in told
+    assert Outbox(tmp_path / "o.db").status().open == 1
+
+
 def opened(url: str, *, outbox: Path) -> None:
     async def main() -> None:
         await AsyncPublisher(url, outbox=outbox).open()

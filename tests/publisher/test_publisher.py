@@ -817,3 +817,22 @@ def test_a_publisher_without_references_still_flushes(broker: FakeBroker) -> Non
     )
     subprocess.run([sys.executable, "-c", code, broker.url], check=True, timeout=100)
     assert len(broker.messages("q")) == 1
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys, gevent
+from reliablepub import Publisher
+with Publisher(sys.argv[1], outbox="o.db") as publisher:
+    def send():
+        publisher.publish(b"", routing_key="q").result(timeout_s=60)
+    gevent.joinall([gevent.spawn(send) for _ in range(50)], raise_error=True)
+"""
+
+
+def test_greenlets_share_a_publisher(broker: FakeBroker, tmp_path: Path) -> None:
+    """The relay's thread is a greenlet then, too."""
+    command = [sys.executable, "-Wignore", "-c", GREENLETS, broker.url]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert len(broker.messages("q")) == 50
