@@ -29,6 +29,8 @@ class Links(MetadataHookInterface):
                 "Documentation": f"{pages}/docs",
                 "Changelog": f"{pages}/docs/changelog.md",
                 "Issues": f"{home}/issues",
+                "Security": f"{pages}/SECURITY.md",
+                "Source": home,
             }
             text = PICTURE.sub(rf"\1({home}/raw/{tag}/\2)", LINK.sub(rf"\1({pages}/\2)", text))
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

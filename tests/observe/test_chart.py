@@ -73,10 +73,12 @@ def test_each_value_has_its_place(tmp_path: Path) -> None:
         url=url,
         outbox='postgresql://relay@db/shop?application_name="x"',
         secret="passwords",
+        authorities="ours",
         name='a "b"',
         options={"window": 1_000_000, "rate": 0.5, "trace": True, "tls-name": "mq"},
         replicas=3,
         resources={"requests": {"cpu": 1}},
+        pod={"imagePullSecrets": [{"name": "registry"}], "nodeSelector": {"disk": "ssd"}},
         networkPolicy={"metricsFrom": "prometheus", "ports": [5433]},
     )
     read = config(found)
@@ -90,6 +92,13 @@ def test_each_value_has_its_place(tmp_path: Path) -> None:
     assert container["resources"]["requests"] == {"cpu": 1, "memory": "64Mi"}
     assert container["env"][1]["valueFrom"]["secretKeyRef"]["name"] == "passwords"
     assert pod["volumes"][1]["secret"]["secretName"] == "passwords"
+    assert (pod["imagePullSecrets"], pod["nodeSelector"]) == (
+        [{"name": "registry"}],
+        {"disk": "ssd"},
+    )
+    (volume,) = (one for one in pod["volumes"] if one.get("configMap") == {"name": "ours"})
+    (mount,) = (one for one in container["volumeMounts"] if one["name"] == volume["name"])
+    assert read["tls-ca"] == f"{mount['mountPath']}/ca.crt"
     assert found["Deployment"]["spec"]["replicas"] == 3
     policy = found["NetworkPolicy"]["spec"]
     assert policy["egress"][1]["ports"] == [{"protocol": "TCP", "port": 5433}]
@@ -97,9 +106,13 @@ def test_each_value_has_its_place(tmp_path: Path) -> None:
     assert "prometheus" in peer["namespaceSelector"]["matchLabels"].values()
 
 
+def test_a_policy_of_the_network_can_be_left_out(tmp_path: Path) -> None:
+    assert set(parts()) - set(rendered(tmp_path, networkPolicy=None)) == {"NetworkPolicy"}
+
+
 def test_a_change_of_the_configuration_and_no_other_starts_new_relays(tmp_path: Path) -> None:
     before = checksum(rendered(tmp_path))
-    assert checksum(rendered(tmp_path, replicas=3)) == before
+    assert checksum(rendered(tmp_path, replicas=3, pod={"nodeSelector": {}})) == before
     assert checksum(rendered(tmp_path, options={"window": 5})) != before
 
 

@@ -23,12 +23,16 @@ PACKAGES = ("reliablepub", "spark_sink")
 DATA_SOURCES = {"pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py"}
 FILES = {
     *(
-        "LICENSE",
-        "Makefile",
-        "README.md",
+        "CHANGELOG.md",
+        "CODE_OF_CONDUCT.md",
         "CONTRIBUTING.md",
         "Containerfile",
+        "LICENSE",
+        "MAINTAINERS.md",
+        "Makefile",
+        "README.md",
         "SECURITY.md",
+        "SUPPORT.md",
         "action.yml",
         "mkdocs.yml",
         "pyproject.toml",
