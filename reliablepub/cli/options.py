@@ -305,7 +305,7 @@ keys_option: Final = click.option(
     type=click.Path(path_type=Path),
     callback=_keys,
     envvar=KEYS_VARIABLE,
-    help="A file of keys that encrypt messages in the outbox, one a line: a name and 64 "
+    help="A file of keys that encrypt messages in the outbox, one per line: a name and 64 "
     f"hexadecimal digits. The first one encrypts new messages. Also from {KEYS_VARIABLE}.",
 )
 relay_keys_options: Final = together(

@@ -502,7 +502,7 @@ def test_a_fail_over_that_has_lost_commits_is_told(
     began_anew(1, "it has lost commits: turn 7 of this relay is gone")
     row = findings(run, as_role("reader"))["fail-over"]
     assert row["level"] == "warning"
-    assert row["found"].startswith("run 3 began anew 1 h 0 min ago: it has lost commits: turn 7")
+    assert row["found"].startswith("run 3 started over 1 h 0 min ago: it has lost commits: turn 7")
     audit = ("outbox", "audit", "--outbox", postgres_outbox)
     told = run(*audit).stderr
     assert [line.partition(" began")[0] for line in told.splitlines()] == ["run 3", "run 1"]

@@ -66,6 +66,7 @@ def test_the_types_of_all_public_names_are_known(symbols: dict[str, dict[str, An
     assert unknown == {}, hint
 
 
+@pytest.mark.timeout(900)  # it takes half a minute by itself
 def test_what_a_type_checker_reads_is_what_runs() -> None:
     """Names, parameters and their defaults, by mypy's stubtest."""
     command = ["-m", "mypy.stubtest", *PACKAGES, "--concise", "--ignore-missing-stub"]

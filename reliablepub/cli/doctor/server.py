@@ -128,7 +128,7 @@ def _lost(lost: Sequence[LostCommits], now: float) -> Finding:
     if not recent:
         return finding("fail-over", Level.OK, "no relay has lost commits in the last day")
     run, ago = recent[0].run, age(max(0.0, now - recent[0].at))
-    found = f"run {run} began anew {ago} ago: {one_line(recent[0].reason)}"
+    found = f"run {run} started over {ago} ago: {one_line(recent[0].reason)}"
     remedy = (
         "messages that were accepted before may be lost, and others are sent again: compare with "
         "what the applications have stored; `reliablepub outbox audit` lists each fail-over"

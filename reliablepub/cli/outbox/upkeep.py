@@ -338,7 +338,7 @@ def audit(database: Database, as_json: bool) -> int:
     if found.passed_over:
         print_error(passed_over_words(found.passed_over))
     for lost in found.lost:
-        print_note(f"run {lost.run} began anew {ago(lost.at)}: {one_line(lost.reason)}")
+        print_note(f"run {lost.run} started over {ago(lost.at)}: {one_line(lost.reason)}")
     if found.is_right:
         print_result(f"everything adds up; {count_of(found.rows, 'message')} compared")
     return code

@@ -107,7 +107,8 @@ _DRAINING: Final = replace(
     "rate_burst",
     metavar="NUMBER",
     type=click.IntRange(min=1),
-    help="With --rate, most messages at once after a rest; by default those of one second.",
+    help="With --rate, how many messages may be sent at once after an idle period; by default one "
+    "second's worth.",
 )
 @alike(
     {
