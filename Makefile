@@ -237,7 +237,7 @@ postgres-versions: .venv/.installed postgres
 # The tests without Spark on other Pythons; for Spark see `spark-versions`.
 pythons: $(PYTHONS:%=python-%) python-sid
 
-python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse java
+$(PYTHONS:%=python-%) python-3.14: python-%: $(PYTHON_CACHE)/%/.installed rabbitmq postgres prometheus fuse java
 	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark
 
 # Python and RabbitMQ of another Debian, in a chroot with this directory in it: 3.13 with 4.0, and the newest of both.

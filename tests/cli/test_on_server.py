@@ -505,7 +505,7 @@ def test_a_fail_over_that_has_lost_commits_is_told(
     assert row["found"].startswith("run 3 started over 1 h 0 min ago: it has lost commits: turn 7")
     audit = ("outbox", "audit", "--outbox", postgres_outbox)
     told = run(*audit).stderr
-    assert [line.partition(" began")[0] for line in told.splitlines()] == ["run 3", "run 1"]
+    assert [line.partition(" started")[0] for line in told.splitlines()] == ["run 3", "run 1"]
     shown = json.loads(run(*audit, "--json").stdout)
     assert shown["is_right"], "it is past"
     assert [one["run"] for one in shown["lost"]] == [3, 1]
