@@ -168,9 +168,7 @@ class RelayThread:
         parts.patience.end_at = self._end_at
         self._wake: Callable[[], None] = lambda: None
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
-        # A daemon thread, so that a publisher that was not closed does not keep the interpreter
-        # from exiting. Messages not published by then stay in the outbox.
-        self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="reliablepub-relay")
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled, as a part of a publisher or a receipt."""
@@ -185,6 +183,9 @@ class RelayThread:
         self._observer = observer or self._observer
         self._is_ended = False
         try:
+            # A publisher that was not closed must not keep the interpreter from exiting. Messages
+            # not published by then stay in the outbox. Some sub-interpreters refuse daemons.
+            self._thread.daemon = True
             self._thread.start()
         except RuntimeError as error:
             self._is_ended = True
