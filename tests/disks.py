@@ -14,6 +14,8 @@ from typing import Final
 
 import pytest
 
+from tests.waiting import until
+
 KINDS: Final = ("ext4", pytest.param("tmpfs", marks=pytest.mark.soak))
 """ext4 promises space before it has it, and is what hosts have; in memory all is simpler."""
 _MIB: Final = 1024 * 1024
@@ -48,7 +50,8 @@ def small_disk(folder: Path, kind: str, mib: int = 16) -> Iterator[Path]:
     try:
         yield disk
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        # Busy while something still reads it, such as a scrape that has just begun.
+        until(lambda: subprocess.run(["umount", str(disk)], check=False).returncode == 0)
 
 
 def fill(disk: Path, *, leave: int = 0) -> Path:
