@@ -10,6 +10,8 @@ import pytest
 from reliablepub.testing import FakeBroker
 from tests.spark.shipping import ROOT
 
+pytestmark = pytest.mark.timeout(600)  # a Java machine of its own, perhaps beside five other suites
+
 
 def run(*arguments: str) -> str:
     """Run a program of the tests; all that it writes, and Spark's Java machine."""
@@ -19,7 +21,7 @@ def run(*arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout
