@@ -14,8 +14,8 @@ from tests.policies import AT_ONCE
 from tests.stores import Where
 from tests.waiting import until
 
-CONNECTS_MAX = 12
-"""RabbitMQ counts a channel for a moment longer than there is one, and on a busy machine longer."""
+CONNECTS_MAX = 6
+"""RabbitMQ counts a channel for a moment longer than there is one."""
 
 
 def bad_among(queue: str, good: int) -> list[Message]:

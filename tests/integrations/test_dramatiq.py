@@ -43,7 +43,7 @@ def _nothing_is_left_to_the_collector() -> Iterator[None]:
     """A consumer of dramatiq 1.17 whose queue is not there yet leaves its connection open."""
     yield
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
+        warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
         gc.collect()
 
 
