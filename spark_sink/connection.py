@@ -43,7 +43,8 @@ class Lent:
     publisher: Publisher
 
     def __init__(self) -> None:
-        self.resent = self.refusals = 0
+        self.resent: int = 0
+        self.refusals: int = 0
 
     def on_uncertain(self, events: Sequence[object]) -> None:
         """Count messages whose confirms were lost."""
@@ -53,7 +54,8 @@ class Lent:
         """Count refusals."""
         self.refusals += len(events)
 
-    on_returned = on_refused = on_nacked
+    on_returned: Final = on_nacked
+    on_refused: Final = on_nacked
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class FailedRows:
             raise ConfigurationError(f"option 'report': {_NOT_SHARED}")
         self._folder = f"{root}/failed"
         name = f"part-{write}-{partition}-{_run_name(run)}-{uuid4().hex}.parquet"
-        self.path = f"{self._folder}/.{name}"
+        self.path: Final = f"{self._folder}/.{name}"
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[pa.RecordBatch] = []
         self._count = self._bytes = 0

@@ -98,7 +98,7 @@ class Sending:
     def __init__(
         self, lent: Lent, settings: Settings, partition: int, rate: float | None = None
     ) -> None:
-        self.counts = Counts()
+        self.counts: Final = Counts()
         self._lent = lent
         self._resent_before = lent.resent
         self._settings = settings

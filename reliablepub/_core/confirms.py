@@ -65,11 +65,11 @@ class ConfirmLedger(Generic[K]):
     __slots__ = ("_lowest", "_outstanding", "_returned", "epoch", "last_tag", "violations")
 
     def __init__(self, epoch: int, violations: Counter[Violation] | None = None) -> None:
-        self.epoch = epoch
-        self.violations = Counter[Violation]() if violations is None else violations
+        self.epoch: int = epoch
+        self.violations: Counter[Violation] = Counter() if violations is None else violations
         self._outstanding: dict[int, K] = {}
         self._returned: dict[int, Outcome] = {}
-        self.last_tag = 0  # the highest registered
+        self.last_tag: int = 0  # the highest registered
         self._lowest = 1  # every lower tag is settled, so `multiple` starts here
 
     @property

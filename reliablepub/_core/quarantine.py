@@ -64,7 +64,7 @@ class Quarantine(Lane[K]):
         self._trial: _Group[K] = _Group(self.buffer)
         self._groups: deque[_Group[K]] = deque()
         self.aside: list[tuple[float, _Group[K]]] = []  # when it is due, and a group of one
-        self.why = ""  # of the last one set aside, in the broker's words if there are any
+        self.why: str = ""  # of the last one set aside, in the broker's words if there are any
 
     @property
     def is_unused(self) -> bool:

@@ -20,7 +20,7 @@ class Rate:
     """Limits how many messages are written."""
 
     def __init__(self, per_s: float, burst: float) -> None:
-        self.per_s = per_s
+        self.per_s: Final = per_s
         self._burst = burst  # most messages at once; at least 1
         self._least = max(1.0, min(burst, per_s * _GATHER_S))
         self._tokens = burst

@@ -173,12 +173,12 @@ class Session(Generic[K]):
         rate: Rate | None = None,
     ) -> None:
         self._rate = rate
-        self.rate_max = None if rate is None else rate.per_s
-        self.window = Window(window_min or window_max, window_max)
+        self.rate_max: Final = None if rate is None else rate.per_s
+        self.window: Final = Window(window_min or window_max, window_max)
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
         self._patience = 1
-        self.is_connected = False
+        self.is_connected: bool = False
         self._is_draining = False
         self._is_sharing = False  # both lanes use one channel
         self._may_open_at: float | None = None  # earliest time to reopen the shared channel
@@ -193,7 +193,7 @@ class Session(Generic[K]):
         self._aftermath = Aftermath(self._main, self._quarantine, self._evidence, is_named)
         self.blocked_reason: str | None = None
         self._clock = StoppableClock()
-        self.stale = 0
+        self.stale: int = 0
         self._commands: deque[Command] = deque()
 
     # ------------------------------------------------------------------ getters

@@ -156,5 +156,5 @@ class Window:
         self._measure(size)
 
     def _measure(self, size: int) -> None:
-        self.size = size
+        self.size: int = size
         self.round, self._settled, self._took_s = None, 0, 0.0

@@ -97,7 +97,7 @@ class Command(click.Command):
             for line in wrap(f"  {code}  {meaning}", _WIDTH, subsequent_indent=" " * 5)
         ]
         told = cleandoc(self.help or docstring_of(self.callback))
-        self.help = "\n".join([told, "", "\b", "Exit codes:", *lines])
+        self.help: str | None = "\n".join([told, "", "\b", "Exit codes:", *lines])
         tell_whole_sentence(self)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -129,7 +129,7 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **settings)
-        self.help = self.help or docstring_of(self.callback)
+        self.help: str | None = self.help or docstring_of(self.callback)
         tell_whole_sentence(self)
         self._table = table  # ``module:attribute`` of each command
 

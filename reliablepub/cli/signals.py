@@ -28,9 +28,10 @@ class Stop:
     """A flag that the first SIGINT or SIGTERM within the ``with`` block sets. Main thread only."""
 
     def __init__(self, *, reopens: bool = False, has_screen: bool = False) -> None:
-        self.is_set = False
-        self.is_reopen_due = False  # SIGHUP has arrived; the caller resets it
-        self.is_pause_due = False  # SIGTSTP has: the caller leaves the screen, and calls `pause`
+        self.is_set: bool = False
+        self.is_reopen_due: bool = False  # SIGHUP has arrived; the caller resets it
+        # SIGTSTP has arrived: the caller leaves the screen, and calls `pause`
+        self.is_pause_due: bool = False
         self._reopens = reopens  # SIGHUP requests a reopen, instead of ending the process
         # The caller must leave the screen first: SIGHUP sets the flag too, SIGTSTP requests a pause
         self._has_screen = has_screen

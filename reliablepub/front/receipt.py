@@ -287,6 +287,11 @@ class Counts:
 class SettledMany(Counts):
     """The methods by which the relay settles the receipt of many messages."""
 
+    # Pyright does not look in the base class for the type of what `+=` changes
+    stored: int
+    confirmed: int
+    failed: int
+
     def accepted(self, messages: int) -> None:
         """Count messages that are stored now. Called before any of them is settled."""
         self.stored += messages

@@ -66,13 +66,13 @@ class RelayClient:
         full_timeout_s: float | None,  # a caller waits so long for room; None for no limit
         close_timeout_s: float,  # the default of `begin_close`
     ) -> None:
-        self.relay = RelayThread(parts)
-        self.limits = parts.limits
+        self.relay: Final = RelayThread(parts)
+        self.limits: Final = parts.limits
         self._watchers = [hook.watch for hook in hooks if hasattr(hook, "watch")]
         self._stamps = [hook.stamp for hook in hooks if hasattr(hook, "stamp")]
         self._rejections = [hook.rejected for hook in hooks if hasattr(hook, "rejected")]
         self.full_timeout_s = full_timeout_s
-        self.is_closed = False
+        self.is_closed: bool = False
         self._close_timeout_s = close_timeout_s
         self._pid = os.getpid()
 

@@ -70,10 +70,10 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
-except ImportError as error:
+except ImportError as _missing:
     raise ImportError(
         "metrics need prometheus-client: install reliablepub with the extra observe"
-    ) from error
+    ) from _missing
 
 Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Sample: TypeAlias = tuple[str, str, float]

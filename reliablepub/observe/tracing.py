@@ -35,9 +35,9 @@ try:
     from opentelemetry.context import Context
     from opentelemetry.propagators.textmap import Getter, TextMapPropagator
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
-except ImportError as error:
+except ImportError as _missing:
     msg = "tracing needs opentelemetry-api: install reliablepub with the extra observe"
-    raise ImportError(msg) from error
+    raise ImportError(msg) from _missing
 
 _LOGGER: Final = logging.getLogger("reliablepub.hooks")
 Headers = Mapping[str, FieldValue]

@@ -55,7 +55,7 @@ class Guard:
     """Contains exceptions of the application's callbacks: counts each, logs the first per name."""
 
     def __init__(self, log: Callable[..., None] = write) -> None:
-        self.errors = 0
+        self.errors: int = 0
         self.running: Running | None = None  # other threads read it
         self._log = log
         self._monotonic = Clock().monotonic  # the real clock: other threads compare with it
@@ -268,8 +268,8 @@ class Notices:
         self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
         self._outage = Outage()
-        self.hears_sent = "sent" in self._events
-        self.hears_confirms = "confirmed" in self._events  # the most frequent event to build
+        self.hears_sent: Final = "sent" in self._events
+        self.hears_confirms: Final = "confirmed" in self._events  # the most frequent event to build
 
     def stored(self, entries: Iterable[Entry]) -> None:
         """Note that new entries were committed."""

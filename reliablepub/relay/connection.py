@@ -82,9 +82,9 @@ class Connection:
         self._session = session
         self._reconnect = Reconnect(now)
         self._lost_reason = ""
-        self.connects = 0
-        self.server = ""  # host and port of the last connection's broker
-        self.refusals = 0  # attempts in a row that failed by credentials, vhost or TLS
+        self.connects: int = 0
+        self.server: str = ""  # host and port of the last connection's broker
+        self.refusals: int = 0  # attempts in a row that failed by credentials, vhost or TLS
 
     def poll_timeout(self) -> float | None:
         """When to call `keep` next (monotonic), or None."""

@@ -44,7 +44,7 @@ class Elsewhere:
         self._found_at = now
         self._pause_s = POLL_S
         self._deaf_until = -inf
-        self.look_at = now  # unless the bell rings before (monotonic)
+        self.look_at: float = now  # unless the bell rings before (monotonic)
 
     def is_due(self, now: float) -> bool:
         """Whether to look now. Must be called whenever `Transport.listen` has returned."""

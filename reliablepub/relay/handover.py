@@ -168,19 +168,20 @@ class Chunk(Generic[FlagT]):
         stream: Stream | None = None,
         on_stored: Callable[[int], None] | None = None,  # on the relay's thread, with their number
     ) -> None:
-        self.messages = messages  # empty once the chunk was withdrawn or refused
-        self.done = done
-        self.waiter = waiter
-        self.source = source
-        self.stream = stream
-        self.count = len(messages)  # also after they were dropped
-        self.size = sum([message.size for message in messages])
+        self.messages: Sequence[Message] = messages  # empty once the chunk was withdrawn or refused
+        self.done: Final = done
+        self.waiter: Final = waiter
+        self.source: Final = source
+        self.stream: Final = stream
+        self.count: Final = len(messages)  # also after they were dropped
+        self.size: Final = sum([message.size for message in messages])
         self.error: BaseException | None = None
         self.entries: Sequence[Entry] = ()  # made when the relay takes the chunk in
         self.loaded: Sequence[Entry] = ()  # entries sent from memory, without being read back
         # If memory had room for the chunk (`is_loaded`), entries that are not in `loaded` wait for
         # a due time, an earlier message of their key, or a paused destination.
-        self.is_loaded = self.is_told = False
+        self.is_loaded: bool = False
+        self.is_told: bool = False
         self._on_stored = on_stored
         self._claims: list[None] = [None]
 

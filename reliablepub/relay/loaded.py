@@ -278,7 +278,7 @@ class Loaded:
         self._deadlines = Deadlines(wall)
         self._late_page: Sequence[int] = ()
         self._order = KeyOrder()
-        self.waiters = waiters or Waiters()
+        self.waiters: Final = waiters or Waiters()
 
     @property
     def has_backlog(self) -> bool:

@@ -118,7 +118,7 @@ class Pauses:
         self._breakers: Breakers[Destination, Outcome] = Breakers(
             destinations_max=self._breaker.destinations_max, pause_s=policy.pause_s
         )
-        self.tracked = self._breakers.tracked  # most turns only ask whether there are any
+        self.tracked: Final = self._breakers.tracked  # most turns only ask whether there are any
         self.new: dict[Destination, None] = {}  # paused since the last `withdrawn_from`
         self._waiting: dict[Destination, _Waiting] = {}
         self._nacked: dict[str, set[str]] = {}  # routing keys of an exchange, since a confirm

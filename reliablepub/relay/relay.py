@@ -136,10 +136,10 @@ class Relay:
         self._look_for_stranded_at = now + STRANDED_S
         self._is_draining = False
         self._idle_until = -inf
-        self.turns = 0
-        self.turned_at = now  # when the last turn began; other threads read it
+        self.turns: int = 0
+        self.turned_at: float = now  # when the last turn began; other threads read it
         self._commits, self._commit_s = 0, 0.0
-        self.status = Status(counters=self._snapshot.counters)
+        self.status: Status = Status(counters=self._snapshot.counters)
 
     # ------------------------------------------------------------------ called by the thread
 

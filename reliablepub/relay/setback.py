@@ -32,7 +32,7 @@ class Setback:
     """What the relay does not do for `RETRY_S` after the store has failed."""
 
     def __init__(self) -> None:
-        self.trouble = ""  # text of `Status.trouble`
+        self.trouble: str = ""  # text of `Status.trouble`
         self.refusal: OutboxError | None = None  # why new messages are rejected
         self._refusal_ends_at = self._backoff_ends_at = inf
 

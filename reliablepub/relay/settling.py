@@ -58,7 +58,7 @@ class Removals:
     __slots__ = ("_finished", "_numbers", "_unfinished", "count")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         # Each with the time of its first confirm, which is their order: a dict and a heap.
         self._unfinished: dict[Batch[Entry], float] = {}
         self._finished: list[tuple[float, int, Batch[Entry]]] = []

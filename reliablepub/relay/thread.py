@@ -167,7 +167,7 @@ class RelayThread:
         self._counters_at_start = Counters()
         parts.patience.end_at = self._end_at
         self._wake: Callable[[], None] = lambda: None
-        self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
+        self.inbox: Final = Inbox(lambda: self._observer.handed_over(self.wake))
         self._thread = threading.Thread(target=self._main, name="reliablepub-relay")
 
     def __reduce__(self) -> NoReturn:

@@ -6,7 +6,7 @@ header and body frames (rabbit_command_assembler). Must never know: sockets, oth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pamqp import commands
 from pamqp.base import Frame
@@ -41,8 +41,8 @@ class Channel(ChannelBase):
 
     def __init__(self, connection: Peer, number: int) -> None:
         super().__init__(connection, number)
-        self.publishing = Publishing(self)
-        self.consuming = Consuming(self)
+        self.publishing: Final = Publishing(self)
+        self.consuming: Final = Consuming(self)
         self._method: tuple[str, str, bool, bool] | Frame | None = None
         """The method whose content is due; a basic.publish, in parts, is the only legal one."""
         self._method_ids = (0, 0)
@@ -87,7 +87,7 @@ class Channel(ChannelBase):
         elif isinstance(method, commands.Channel.Open):
             self._open()
         elif isinstance(method, commands.Channel.CloseOk) and self.is_awaiting_close_ok:
-            self.is_gone = True
+            self.is_gone: bool = True
         elif self.is_awaiting_close_ok:
             if isinstance(method, commands.Channel.Close):
                 self.reply(commands.Channel.CloseOk())
@@ -97,7 +97,7 @@ class Channel(ChannelBase):
     def _open(self) -> None:
         if self.is_open or self.is_awaiting_close_ok:
             raise AmqpError(504, "second 'channel.open' seen")
-        self.is_open = True
+        self.is_open: bool = True
         self.send_method(wire.CHANNEL_OPEN_OK)
 
     def _handle(self, method: Frame) -> None:

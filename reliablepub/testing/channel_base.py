@@ -76,7 +76,7 @@ class ChannelBase(ABC):
         self.connection = connection
         self.number = number
         self.is_open = False
-        self.is_awaiting_close_ok = False
+        self.is_awaiting_close_ok: bool = False
         self.is_gone = False
         """Whether both sides have closed the channel, and its number is free."""
         self.last_queue = ""

@@ -49,7 +49,7 @@ class ConfirmLedger:
     """The delivery tags of one channel in confirm mode."""
 
     def __init__(self) -> None:
-        self.last_tag = 0
+        self.last_tag: int = 0
         self._unconfirmed: dict[int, None] = {}  # ascending: tags are opened in order
         self._acked: list[int] = []
         self._nacked: list[int] = []

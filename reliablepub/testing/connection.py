@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from reliablepub.testing.consuming import Consuming
     from reliablepub.testing.history import Publish
     from reliablepub.testing.node import Node
+    from reliablepub.testing.options import Permissions
+    from reliablepub.testing.routing import VirtualHost
 
 HANDSHAKE_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 5.0
@@ -76,8 +78,8 @@ class Connection:
         self.ending: Ending | None = None
         self.unsent_bytes = 0
         """Bytes that the socket has not taken yet; set by `link`."""
-        self.vhost = node.vhost
-        self.permissions = EVERYTHING
+        self.vhost: VirtualHost = node.vhost
+        self.permissions: Permissions = EVERYTHING
         self._handshake = Handshake(node, faults)
         self._frames = wire.FrameBuffer()
         self._has_protocol = False

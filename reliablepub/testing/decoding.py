@@ -60,9 +60,9 @@ class Reader:
     __slots__ = ("at", "data", "end")
 
     def __init__(self, data: bytes, at: int = 0) -> None:
-        self.data = data
-        self.at = at
-        self.end = len(data)
+        self.data: Final = data
+        self.at: int = at
+        self.end: Final = len(data)
 
     def take(self, size: int) -> bytes:
         """Read exactly `size` bytes."""

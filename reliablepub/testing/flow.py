@@ -24,7 +24,7 @@ class Output:
     """Bytes to be written to one client."""
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size: int = 0
         self._parts: list[bytes] = []
         self._left: int | None = None
 
@@ -69,7 +69,7 @@ class Flow:
     def __init__(
         self, *, per_s: float | None = None, delay_s: float = 0.0, size: int | None = None
     ) -> None:
-        self.backlog_bytes = 0
+        self.backlog_bytes: int = 0
         self._per_s = per_s
         self._delay_s = delay_s
         self._size = size

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pamqp.base import Frame
 
     from reliablepub.testing.node import Node, Token
+    from reliablepub.testing.options import Permissions
 
 _CAPABILITIES = (
     *("authentication_failure_close", "basic.nack", "connection.blocked", "consumer_cancel_notify"),
@@ -52,17 +53,17 @@ class Handshake:
         options = node.options
         self._node = node
         self._fault = next((one for one in faults if isinstance(one, HandshakeFault)), None)
-        self.permissions = EVERYTHING
+        self.permissions: Permissions = EVERYTHING
         self._expected: type[Frame] = Methods.StartOk
-        self.user = ""
+        self.user: str = ""
         self.certificate_user = ""
         """Common name of the certificate that the client has shown, if it has."""
         self.client_properties: Mapping[str, Any] = {}
         self.token: Token | None = None
         self.capabilities: frozenset[str] = frozenset()
-        self.frame_max = wire.FRAME_MIN_SIZE
-        self.channel_max = options.channel_max
-        self.heartbeat_s = 0
+        self.frame_max: int = wire.FRAME_MIN_SIZE
+        self.channel_max: int = options.channel_max
+        self.heartbeat_s: int = 0
 
     @property
     def is_open(self) -> bool:

@@ -137,7 +137,7 @@ class History:
     """
 
     def __init__(self, size_max: int, bytes_max: int) -> None:
-        self.total = 0
+        self.total: int = 0
         self._size_max = size_max
         self._bytes_max = bytes_max
         self._bytes = 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from reliablepub.testing.clock import Clock, Timers
 from reliablepub.testing.consumers import check_reply_name, deliver
@@ -97,22 +97,22 @@ class Node:
     """One RabbitMQ node."""
 
     def __init__(self, options: NodeOptions) -> None:
-        self.options = options
-        self.clock = Clock()
-        self.now = 0.0
-        self.vhosts = {name: VirtualHost(name) for name in options.virtual_hosts}
-        self.script = FaultScript(options.seed)
-        self.history = History(options.history_max, options.history_bytes_max)
-        self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
+        self.options: NodeOptions = options
+        self.clock: Final = Clock()
+        self.now: float = 0.0
+        self.vhosts: Final = {name: VirtualHost(name) for name in options.virtual_hosts}
+        self.script: Final = FaultScript(options.seed)
+        self.history: Final = History(options.history_max, options.history_bytes_max)
+        self.random: Final = Random(options.seed)  # noqa: S311 - repeatable, no secret
         self.connections: dict[int, Client] = {}
         self.tokens: dict[str, Token] = {}
         """Tokens that clients may give instead of a password."""
         self.reply_consumers: dict[str, Receiver] = {}
         """Consuming sides of channels with a consumer of direct replies, by its generated name."""
         self.alarm: str | None = None
-        self.is_going_down = False
+        self.is_going_down: bool = False
         """Whether all connections end at once: no classic queue delivers, no queue is unused."""
-        self.timers = Timers()
+        self.timers: Final = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
         self._alarms = 0
         self._unwritten: list[tuple[Entry, Publish, Settle | None]] = []

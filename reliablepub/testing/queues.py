@@ -270,7 +270,6 @@ class Stream(Queue):
         """Append a publish."""
         entry = Entry(publish, len(self.ready), None)
         self.ready.append(entry)
-        self.ready_bytes += len(publish.body)
         self._stored_at.append(now)
         return entry
 

@@ -44,7 +44,7 @@ class AmqpError(Exception):
         self.code = code
         self.ids = ids
         """Class and method id of the method that failed; (0, 0) for none, None if not known yet."""
-        self.reply_text = reply_text(code, explanation)
+        self.reply_text: str = reply_text(code, explanation)
         super().__init__(self.reply_text)
 
     @property

@@ -68,8 +68,8 @@ class Server:
         self._tls = tls
         self._listener = self._bind(port)
         self.port: int = self._listener.getsockname()[1]
-        self.is_up = False
-        self.is_frozen = False
+        self.is_up: bool = False
+        self.is_frozen: bool = False
         self._resumes_at: float | None = None
         """When a crash or a freeze with a duration ends; None without one."""
         self._is_stopping = False

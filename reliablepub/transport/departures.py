@@ -33,7 +33,7 @@ class Departures:
 
     def __init__(self) -> None:
         self.under_way: deque[tuple[int, int, int]] = deque()  # end in the stream, epoch, tag
-        self.left = 0  # bytes of the stream that had left at the last check
+        self.left: int = 0  # bytes of the stream that had left at the last check
 
     def add(self, end: int, epoch: int, tag: int) -> None:
         """Add bytes that were handed to the client library, and end at `end` in the stream."""

@@ -46,7 +46,7 @@ class Incoming:
 
     def __init__(self, most: Callable[[], int]) -> None:
         self._most = most  # bytes of a frame at most, as negotiated so far
-        self.partial = b""  # the beginning of an incomplete frame
+        self.partial: bytes = b""  # the beginning of an incomplete frame
 
     def frames(
         self, data_in: bytes, take: Callable[[memoryview], int] = lambda _: 0

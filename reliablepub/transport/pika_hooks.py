@@ -59,7 +59,7 @@ class WatchedLoop(IOLoop):
 
     def __init__(self) -> None:
         self.fd: int | None = None  # of the socket that pika watches; None if there is none
-        self.is_writing = False  # pika waits for the socket to be writable: it has output left
+        self.is_writing: bool = False  # pika has output left, and waits until it can write
         super().__init__()
 
     def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
@@ -127,8 +127,8 @@ class HookedConnection(SelectConnection):
     """A `SelectConnection` with hooks for writing frames and for reading confirms."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - pika's own
-        self.ended_because = ""  # why a received frame was rejected, or a hook failed; else empty
-        self.reads_once = False  # the socket is read once each time it is ready
+        self.ended_because: str = ""  # why a frame was rejected, or a hook failed; else empty
+        self.reads_once: bool = False  # the socket is read once each time it is ready
         self._confirms: dict[bytes, tuple[Listener, bool]] = {}
         self._listeners: dict[int, Listener] = {}
         self._returns: dict[int, spec.Basic.Return] = {}  # returns whose header frame comes next

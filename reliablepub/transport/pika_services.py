@@ -38,8 +38,8 @@ _FRAME_MAX: Final = int(spec.FRAME_MAX_SIZE)
 class ResolvingServices(SelectorIOServicesAdapter):
     """pika's adapter to its own I/O loop; resolves on the loop's thread if there is no other."""
 
-    turn = 0  # which of the found addresses comes first; those before it come last
-    untried = 0  # found addresses that no turn has tried yet; 0 until the name is resolved
+    turn: int = 0  # which of the found addresses comes first; those before it come last
+    untried: int = 0  # found addresses that no turn has tried yet; 0 until the name is resolved
 
     def getaddrinfo(  # noqa: PLR0917 - pika's own
         self,
@@ -85,8 +85,8 @@ class BoundedServices(ResolvingServices):
     return as soon as its header has arrived, with an empty body.
     """
 
-    ended_because = ""  # why a received frame was rejected; empty if none was
-    returned_bytes = 0  # body size of the last returned message
+    ended_because: str = ""  # why a received frame was rejected; empty if none was
+    returned_bytes: int = 0  # body size of the last returned message
 
     def create_streaming_connection(
         self,

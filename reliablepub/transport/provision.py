@@ -89,7 +89,7 @@ class Provision:
         self._reopen_after_s = reopen_after_s
         self._problems: list[str] = []
         self._channel: Channel | None = None
-        self.taken = 0  # steps, the current one included
+        self.taken: int = 0  # steps, the current one included
 
     def start(self) -> None:
         """Take the first step."""

@@ -383,7 +383,8 @@ class PostgresDatabase:
         self._pool = Pool(self.server)
         self._standby: psycopg.Connection[Any] | None = None
         enqueuing = Enqueuing(self.server, self._pool)
-        self.enqueue, self.enqueue_once = enqueuing.enqueue, enqueuing.enqueue_once
+        self.enqueue: Final = enqueuing.enqueue
+        self.enqueue_once: Final = enqueuing.enqueue_once
 
     def exists(self) -> bool:
         """Whether the schema holds an outbox of this version."""

@@ -43,7 +43,7 @@ class Retention:
         # The relay of another shard may keep messages while this one keeps none.
         self._left_before = inf if shards == 1 else now
         # Whether there may be old confirmed messages: an earlier run may have kept some.
-        self.is_pruning = keep_confirmed_s > 0 or bool(link.read("any_kept", {}))
+        self.is_pruning: bool = keep_confirmed_s > 0 or bool(link.read("any_kept", {}))
         self._look_at = 0.0
         self._since, self._pass_at = -inf, 0.0
         self._keys_since, self._keys_at = -inf, 0.0

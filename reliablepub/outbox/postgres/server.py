@@ -408,18 +408,20 @@ class Link:
     ) -> None:
         self.server = server
         self._is_relays = is_relays  # if so, waits for no lock of a table for long
-        self.connections = 0  # opened so far
-        self.queries = queries(server.schema)
+        self.connections: int = 0  # opened so far
+        self.queries: Final = queries(server.schema)
         self._connection: Connection | None = None
         self._refusal: OutboxError | None = None
         self._connect_at = 0.0
         self._cancelled_waits: list[str] = []  # warnings since `open`
         # Whether a commit may be acknowledged before it is on disk, whether other sessions see that
         # a relay's connection is active, and whether a relay may wait for notifications here.
-        self.allows_loss = self.is_visible = self.may_rest = False
+        self.allows_loss: bool = False
+        self.is_visible: bool = False
+        self.may_rest: bool = False
         self._is_direct = False
         self.on_notify: Callable[[object], None] = lambda _: None  # given each notification
-        self.patience = patience or Patience(str(server))
+        self.patience: Final = patience or Patience(str(server))
         self._pid = os.getpid()
 
     def rows(self, name: str, values: Values | None = None) -> list[Row]:

@@ -38,7 +38,7 @@ class Bell:
     rings_early: Final = True  # a commit writes to the log before it syncs
 
     def __init__(self, outbox: Path) -> None:
-        self.is_armed = False
+        self.is_armed: bool = False
         self._log = os.fsencode(outbox) + b"-wal"  # need not exist yet
         self._libc = libc()
         # This fails if the user has 128 instances open (fs.inotify.max_user_instances).

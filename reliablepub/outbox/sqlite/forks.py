@@ -65,8 +65,8 @@ class Gate:
         self._keepers = weakref.WeakValueDictionary[int, Keeper]()  # by their ``id``
         self._torn: set[Inode] = set()
         # A fork before this module was imported may have lost their locks: `location` checks that.
-        self.open_before = _open_databases()
-        self.forks = 0  # grows in each forked child: whoever finds another number is a child
+        self.open_before: Final = _open_databases()
+        self.forks: int = 0  # grows in each forked child: whoever finds another number is a child
         self._reset()
 
     def _reset(self) -> None:

@@ -259,7 +259,7 @@ class Place:
         self._inodes = self._now()
         self._files = tuple(zip(map(os.fsencode, self._names), self._inodes, strict=True))
         self._locked_fd = self._index_fd = -1
-        self.is_unseen = False  # whether the last `check` could not look at the path
+        self.is_unseen: bool = False  # whether the last `check` could not look at the path
         self._index = b""
         self._changes = 0
         self._take_stock(is_logged=is_logged, is_writing=is_writing)
@@ -457,8 +457,10 @@ class WritingConnection(sqlite3.Connection):
     is_unsure = False  # the disk failed during the last commit; see `transactions`
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - those of `Connection`
-        self.forks = GATE.forks  # first: what is forked from here on gets the parent's connection
-        self.patience = Patience("")  # for other writers' lock; without an end, but for a relay
+        # First: what is forked from here on gets the parent's connection
+        self.forks: Final = GATE.forks
+        # For other writers' lock; without an end, but for a relay
+        self.patience: Patience = Patience("")
         super().__init__(*args, **options)
 
     def __del__(self) -> None:

@@ -303,7 +303,7 @@ class Shortage:
         self._ballast = ballast
         self._next_look_at = 0.0
         self._moved = -1  # `data_version` when the log was last moved
-        self.is_on = False  # whether the disk counts as full
+        self.is_on: bool = False  # whether the disk counts as full
 
     def look(self, connection: sqlite3.Connection) -> str:
         """Check the disk at intervals, and free space; return why messages are refused, if so."""

@@ -336,7 +336,7 @@ class SqliteStore:
         clock: Callable[[], float] = time.time,
         patience: Patience | None = None,  # for the locks of other processes
     ) -> None:
-        self.path = absolute(path)
+        self.path: Final = absolute(path)
         self._patience = patience
         self._keep_confirmed_s = keep_confirmed_s
         self._has_kept = True  # an earlier run may have kept some
