@@ -53,6 +53,8 @@ from reliablepub.transport.departures import LOOK_S
 from reliablepub.transport.frames import encode_batch
 
 _LOOK_S: Final = 0.02
+_CLOSING_S: Final = 1.0
+"""How long aiormq may close a connection that has ended; it knows the reason only then."""
 _RESTORE_S: Final = 1.0
 """How long the application's channels come first on a new connection. Then ours are opened anyway:
 a reconnect callback, which aio-pika waits for, may wait for one of our confirms."""
@@ -73,6 +75,7 @@ class Guest:
         self._is_connected = False
         self._is_blocked = False
         self._look_at = 0.0
+        self._ended_at = 0.0  # the last time that the connection was seen open
         self._seen: AbstractConnection | None = None
         self._attempts = self._attempts_before = 0
         self._restored_by = 0.0
@@ -143,12 +146,13 @@ class Guest:
     def _look_around(self, timer: asyncio.TimerHandle) -> None:
         connection = self._open_connection()
         is_restored = self._is_restored(connection)
-        if self._home is not None and connection is not self._home.connection:
+        if self._home is not None and self._has_ended(self._home.connection):
             self._lose(*_why_closed(self._home.connection))
             self._home = None
         if self._is_connected:
-            self._look_whether_blocked()
-            self._look_what_left()
+            if connection is not None:
+                self._look_whether_blocked()
+                self._look_what_left()
         elif self._is_wanted and connection is not None:
             if is_restored:
                 self._arrive(connection)
@@ -160,6 +164,13 @@ class Guest:
                 self._home.leave()
             timer.cancel()
             self._when_gone()
+
+    def _has_ended(self, connection: AbstractConnection) -> bool:
+        """Whether a connection has ended, and aiormq knows why or does not close it either."""
+        now = self._host.loop.time()
+        if connection.is_opened:
+            self._ended_at = now
+        return connection.is_closed or now >= self._ended_at + _CLOSING_S
 
     def _open_connection(self) -> AbstractConnection | None:
         """The aiormq connection in use; each reconnection of aio-pika's makes a new one."""
@@ -235,9 +246,10 @@ def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | 
     """Why aiormq's connection was closed, without secrets; what the broker said of a channel."""
     where = _where(connection)
     why = f"{where}{': ' if where else ''}the application's connection is lost"
-    if not connection.is_closed or connection.closing.cancelled():
+    closing = connection.closing
+    error = closing.exception() if closing.done() and not closing.cancelled() else None
+    if error is None:
         return why, None
-    error = connection.closing.exception()
     text = str(error) or type(error).__name__
     is_channel = "number of channels opened" in text
     close = ConnectionClose(_NOT_ALLOWED, text) if is_channel else None

@@ -1,7 +1,7 @@
 """On a connection that the application has: neither does the other any harm, whatever it does."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -25,6 +25,7 @@ from reliablepub import (
     WrongEventLoop,
 )
 from reliablepub.headers import FieldValue
+from reliablepub.hooks import LinkChanged
 from reliablepub.testing import FakeBroker, NodeOptions, faults
 from reliablepub.transport import aiormq_hooks
 from reliablepub.transport.aio_pika import Guest
@@ -328,6 +329,46 @@ async def test_a_plain_connection_is_back_when_the_application_connects_it_again
         await receipt.result(60)
         assert publisher.status.connects == 2
     await connection.close()
+
+
+@in_each_loop
+async def test_the_broker_s_reason_is_told_although_aiormq_knows_it_later(
+    broker: FakeBroker, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = aiormq.Connection._on_close
+
+    async def closes_late(*arguments: Any) -> None:
+        await asyncio.sleep(0.2)
+        await close(*arguments)
+
+    monkeypatch.setattr(aiormq.Connection, "_on_close", closes_late)
+    heard: list[str] = []
+
+    class Ends:
+        def on_disconnected(self, events: Sequence[LinkChanged]) -> None:
+            heard.extend(event.reason for event in events)
+
+    async with (
+        host(broker.url) as connection,
+        AsyncPublisher(connection=connection, outbox=path, hooks=[Ends()]) as publisher,
+    ):
+        await (await publisher.publish(b"0", routing_key="q"))
+        broker.restart()
+        await (await publisher.publish(b"1", routing_key="q"))
+    assert len(heard) == 1
+    assert "CONNECTION_FORCED" in heard[0]
+
+
+@in_each_loop
+async def test_a_connection_that_nobody_closes_is_lost_too(broker: FakeBroker, path: Path) -> None:
+    async with host(broker.url) as connection:
+        publisher = await AsyncPublisher(connection=connection, outbox=path).open()
+        for _ in range(5):  # aiormq's tasks, and those by which it closes
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await asyncio.sleep(0)
+        await until_async(lambda: "connection is lost" in publisher.status.reason)
+        await publisher.aclose(0)
 
 
 @in_each_loop
