@@ -20,6 +20,7 @@ from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.testing import FakeBroker
 from tests.asking import count, sql
 from tests.outbox.earlier_versions import OLDEST_IN_POSTGRES, create_file, create_in_postgres
+from tests.outbox.keeping import FAR
 from tests.waiting import until
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "upgrading.md"
@@ -120,10 +121,18 @@ def test_a_file_of_this_version_is_left_alone_beside_a_relay(tmp_path: Path) -> 
         assert Outbox(tmp_path / "o.db").upgrade() == []
 
 
-def test_the_way_back_is_an_export(old: Path, tmp_path: Path) -> None:
+def test_the_way_back_is_a_drain_and_an_export(old: Path, tmp_path: Path) -> None:
     """What an earlier reliablepub says of this one's outbox, this one says of a later one's."""
     run(old, "upgrade")
-    written = tmp_path / "rest.ndjson"
+    outbox, written, back = Outbox(old), tmp_path / "rest.ndjson", tmp_path / "back.db"
+    outbox.enqueue(b"later", routing_key="q", message_id="later", not_before=FAR)
+    for name in ("parked", "behind"):
+        outbox.enqueue(b"", routing_key="none", message_id=name, ordering_key="k")
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        drain = ["relay", "--drain", "--outbox", str(old), "--url", broker.url]
+        assert CliRunner().invoke(main, drain).exit_code == 0
+        assert [message.properties.message_id for message in broker.messages("q")] == ["m"]
     run(old, "export", "--to", str(written))
     sql(old, "INSERT INTO reliablepub_schema VALUES (?, 0.0)", FILE_VERSION + 1)
     before = old.read_bytes()
@@ -132,8 +141,11 @@ def test_the_way_back_is_an_export(old: Path, tmp_path: Path) -> None:
     with pytest.raises(NotAnOutbox, match="upgrade reliablepub"):
         Outbox(old).enqueue(Message(b""))
     assert old.read_bytes() == before
-    run(tmp_path / "back.db", "import", str(written))
-    assert sent(tmp_path / "back.db") == ["m"]
+    run(back, "import", str(written))
+    columns = "message_id, ordering_key, due_at"
+    open_ones = f"SELECT {columns} FROM reliablepub_messages ORDER BY message_id"
+    assert sql(back, open_ones) == [("behind", "k", None), ("later", None, FAR.timestamp())]
+    assert [held.message_id for held in Outbox(back).held_keys()] == ["parked"]
 
 
 # ------------------------------------------------------------------- PostgreSQL
