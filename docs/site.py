@@ -37,6 +37,7 @@ from reliablepub.testing.faults import (
 
 ROOT = Path(__file__).parent.parent
 
+ROOT_PAGES = ("README.md", "SUPPORT.md", "SECURITY.md", "MAINTAINERS.md")
 DIAGRAM = re.compile(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^#+ (reliablepub .+)$", re.MULTILINE)
 FILE_MAP = re.compile(r"^<!-- file map.*?```text\n.*?```\n", re.MULTILINE | re.DOTALL)
@@ -59,10 +60,14 @@ CHARACTER, ROW, TOP, BOX, SELF = 6.8, 34, 44, 30, 22
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the README as the first page, and the examples as they are."""
-    # Seen from the site's root, everything in docs/ is one floor up.
-    start = (ROOT / "README.md").read_text().replace("](docs/", "](")
-    files.append(File.generated(config, "index.md", content=start))
+    """Add the README as the first page, other pages of the root, and the examples as they are."""
+    for name in ROOT_PAGES:
+        # Seen from the site's root, everything in docs/ is one floor up.
+        text = (
+            (ROOT / name).read_text().replace("](docs/", "](").replace("](README.md", "](index.md")
+        )
+        page = "index.md" if name == "README.md" else name
+        files.append(File.generated(config, page, content=text))
     examples = ROOT / "examples"
     for example in sorted((*examples.rglob("*.py"), examples / "chart" / "values.yaml")):
         name = example.relative_to(ROOT).as_posix()
@@ -77,7 +82,7 @@ def on_post_build(*, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Links to the examples lead out of this folder on a forge, and stay inside on the site."""
+    """Links that lead out of this folder on a forge stay inside on the site."""
     if page.file.src_uri == "cli.md":
         markdown = COMMAND.sub(lambda found: f"{found[0]}\n\n{help_of(found[1])}", markdown)
     if page.file.src_uri == "architecture.md":
@@ -91,7 +96,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     if page.file.src_uri == "fake-broker.md":
         markdown = FAULTS.sub(lambda found: f"{faults(found[1])}\n", markdown)
     markdown = DIAGRAM.sub(lambda found: drawn(found[1]), markdown)
-    return markdown.replace("](../examples/", "](examples/")
+    return markdown.replace("](../", "](")
 
 
 def on_page_content(html: str, *, page: Page, **_: object) -> str:
