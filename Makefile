@@ -22,6 +22,7 @@ PYTHON_CACHE ?= $(CURDIR)/.python-versions
 
 # Versions of PySpark to test, and where they are installed; 1 GB each, kept for the next time.
 SPARK_VERSIONS := 4.0 4.1 4.2 4.3
+SPARK_OLDEST := 'pyspark[connect]==4.0.0' pyarrow==15.0.0 'numpy<2'
 SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
 # `RECORD=1` writes into tests/packaging/support.json which versions a target was run on.
@@ -36,12 +37,13 @@ BROKERS := tests/chaos tests/clients tests/facts tests/rabbit tests/surroundings
 CLI := tests/cli
 DOCS := tests/demo tests/docs tests/packaging
 OUTBOX := tests/outbox tests/fuzz
+EXTRAS := -m soak tests/packaging/test_installed.py
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 SLOW := --ignore=tests/transport/test_other_pikas.py --deselect=tests/core/test_confirms_model.py::test_a_long_random_run \
 	--deselect=tests/relay/test_pauses.py::test_many_fresh_messages_go_soon_and_those_that_were_sent_ever_more_slowly
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons python-trixie python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-cli test-docs test-outbox test-others test-simulation test-spark test-site demo flights soak bench go-newest mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres postgres-versions prometheus fuse xfs chromium servers pythons extras python-trixie python-sid lowest spark-versions client-table java clean
 
 # Six at once on two cores, which then have work all the time. The long ones start first, and with them what mostly waits:
 # the alerts of tests/observe; the short ones that never wait fill both cores at the end.
@@ -239,6 +241,11 @@ pythons: $(PYTHONS:%=python-%) python-sid
 
 $(PYTHONS:%=python-%) python-3.14: python-%: $(PYTHON_CACHE)/%/.installed rabbitmq postgres prometheus fuse java
 	$(call recorded,$@) $(<D)/bin/pytest --ignore=tests/spark
+	$(call recorded,extras $*) $(<D)/bin/pytest $(EXTRAS)
+
+# The wheel, alone and with each extra, in environments of their own.
+extras: .venv/.installed postgres java
+	$(call recorded,$@ 3.11) $(BIN)/pytest $(EXTRAS)
 
 # Python and RabbitMQ of another Debian, in a chroot with this directory in it: 3.13 with 4.0, and the newest of both.
 python-trixie: python = python-3.13
@@ -267,7 +274,7 @@ $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.install
 		pytest-xdist pyyaml requests uvloop
 	@touch $@
 
-# The Spark tests with each PySpark that the sink supports, in its newest patch, with Spark Connect.
+# The Spark tests with each PySpark that the sink supports, with Spark Connect: the oldest, and the newest patch of others.
 spark-versions: $(SPARK_VERSIONS:%=spark-%)
 
 $(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq postgres java
@@ -275,7 +282,7 @@ $(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq postg
 
 $(SPARK_CACHE)/%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet -e '.[encryption,observe,postgres,spark]' 'pyspark[connect]~=$*.0' \
+	$(@D)/bin/pip install --quiet -e '.[encryption,observe,postgres,spark]' $(if $(filter 4.0,$*),$(SPARK_OLDEST),'pyspark[connect]~=$*.0') \
 		hatchling hypothesis pytest pytest-randomly pytest-timeout pyyaml
 	@touch $@
 

@@ -108,6 +108,20 @@ def test_a_page_installs_what_it_imports(name: str) -> None:
     assert imported - sys.stdlib_module_names - installed == set()
 
 
+def test_the_command_that_installs_has_one_wording() -> None:
+    """Until there is a package: in a clone. Once there is one, all of them change together."""
+    lines = [
+        line
+        for page in (ROOT / "docs").glob("*.md")
+        for line in page.read_text().splitlines()
+        if line.startswith(("$ pip install", "pip install"))
+    ]
+    assert len(lines) >= 9
+    where = "        # in a clone of the repository"
+    wording = re.compile(rf"\$ pip install '\.\[[\w,]+\]'[\w ]*{where}(?:; with PostgreSQL .*)?")
+    assert [line for line in lines if not wording.fullmatch(line)] == []
+
+
 def test_an_extra_brings_what_its_integration_imports() -> None:
     """SQLAlchemy installs greenlet, which its asyncio needs, only with an extra of its own."""
     assert Requirement(OPTIONAL["sqlalchemy"][0]).extras == {"asyncio"}

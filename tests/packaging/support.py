@@ -17,11 +17,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import packages_distributions, requires, version
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT: Final = Path(__file__).parents[2]
 RECORD: Final = Path(__file__).with_name("support.json")
@@ -31,22 +34,24 @@ VARIABLE: Final = "RELIABLEPUB_RECORD"
 PARTS: Final = "RELIABLEPUB_RECORD_PARTS"
 """The directory where each run of a target that has several leaves how many tests have passed."""
 BEGIN, END = "<!-- what ran -->\n", "<!-- end of what ran -->\n"
-LIBRARIES: Final = (
-    *("pika", "aio-pika", "psycopg", "pyspark", "celery", "django", "sqlalchemy", "starlette"),
-    *("dramatiq", "taskiq"),
-)
 SERVERS: Final = {
-    "RabbitMQ": ("RELIABLEPUB_TEST_RABBITMQ_ROOT", "rabbitmq-server"),
-    "PostgreSQL": ("RELIABLEPUB_TEST_POSTGRES_ROOT", "postgresql-[0-9]*"),
+    "RabbitMQ": ("rabbit", "RELIABLEPUB_TEST_RABBITMQ_ROOT", "rabbitmq-server"),
+    "PostgreSQL": ("postgres", "RELIABLEPUB_TEST_POSTGRES_ROOT", "postgresql-[0-9]*"),
 }
-"""Debian's packages, and the variable that names the directory of another Debian."""
+"""The mark of the tests that use one, the variable that names the directory of another Debian, and
+Debian's package."""
 
 
-def _installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+def _libraries() -> dict[str, str]:
+    """The libraries that this project asks for, as far as this process has imported them."""
+    asked = {canonicalize_name(Requirement(one).name) for one in requires("reliablepub") or ()}
+    imported = {
+        canonicalize_name(name)
+        for module, names in packages_distributions().items()
+        if module in sys.modules
+        for name in names
+    }
+    return {name: version(name) for name in sorted(asked & imported)}
 
 
 def _server(variable: str, package: str) -> str:
@@ -65,19 +70,18 @@ def _server(variable: str, package: str) -> str:
     return max(line.partition("-")[0].rpartition(":")[2] for line in found.splitlines())
 
 
-def found() -> dict[str, str]:
-    """The versions of what a run here uses."""
-    servers = {name: _server(*where) for name, where in SERVERS.items()}
-    libraries = {name: _installed(name) for name in LIBRARIES}
+def found(marks: set[str]) -> dict[str, str]:
+    """The versions of what a run here has used; `marks` are those of its tests."""
+    servers = {name: _server(*where) for name, (mark, *where) in SERVERS.items() if mark in marks}
     versions = {"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version}
-    return {name: text for name, text in (versions | servers | libraries).items() if text}
+    return versions | servers | _libraries()
 
 
-def record(target: str, passed: int) -> None:
+def record(target: str, passed: int, versions: dict[str, str]) -> None:
     """Write down that a run has passed."""
     today = datetime.now(UTC).date().isoformat()
     runs: dict[str, dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
-    runs[target] = {"date": today, "passed": passed, "versions": found()}
+    runs[target] = {"date": today, "passed": passed, "versions": versions}
     RECORD.write_text(json.dumps(dict(sorted(runs.items())), indent=1) + "\n", encoding="utf-8")
 
 
@@ -86,30 +90,41 @@ def finished(session: pytest.Session, status: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if status != pytest.ExitCode.OK or reporter is None:
         return
+    target, parts = os.environ.get(VARIABLE), os.environ.get(PARTS)
+    if not target and not parts:
+        return
     passed = len(reporter.stats.get("passed", ()))
-    if target := os.environ.get(VARIABLE):
-        record(target, passed)
-    if parts := os.environ.get(PARTS):
-        (Path(parts) / str(os.getpid())).write_text(str(passed))
+    versions = found({mark.name for item in session.items for mark in item.iter_markers()})
+    if target:
+        record(target, passed, versions)
+    if parts:
+        (Path(parts) / str(os.getpid())).write_text(json.dumps([passed, versions]))
 
 
 def record_parts(target: str, parts: Path) -> None:
     """Write down that all runs of a target have passed."""
-    record(target, sum(int(path.read_text()) for path in parts.iterdir()))
+    passed, versions = 0, dict[str, str]()
+    for path in parts.iterdir():
+        of_part, used = json.loads(path.read_text())
+        passed += of_part
+        versions |= used
+    record(target, passed, versions)
 
 
 def rows() -> Iterator[str]:
     runs = json.loads(RECORD.read_text(encoding="utf-8"))
     shown = ("Python", "SQLite", *SERVERS)
-    yield f"| run | {' | '.join(shown)} | libraries | tests passed | on |\n"
-    yield f"|---|{'---|' * len(shown)}---|---:|---|\n"
+    yield f"| run | {' | '.join(shown)} | tests passed | on |\n"
+    yield f"|---|{'---|' * len(shown)}---:|---|\n"
     for target, run in runs.items():
-        versions = run["versions"]
         name, _, which = target.partition(" ")
-        libraries = ", ".join(f"{one} {versions[one]}" for one in LIBRARIES if one in versions)
-        cells = [versions.get(one, "") for one in shown]
-        cells = [f"`make {name}`{which and f' on {which}'}", *cells, libraries]
+        cells = [run["versions"].get(one, "") for one in shown]
+        cells = [f"`make {name}`{which and f' on {which}'}", *cells]
         yield f"| {' | '.join(cells)} | {run['passed']} | {run['date']} |\n"
+    yield "\n| library | versions that ran |\n|---|---|\n"
+    for library in sorted({name for run in runs.values() for name in run["versions"]} - {*shown}):
+        ran = {run["versions"].get(library, "") for run in runs.values()} - {""}
+        yield f"| {library} | {', '.join(sorted(ran, key=Version))} |\n"
 
 
 def page(text: str) -> str:

@@ -1,5 +1,6 @@
 """`.ci/github`, what GitHub reads once it is copied to `.github`, and action.yml."""
 
+import os
 import re
 import subprocess
 import sys
@@ -66,6 +67,17 @@ def test_a_change_passes_what_the_makefile_and_the_folder_have() -> None:
     assert (ROOT / ci["jobs"]["test"]["steps"][-1]["run"]).is_file()
 
 
+def test_a_change_passes_on_each_python_that_is_supported() -> None:
+    ci = yaml.safe_load((GITHUB / "workflows" / "ci.yml").read_text())
+    versions = ci["jobs"]["pythons"]["strategy"]["matrix"]["python"]
+    supported = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert ["3.11", *versions] == supported, "the other job has Debian 12's"
+    makefile = (ROOT / "Makefile").read_text()
+    others = re.findall(r"^PYTHONS := (.*)$", makefile, re.MULTILINE)[0].split()
+    assert {*others, "3.14"} == {*versions}
+    assert "\n$(PYTHONS:%=python-%) python-3.14: " in makefile
+
+
 def test_what_did_not_pass_is_not_published() -> None:
     assert (GITHUB / "workflows" / Path(PUBLISH["test"]["uses"]).name).is_file()
     assert PUBLISH["build"]["needs"] == "test"
@@ -103,17 +115,30 @@ def test_each_image_that_can_be_built_is_published() -> None:
 
 def test_an_image_is_attested_by_the_digest_that_was_pushed(tmp_path: Path) -> None:
     docker = tmp_path / "docker"
-    docker.write_text('#!/bin/sh\n[ "$1" != inspect ] || echo "$4@sha256:77"\n')
+    pushed = tmp_path / "pushed.json"
+    docker.write_text(f'#!/bin/sh\n[ "$2" != build ] || echo "$@" >{tmp_path}/built\n')
+    pushed.write_text('{"containerimage.digest": "sha256:77"}')
     docker.chmod(0o755)
     output = tmp_path / "output"
     given = {"OWNER": "Acme", "IMAGE": "reliablepub", "TARGET": "relay", "TAG": "v1", "ACTOR": "me"}
-    environment = given | {"TOKEN": "t", "GITHUB_OUTPUT": str(output), "PATH": f"{tmp_path}:/bin"}
+    environment = given | {
+        "TOKEN": "t",
+        "GITHUB_OUTPUT": str(output),
+        "PATH": f"{tmp_path}:{os.defpath}",
+    }
     subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", runs("images")[-1]], env=environment, check=True
+        ["bash", "-eo", "pipefail", "-c", runs("images")[-1]],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
     )
-    pushed = dict(line.split("=", 1) for line in output.read_text().splitlines())
-    assert pushed["name"] == "ghcr.io/acme/reliablepub", "a registry takes lower case only"
-    assert pushed["digest"].endswith("sha256:77")
+    built = (tmp_path / "built").read_text()
+    assert "--tag ghcr.io/acme/reliablepub:v1 " in built, "a registry takes lower case only"
+    assert {"--sbom=true", "--push", f"--metadata-file {pushed.name}"} <= set(
+        re.findall(r"--\S+(?: pushed\S+)?", built)
+    )
+    told = dict(line.split("=", 1) for line in output.read_text().splitlines())
+    assert told == {"name": "ghcr.io/acme/reliablepub", "digest": "sha256:77"}
     attested = uses("images", "actions/attest@")
     assert attested["subject-name"] == "${{ steps.push.outputs.name }}"
     assert attested["subject-digest"] == "${{ steps.push.outputs.digest }}"

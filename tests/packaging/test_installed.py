@@ -1,6 +1,7 @@
 """The wheel in environments of its own, alone and with each extra: installed, used, typed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,14 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from reliablepub import Outbox
 from tests.docs.licenses import EXTRAS
 from tests.packaging.conftest import Built
 
 pytestmark = pytest.mark.timeout(1200)
 
 HERE = Path(__file__).parent
-LOCK = HERE.parent.parent / ".ci" / "lock"
+ROOT = HERE.parent.parent
+LOCK = ROOT / ".ci" / "lock"
+PAGES = {
+    path.stem: found[1]
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if (found := re.search(r"^\$ (pip install '\..*)$", path.read_text(), re.MULTILINE))
+}
+STORED = "stored.db"
 SMOKE = {
+    "": "",
     "aio": """
 import asyncio, aio_pika
 from reliablepub import AsyncPublisher
@@ -48,6 +58,101 @@ with FakeBroker() as broker:
     with Publisher(broker.url, outbox="observed.db", hooks=[metrics]) as publisher:
         publisher.publish(b"...", routing_key="q").result(timeout_s=60)
 assert b"reliablepub" in prometheus_client.generate_latest()
+""",
+    "celery": """
+import celery
+from reliablepub import Outbox
+from reliablepub.integrations.celery import use_outbox
+app = celery.Celery("shop", broker="amqp://guest:guest@localhost/")
+use_outbox(app, Outbox("stored.db"))
+app.send_task("send_invoice", [1])
+""",
+    "dashboard": r"""
+import re, subprocess, urllib.request
+from reliablepub import Outbox
+Outbox("stored.db").enqueue(b"...", routing_key="q")
+command = ["reliablepub", "dashboard", "--outbox", "stored.db", "--port", "0"]
+with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as served:
+    try:
+        url = re.search(r"http://\S+", served.stderr.readline())[0]
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert b"stored.db" in browser.open(url).read()
+    finally:
+        served.terminate()
+""",
+    "django": """
+import django
+from django.conf import settings
+from django.core.management import call_command
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "stored.db"}
+database["OPTIONS"] = {"transaction_mode": "IMMEDIATE"}
+settings.configure(
+    DATABASES={"default": database},
+    INSTALLED_APPS=["reliablepub.integrations.django"],
+    RELIABLEPUB={"URL": "amqp://guest:guest@localhost/"},
+)
+django.setup()
+call_command("migrate", verbosity=0)
+from reliablepub import Message
+from reliablepub.integrations.django import DjangoOutbox
+DjangoOutbox().enqueue(Message(b"...", routing_key="q"))
+""",
+    "dramatiq": """
+import dramatiq
+from reliablepub import Outbox
+from reliablepub.integrations.dramatiq import OutboxBroker
+dramatiq.set_broker(OutboxBroker(Outbox("stored.db"), url="amqp://guest:guest@localhost/"))
+@dramatiq.actor
+def send_invoice(order): ...
+send_invoice.send(1)
+""",
+    "fastapi": """
+import asyncio
+from starlette.applications import Starlette
+from reliablepub import AsyncPublisher
+from reliablepub.integrations.starlette import lifespan
+publisher = None
+def new():
+    global publisher
+    publisher = AsyncPublisher("amqp://127.0.0.1:1/", outbox="stored.db", close_timeout_s=0)
+    return publisher
+app = Starlette(lifespan=lifespan(new))
+async def main():
+    async with app.router.lifespan_context(app):
+        await publisher.publish(b"...", routing_key="q")
+asyncio.run(main())
+""",
+    "postgres": """
+import sys
+from reliablepub import Outbox
+outbox = Outbox(sys.argv[1])
+outbox.create()
+outbox.enqueue(b"...", routing_key="q")
+assert outbox.status().open == 1
+""",
+    "sqlalchemy": """
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from reliablepub import Message, Outbox
+from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transactions
+engine = create_engine("sqlite:///stored.db")
+immediate_transactions(engine)
+outbox = SessionOutbox(Outbox("stored.db"))
+with Session(engine) as session, session.begin():
+    outbox.enqueue(Message(b"...", routing_key="q"), within=session)
+""",
+    "taskiq": """
+import asyncio
+from reliablepub import Outbox
+from reliablepub.integrations.taskiq import OutboxBroker
+tasks = OutboxBroker(Outbox("stored.db"), url="amqp://guest:guest@localhost/")
+@tasks.task(task_name="send_mail")
+async def send_mail(order): ...
+async def main():
+    await tasks.startup()
+    await send_mail.kiq(1)
+    await tasks.shutdown()
+asyncio.run(main())
 """,
     "spark": """
 from pyspark.sql import SparkSession
@@ -119,15 +224,29 @@ def test_the_source_distribution_runs_every_command(built: Built, bare: Environm
 
 @pytest.mark.soak
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_the_wheel_works_with(extra: str, built: Built, tmp_path: Path) -> None:
+def test_the_wheel_works_with(
+    extra: str, built: Built, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     environment = Environment(tmp_path)
     environment.install(f"{built.wheel}[{extra}]" if extra else str(built.wheel))
     environment.use_everything()
-    environment.run("python", "-c", SMOKE.get(extra, ""))
+    url = [request.getfixturevalue("postgres_url")] if extra == "postgres" else []
+    environment.run("python", "-c", SMOKE[extra], *url)
+    if (tmp_path / STORED).exists():
+        assert Outbox(tmp_path / STORED).status().open == 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("page", PAGES)
+def test_in_a_clone_the_first_command_of_a_page_installs_it(page: str, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), tmp_path / "clone"], check=True)
+    environment.run("bash", "-ec", f"cd clone; {PAGES[page]}")
+    environment.use_everything()
 
 
 def version() -> str:
-    project = HERE.parent.parent / "pyproject.toml"
+    project = ROOT / "pyproject.toml"
     (line,) = (line for line in project.read_text().splitlines() if line.startswith("version = "))
     return line.split('"')[1]
 

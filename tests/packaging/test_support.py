@@ -69,12 +69,15 @@ def test_the_last_run_of_a_target_is_recorded(
     path = tmp_path / "support.json"
     path.write_text('{"python-3.9": {"date": "2020-01-01", "passed": 5, "versions": {}}}')
     monkeypatch.setattr(support, "RECORD", path)
-    support.record("rabbitmq-versions sid", 3)
-    support.record("rabbitmq-versions sid", 4)
-    support.record("python-3.9", 2)
+    versions = support.found({"rabbit"})
+    support.record("rabbitmq-versions sid", 3, versions)
+    support.record("rabbitmq-versions sid", 4, versions)
+    support.record("python-3.9", 2, versions)
     runs = json.loads(path.read_text())
     assert [run["passed"] for run in runs.values()] == [2, 4]
     assert runs["python-3.9"]["versions"]["pika"]
+    assert runs["python-3.9"]["versions"]["RabbitMQ"]
+    assert "PostgreSQL" not in runs["python-3.9"]["versions"], "no test used it"
     assert "| `make rabbitmq-versions` on sid | " in "".join(support.rows())
 
 

@@ -63,6 +63,10 @@ class Failed(AssertionError):
         )
         self.report = report
 
+    def __reduce__(self) -> tuple[type[AssertionError], tuple[object, ...]]:
+        """For the process that has ordered the run: the text."""
+        return AssertionError, self.args
+
 
 def run(seed: int, database: str | None = None) -> Report:
     """Run one schedule.
