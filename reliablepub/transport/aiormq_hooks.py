@@ -100,7 +100,7 @@ def read_any_reply_text() -> None:
             methods[own.index] = ours
 
 
-TESTED_VERSIONS: Final = ("7.2.2", "7.2.3", "7.2.4")
+TESTED_VERSION: Final = "7.2.4"
 FOUND_VERSION: Final = version("aiormq")  # reads a file, so not on the application's event loop
 
 _BASIC_PUBLISH: Final = (60, 40)
@@ -468,11 +468,11 @@ def failure() -> str:
 
 def untested() -> str:
     """Why this version of aiormq cannot be used; empty if it can."""
-    if FOUND_VERSION in TESTED_VERSIONS:
+    if FOUND_VERSION == TESTED_VERSION:
         return failure()
     return (
-        f"aiormq is {FOUND_VERSION}; tested versions are {', '.join(TESTED_VERSIONS)}: "
-        f"pip install aiormq=={TESTED_VERSIONS[-1]}, or give a URL instead of a connection"
+        f"aiormq is {FOUND_VERSION}; the tested version is {TESTED_VERSION}: "
+        f"pip install aiormq=={TESTED_VERSION}, or give a URL instead of a connection"
     )
 
 

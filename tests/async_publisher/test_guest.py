@@ -87,9 +87,9 @@ async def test_a_connection_of_another_loop_is_refused(broker: FakeBroker) -> No
 async def test_an_aiormq_that_was_never_tested_is_refused_by_name(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.transport.aiormq_hooks.TESTED_VERSIONS", ("1.0.0",))
+    monkeypatch.setattr("reliablepub.transport.aiormq_hooks.TESTED_VERSION", "1.0.0")
     async with host(broker.url) as connection:
-        with pytest.raises(ConfigurationError, match=r"tested versions are 1\.0\.0: pip"):
+        with pytest.raises(ConfigurationError, match=r"the tested version is 1\.0\.0: pip"):
             AsyncPublisher(connection=connection, outbox=None)
 
 

@@ -266,7 +266,7 @@ def test_only_what_was_tested_is_recognized(monkeypatch: pytest.MonkeyPatch) -> 
     assert "differs from the tested one" in str(problem(host))
     monkeypatch.setattr("reliablepub.transport.aiormq_hooks.FOUND_VERSION", "7.2.5")
     assert str(problem(host)).startswith(
-        "aiormq is 7.2.5; tested versions are 7.2.2, 7.2.3, 7.2.4: pip install"
+        "aiormq is 7.2.5; the tested version is 7.2.4: pip install aiormq==7.2.4"
     )
 
 
