@@ -361,8 +361,6 @@ class Session(Generic[K]):
             self._passed(ended, now)
         if lane is self._quarantine:
             self._next_suspects()
-        elif lane is self._retiring and lane.newest_at() <= self._late_before:
-            self._end_retiring()
 
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
         self._evidence.heard()
@@ -552,10 +550,13 @@ class Session(Generic[K]):
 
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer will be overdue, unless the broker blocks us first."""
+        is_retiring = lane is self._retiring and lane.ledger is not None
+        if is_retiring and lane.newest_at() <= self._late_before:
+            return -inf  # only late ones are left; further confirms may have arrived by now
         since = lane.owed_since
         if since is None or not self._can_write:
             return None
-        if lane is self._retiring:  # its oldest is overdue already
+        if is_retiring:  # its oldest is overdue already
             since = max(lane.newest_at(), lane.leaving_until)
         return self._clock.due_at(since + self._confirm_timeout_s * self._patience)
 

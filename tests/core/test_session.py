@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from math import inf
 from typing import Self
 
 import pytest
@@ -525,20 +526,28 @@ def test_what_is_not_overdue_is_confirmed_on_its_channel() -> None:
     client = retiring()
     assert client.hears(AckedEach(1, [3]), Acked(2, 1, multiple=False)).took() == []
     client.hears(Acked(1, 4, multiple=False))
-    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
+    assert client.waits(0).took() == [CloseChannel(1, "no confirm within 30 s")]
     assert client.kinds() == "c:confirmed e:confirmed d:confirmed a:uncertain"
     assert client.writes() == "2.2:a"
 
 
 def test_a_run_of_single_confirms_may_be_the_last_of_a_retiring_channel() -> None:
-    client = retiring()
-    assert client.hears(AckedEach(1, [3, 4])).took() == [CloseChannel(1, "no confirm within 30 s")]
+    client = retiring().hears(AckedEach(1, [3, 4])).waits(0)
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
     assert client.kinds() == "c:confirmed d:confirmed a:uncertain"
+
+
+def test_a_late_confirm_may_arrive_together_with_the_last_of_a_retiring_channel() -> None:
+    client = retiring().hears(AckedEach(1, [3, 4]))
+    assert client.session.poll_timeout() == -inf
+    client.hears(Acked(1, 1, multiple=False)).waits(0)
+    assert client.kinds() == "c:confirmed d:confirmed a:confirmed"
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
 
 
 def test_a_late_message_that_is_confirmed_after_all_is_not_sent_again() -> None:
     client = retiring().hears(Acked(1, 1, multiple=False), Acked(1, 4, multiple=True))
-    assert client.took() == [CloseChannel(1, "no confirm within 30 s")]
+    assert client.waits(0).took() == [CloseChannel(1, "no confirm within 30 s")]
     assert client.kinds() == "a:confirmed c:confirmed d:confirmed"
     assert client.session.in_flight == 1
 
