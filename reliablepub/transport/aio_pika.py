@@ -89,6 +89,8 @@ class Guest:
         self._is_wanted = True
         if self._timer is None:
             self._look()
+        if self._is_wanted and self._seen is None:  # else its end has told why
+            self._tell(ConnectionLost("the application's connection is not open"))
 
     def disconnect(self, reason: str) -> None:
         """Close all channels, but not the connection; `ConnectionLost` follows."""
@@ -248,8 +250,10 @@ def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | 
     why = f"{where}{': ' if where else ''}the application's connection is lost"
     closing = connection.closing
     error = closing.exception() if closing.done() and not closing.cancelled() else None
-    if error is None:
-        return why, None
+    if error is None or isinstance(error, asyncio.CancelledError):
+        # aiormq has ended its own tasks, because the broker was silent or the application closed it
+        is_silent = getattr(connection, "is_connection_was_stuck", False)
+        return why + ": no heartbeats arrived" * is_silent, None
     text = str(error) or type(error).__name__
     is_channel = "number of channels opened" in text
     close = ConnectionClose(_NOT_ALLOWED, text) if is_channel else None

@@ -377,6 +377,7 @@ class GuestChannel:
             if handle is not None:
                 handle(item[1])
         except Exception as error:  # noqa: BLE001 - must not reach aiormq's reader
+            self._on = {}  # the frame may have been a return, whose ack must confirm nothing
             _note_failure("reading", error)
 
     # ------------------------------------------------------------------ frames

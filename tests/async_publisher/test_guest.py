@@ -138,8 +138,9 @@ async def test_a_hook_that_fails_is_the_last_and_the_connection_goes_on(
                 monkeypatch.setattr(GuestChannels, name, property(fail))
             else:
                 monkeypatch.setattr(GuestChannels, name, fail)
-            await publisher.publish(b"ours too", routing_key="nowhere")
+            receipt = await publisher.publish(b"ours too", routing_key="nowhere")
             await until_async(lambda: "a hook failed" in publisher.status.reason)
+            assert not receipt.is_settled, "what was returned is not confirmed"
         message = aio_pika.Message(b"theirs")
         await theirs.default_exchange.publish(message, "q")
         with pytest.raises(ConfigurationError, match="a hook failed"):
@@ -360,9 +361,36 @@ async def test_the_broker_s_reason_is_told_although_aiormq_knows_it_later(
 
 
 @in_each_loop
+async def test_opened_while_the_connection_is_down_it_says_so_and_goes_on(
+    broker: FakeBroker, path: Path
+) -> None:
+    async with host(broker.url) as connection:
+        broker.stop()
+        await until_async(lambda: connection.transport is None)
+        async with AsyncPublisher(connection=connection, outbox=path) as publisher:
+            receipt = await publisher.publish(b"0", routing_key="q")
+            await until_async(lambda: "connection is not open" in publisher.status.reason)
+            broker.start()
+            await receipt.result(60)
+            assert publisher.status.connects == 1
+
+
+@in_each_loop
+async def test_a_broker_that_is_silent_is_told_as_that(broker: FakeBroker, path: Path) -> None:
+    async with (
+        host(f"{broker.url}?heartbeat=1") as connection,
+        AsyncPublisher(connection=connection, outbox=path, close_timeout_s=0) as publisher,
+    ):
+        await (await publisher.publish(b"0", routing_key="q"))
+        broker.freeze()
+        await until_async(lambda: "no heartbeats arrived" in publisher.status.reason)
+
+
+@in_each_loop
 async def test_a_connection_that_nobody_closes_is_lost_too(broker: FakeBroker, path: Path) -> None:
     async with host(broker.url) as connection:
         publisher = await AsyncPublisher(connection=connection, outbox=path).open()
+        await (await publisher.publish(b"0", routing_key="q"))
         for _ in range(5):  # aiormq's tasks, and those by which it closes
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
