@@ -59,6 +59,7 @@ _RESTORE_S: Final = 1.0
 """How long the application's channels come first on a new connection. Then ours are opened anyway:
 a reconnect callback, which aio-pika waits for, may wait for one of our confirms."""
 _NOT_ALLOWED: Final = 530
+_ALARM: Final = "an alarm of the broker, such as memory or disk; aiormq does not tell which"
 
 
 class Guest:
@@ -229,7 +230,7 @@ class Guest:
         assert self._home is not None
         if self._home.is_blocked != self._is_blocked:
             self._is_blocked = not self._is_blocked
-            self._tell(Blocked("aiormq does not tell why") if self._is_blocked else Unblocked())
+            self._tell(Blocked(_ALARM) if self._is_blocked else Unblocked())
 
     def _lose(self, reason: str, close: ConnectionClose | None = None) -> None:
         self.channels.clear()
