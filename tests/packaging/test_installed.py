@@ -177,7 +177,7 @@ class Environment:
         # Neither this checkout nor its environment may be seen from there.
         self._variables = {
             name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
-        } | {"PATH": f"{self._bin}:{os.environ['PATH']}"}
+        } | {"PATH": f"{self._bin}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
         self.run(sys.executable, "-m", "venv", str(folder / "venv"))
 
     def run(self, command: str, *arguments: str, is_checked: bool = True) -> str:
@@ -242,7 +242,7 @@ def test_in_the_sources_the_first_command_of_a_page_installs_it(
     page: str, built: Built, tmp_path: Path
 ) -> None:
     environment = Environment(tmp_path)
-    shutil.unpack_archive(built.sdist, tmp_path)  # as a clone has them
+    environment.run("tar", "-xf", str(built.sdist))  # as a clone has them
     environment.run("bash", "-ec", f"cd {built.sdist.name.removesuffix('.tar.gz')}; {PAGES[page]}")
     environment.use_everything()
 

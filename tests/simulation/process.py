@@ -23,7 +23,7 @@ from reliablepub.errors import (
     Withdrawn,
 )
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry, Snapshot, Store
+from reliablepub.outbox.entry import Changes, Entry, RunEnded, Snapshot, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -400,7 +400,7 @@ class Process:
         self._turn_at = None
         try:
             wait_s = self._take_turn(is_flushing=self.is_flushing)
-        except Killed:
+        except (Killed, RunEnded):  # a relay that begins anew in its process: here, in another one
             self.die()
             return
         if wait_s is not None:
