@@ -131,9 +131,8 @@ class Paused:
             or are parked or discarded by an operator are counted until the next probe.
         user_id: the ``user_id`` whose messages wait, whatever their exchange; None if an exchange
             is paused.
-        gives_up_at: when the retry policy gives up the first of these messages, unless the
-            destination accepts them earlier; wall clock, seconds since 1970. None if the budget is
-            not a time.
+        gives_up_at: when the budget of the first of these messages ends: it is given up if the next
+            probe is refused, too. Wall clock, seconds since 1970; None if the budget is not a time.
     """
 
     exchange: str
