@@ -323,6 +323,6 @@ def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
     gives_up_at = row.get("gives_up_at")
     if gives_up_at is not None:
         left_s = gives_up_at - now
-        when = f"in {age(left_s)}, unless this ends" if left_s >= 1 else "when probed, the oldest first"
+        when = f"in {age(left_s)}, unless this ends" if left_s >= 1 else "when probed"
         said += f"; given up {when}"
     return one_line(said)
