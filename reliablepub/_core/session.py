@@ -174,7 +174,7 @@ class Session(Generic[K]):
     ) -> None:
         self._rate = rate
         self.rate_max: Final = None if rate is None else rate.per_s
-        self.window: Final = Window(window_min or window_max, window_max)
+        self.window: Window = Window(window_min or window_max, window_max)
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
         self._patience = 1
