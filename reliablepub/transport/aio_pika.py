@@ -76,7 +76,7 @@ class Guest:
         self._is_connected = False
         self._is_blocked = False
         self._look_at = 0.0
-        self._ended_at = 0.0  # the last time that the connection was seen open
+        self._open_at = 0.0  # when the connection was last seen open
         self._seen: AbstractConnection | None = None
         self._attempts = self._attempts_before = 0
         self._restored_by = 0.0
@@ -172,8 +172,8 @@ class Guest:
         """Whether a connection has ended, and aiormq knows why or does not close it either."""
         now = self._host.loop.time()
         if connection.is_opened:
-            self._ended_at = now
-        return connection.is_closed or now >= self._ended_at + _CLOSING_S
+            self._open_at = now
+        return connection.is_closed or now >= self._open_at + _CLOSING_S
 
     def _open_connection(self) -> AbstractConnection | None:
         """The aiormq connection in use; each reconnection of aio-pika's makes a new one."""
