@@ -76,7 +76,7 @@ class Guest:
         self._is_connected = False
         self._is_blocked = False
         self._look_at = 0.0
-        self._open_at = 0.0  # when the connection was last seen open
+        self._open_at = 0.0  # when a connection was last seen open; 0 before the first one
         self._seen: AbstractConnection | None = None
         self._attempts = self._attempts_before = 0
         self._restored_by = 0.0
@@ -90,7 +90,7 @@ class Guest:
         self._is_wanted = True
         if self._timer is None:
             self._look()
-        if self._is_wanted and self._seen is None:  # else its end has told why
+        if self._is_wanted and not self._open_at:  # later, the end of a connection has told why
             self._tell(ConnectionLost("the application's connection is not open"))
 
     def disconnect(self, reason: str) -> None:
@@ -205,6 +205,7 @@ class Guest:
         if self._home is None:
             self._home = GuestChannels(connection, run=self._run, tell=self._hear)
         self._is_connected = True
+        self._open_at = self._host.loop.time()
         self._tell(Connected(_where(connection)))
 
     def _hear(self, event: ChannelEvent) -> None:
@@ -254,7 +255,7 @@ def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | 
     if error is None or isinstance(error, asyncio.CancelledError):
         # aiormq has ended its own tasks, because the broker was silent or the application closed it
         is_silent = getattr(connection, "is_connection_was_stuck", False)
-        return why + ": no heartbeats arrived" * is_silent, None
+        return f"{why}: no heartbeats arrived" if is_silent else why, None
     text = str(error) or type(error).__name__
     is_channel = "number of channels opened" in text
     close = ConnectionClose(_NOT_ALLOWED, text) if is_channel else None

@@ -361,6 +361,21 @@ async def test_the_broker_s_reason_is_told_although_aiormq_knows_it_later(
 
 
 @in_each_loop
+async def test_the_broker_s_reason_stays_while_it_is_away(broker: FakeBroker, path: Path) -> None:
+    async with (
+        host(broker.url) as connection,
+        AsyncPublisher(connection=connection, outbox=path) as publisher,
+    ):
+        await (await publisher.publish(b"0", routing_key="q"))
+        broker.stop()
+        await until_async(lambda: "CONNECTION_FORCED" in publisher.status.reason)
+        await asyncio.sleep(1)  # the relay tries to connect again
+        assert "CONNECTION_FORCED" in publisher.status.reason
+        broker.start()
+        await (await publisher.publish(b"1", routing_key="q"))
+
+
+@in_each_loop
 async def test_opened_while_the_connection_is_down_it_says_so_and_goes_on(
     broker: FakeBroker, path: Path
 ) -> None:
