@@ -16,6 +16,8 @@ from tests.policies import AT_ONCE
 from tests.stores import Where
 from tests.waiting import until
 
+CONNECTS_MAX = 6
+
 
 class Ends:
     """Hears why connections end.
@@ -62,6 +64,7 @@ def test_a_message_that_is_refused_among_good_ones(
         assert (receipt.confirmed, receipt.failed) == (200, 2)
         assert {error.reply_code for error in receipt.failures} == {406}
         ends.check()
+        assert publisher.status.connects <= CONNECTS_MAX
         publisher.publish(b"x", routing_key=queue, message_id="good-200").result(30)
     assert_all_good_arrived(rig.probe, queue, 201)
 
@@ -93,6 +96,7 @@ def test_a_missing_exchange_among_good_ones(rig: Rig, outbox: Where, front_door:
         rig.probe.bind(queue, exchange)
         assert waiting.wait(60).confirmed == 100
         ends.check()
+        assert publisher.status.connects <= CONNECTS_MAX
         assert publisher.status.counters.parked == 0
     arrived = {properties.message_id for _, properties in rig.probe.drain(queue, 500)}
     assert arrived == {f"good-{n}" for n in range(400)} | {f"late-{n}" for n in range(100)}
@@ -131,6 +135,7 @@ def test_a_topology_has_the_channel_first(
     with front_door(url, outbox=outbox, topology=wanted, hooks=[ends]) as publisher:
         publisher.publish(b"x", routing_key=queue).result(60)
         ends.check()
+        assert publisher.status.connects <= CONNECTS_MAX
     assert len(rig.probe.drain(queue, 1)) == 1
 
 
